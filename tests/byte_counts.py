@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fcil_protocol.ids import RoundKey
-from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
 
@@ -20,7 +20,7 @@ def add_bytes(
     run: Any = None,
     round_key: RoundKey | None = None,
     client: Any = None,
-    source: Source = Source.PREDICTED,
+    source: CountSource = CountSource.PREDICTED,
     **sizes: int,
 ) -> None:
     """Add to a flow's count; a round's key names its run too, and sizes not given are 0."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from byte_counts import add_bytes
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
-from fcil_server.ledger.enums import Answer, Cause, Direction, Outcome, RunStatus, Source
+from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, Outcome, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds.classes import ClassRegistry
 
@@ -142,7 +142,7 @@ def _round(ledger: Ledger, clock: Clock, key: RoundKey, state: int) -> int:
             )  # fmt: skip
             add_bytes(
                 ledger, way, Cause.CONNECTION, round_key=key, client=client,
-                source=Source.KERNEL, wire=size + 3_100, link=size + 9_000,
+                source=CountSource.KERNEL, wire=size + 3_100, link=size + 9_000,
                 retransmitted=40 if way is Direction.DOWN else 0,
             )  # fmt: skip
     if (key.task, key.kind, key.round) == (2, "train", 1):

@@ -154,7 +154,7 @@ def export(case: Case) -> dict[str, Any]:
     """Export in every precision; return accuracy and agreement with torch on the test images."""
     from fcil_adapters.contract.registry import load_half
     from fcil_adapters.export.exported_model import Origin
-    from fcil_adapters.export.model_file import Options, export_model
+    from fcil_adapters.export.model_file import ExportOptions, export_model
 
     method, ctx, parts = case.context()
     train, _ = case.images("train")
@@ -166,7 +166,7 @@ def export(case: Case) -> dict[str, Any]:
     for precision in get_args(Precision):
         began = time.monotonic()
         origin = Origin("bench", "bench", ctx.task.index, 0, {})
-        options = Options(precision, force=True)
+        options = ExportOptions(precision, force=True)
         some = train[: CALIBRATION if precision == "int8" else 16]
         info = export_model(method, ctx, parts, origin, case.file(precision), options, some)
         seconds = time.monotonic() - began

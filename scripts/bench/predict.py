@@ -56,8 +56,8 @@ def child(arguments: list[str]) -> None:
     """Measure one way inside this process; JSON on stdout."""
     source, engine, data, folder, threads, batch = arguments
     from fcil_client.membership.enrol import find_enrolled
-    from fcil_client.predict.images import Picture, batches, walk
-    from fcil_client.predict.predict import Current, Means, Wanted, answers, open_file
+    from fcil_client.predict.images import InputImage, batches, walk
+    from fcil_client.predict.predict import Current, Means, PredictionRequest, answers, open_file
 
     means = Means(engine=engine, threads=int(threads), batch=int(batch), device="cpu")
     began = time.perf_counter()
@@ -68,12 +68,12 @@ def child(arguments: list[str]) -> None:
     else:
         ready = open_file(Path(source), means)
     opened = time.perf_counter()
-    pictures = [Picture(str(path)) for path in walk(Path(folder))]
+    pictures = [InputImage(str(path)) for path in walk(Path(folder))]
 
-    def go(some: list[Picture]) -> float:
+    def go(some: list[InputImage]) -> float:
         start = time.perf_counter()
         decoded = batches(some, ready.preprocessing, size=means.batch, threads=means.threads)
-        rows = list(answers(ready, decoded, Wanted()))
+        rows = list(answers(ready, decoded, PredictionRequest()))
         assert len(rows) == len(some)
         return time.perf_counter() - start
 

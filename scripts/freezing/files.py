@@ -15,7 +15,7 @@ from fcil_protocol.payloads.payload import pack
 from fcil_protocol.storage.segment import RecordKind, Segment
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.config import as_file, load
-from fcil_server.ledger.enums import Answer, Cause, Direction, Outcome, Source
+from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, Outcome
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import ByteCount
 from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
@@ -104,7 +104,7 @@ def story(ledger: Ledger) -> str:
         ledger.rounds.close(done, Outcome.DONE, new_state=1, phases={"collect_s": 2.0})
     ledger.rounds.open(going, asked=(CLIENT,), base_state=1)
     sizes = {"tensor": 900, "sealed": 1000, "application": 0, "wire": 1100}
-    flow = (Direction.UP, Cause.UPDATE, Source.PREDICTED)
+    flow = (Direction.UP, Cause.UPDATE, CountSource.PREDICTED)
     ledger.bytes.add([ByteCount(*done, CLIENT, *flow, **sizes)])
     ledger.evaluations.add(RUN, 0, CLIENT, {0: (3, 4), 1: (4, 4)})
     ledger.events.add("info", "test", "an event", run=RUN)

@@ -29,7 +29,7 @@ from fcil_server.lab.experiment import Experiment, Metric, parse
 from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.progress import Show
-from fcil_server.lab.summary import Content, Entry, entries
+from fcil_server.lab.summary import Content, RowSummary, entries
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.run_data import RunData, collect
@@ -183,7 +183,7 @@ class Result:
         return [c.name for c in self._cells if c.name not in self._finished]
 
     @cached_property
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[RowSummary]:
         return entries(self.experiment, self._cells, self._finished)
 
     def table(self, metric: Metric = "faa", *, deviation: bool = False) -> pd.DataFrame:

@@ -280,7 +280,7 @@ def test_answers_and_outcomes_of_a_round_are_listed(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("table_of", "heading"),
     [
-        (session.Session.TABLE, "### 8.1 A client's session"),
+        (session.ClientSession.TABLE, "### 8.1 A client's session"),
         (machine.Round.TABLE, "### 8.2 A round on the server"),
     ],
 )

@@ -21,7 +21,7 @@ from architecture.secret_story import KEY_FILES, key_secrets, tell
 from fcil_client.cli import main as client_cli
 from fcil_client.daemon.client import Client
 from fcil_client.membership.enrol import find
-from fcil_client.rounds.round_work import Options
+from fcil_client.rounds.round_work import ClientOptions
 from fcil_protocol.envelopes import envelope
 from fcil_protocol.envelopes.envelope import ContentKey, Core, open_body, seal, unwrap_key, wrap_key
 from fcil_protocol.errors import FcilError
@@ -189,7 +189,7 @@ async def two_daemons(tmp_path, needles, said):
         folder = write_client(tmp_path / "images", range(4))
         home, enrolment = await asyncio.to_thread(find, folder, None)
         with DirectoryLock.acquire(home.directory, "client"):
-            client = Client(home, enrolment, Options(folder), say=notes.append)
+            client = Client(home, enrolment, ClientOptions(folder), say=notes.append)
             running = asyncio.create_task(client.run())
             try:
                 await heard(server, "update", 2)

@@ -12,7 +12,7 @@ from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.daemon import client as daemon
 from fcil_client.data.inventory import Inventory
 from fcil_client.policy.policy import ALWAYS, Facts
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import open_body, parse_header, unwrap_key
@@ -205,7 +205,7 @@ class Running:
         self.dealer = None
         self.sensors = FakeSensors(facts or Facts())
         self.client = daemon.Client(
-            self.home, enrolment, Options(data, manners=manners), say=self.notes.append,
+            self.home, enrolment, ClientOptions(data, manners=manners), say=self.notes.append,
             make=self._make, sensors=self.sensors,
         )  # fmt: skip
         self.work = self.client._work

@@ -1,6 +1,6 @@
 """Listings without files: what a partition is made of, as fast as it can be had."""
 
-from fcil_adapters.images.sources import Entry, Listing
+from fcil_adapters.images.sources import ImageEntry, Listing
 
 
 def listing(classes, train, test=0, *, layout=True):
@@ -15,5 +15,5 @@ def listing(classes, train, test=0, *, layout=True):
         for name, n in zip(names, counts, strict=True):
             for i in range(n):
                 path = f"{side}/{name}/{i:04d}.png" if layout else f"{name}/{i:04d}.png"
-                entries.append(Entry(path, name, side if layout else None, 100 + i, 7))
+                entries.append(ImageEntry(path, name, side if layout else None, 100 + i, 7))
     return Listing(tuple(entries), ())

@@ -9,7 +9,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.link.handshake import Terms
 from fcil_client.rounds import round_work
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.messages import PartRef
 from fcil_protocol.payloads.payload import Payload
@@ -53,7 +53,7 @@ class Host:
 
 
 def make(home, enrolment, data):
-    work = RoundWork(home, enrolment, KEYS, Options(data))
+    work = RoundWork(home, enrolment, KEYS, ClientOptions(data))
     work._host = Host()
     return work
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.kit import COMPOSE, DEPLOY, documents
 from fcil_server.federation.addresses import DEFAULT_METRICS
-from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.web.metrics.exposition import CATALOGUE, Snapshot, Usage, render
 from fcil_server.web.metrics.totals import TotalsReader
 from sample_run import LIVE, build
@@ -38,7 +38,7 @@ def figures(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
     with TotalsReader(path, clients=5) as reader:
         totals = reader.read()
     # What this ledger lacks: refused messages, and parts that were fetched late.
-    late = (Direction.DOWN, Cause.CATCH_UP, Source.PREDICTED)
+    late = (Direction.DOWN, Cause.CATCH_UP, CountSource.PREDICTED)
     counts = replace(totals.counts, flows={**totals.counts.flows, late: (1, 1, 1, 1, 0, 0)})
     totals = replace(totals, refusals={"stale": 1}, counts=counts)
     usage = {name: Usage(80_000_000, 1.5, 30) for name in ("server", "worker", "metrics")}

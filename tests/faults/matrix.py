@@ -28,7 +28,7 @@ import msgpack
 import numpy as np
 
 from fcil_client.daemon.client import Client
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.state.home import Home
 from fcil_protocol.errors import DiskFull, FcilError, InternalError, WorkerDied
 from fcil_protocol.link.interface import LinkNews
@@ -235,7 +235,7 @@ class InMemory:
         def make(_address, keys, _peer):
             return Line(server.router, keys.public.curve, up, down)
 
-        options = Options(self.folders[name])
+        options = ClientOptions(self.folders[name])
         return Client(home, home.enrolment(), options, say=self._say, make=make)
 
     # --- faults inside ----------------------------------------------------------------------

@@ -294,10 +294,12 @@ def backup_seeds():
     members = {"federation.toml": b"", f"{state}.json": b"{}", f"{state}.safetensors": b"x" * 600}
     for more in ({}, {"keys.sealed": b"fcilpwd1"}):
         out = io.BytesIO()
-        writer = archive.Writer(out, 0.0)
+        writer = archive.ArchiveWriter(out, 0.0)
         for name, data in (members | more).items():
             writer.add(name, data)
-        writer.finish(archive.Manifest("1", 0.0, "f", "n", None, None, bool(more), writer.files))
+        writer.finish(
+            archive.BackupManifest("1", 0.0, "f", "n", None, None, bool(more), writer.files)
+        )
         yield out.getvalue()
 
 

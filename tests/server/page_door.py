@@ -14,11 +14,11 @@ from fcil_server.federation.page_key import KEY_NAME
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.access.sessions import KeyedSessions
-from fcil_server.web.page.app import Pages, Site, make_app
+from fcil_server.web.page.app import Pages, PageSite, make_app
 from fcil_server.web.page.board import Boards
 from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.server import LIMITS
-from fcil_server.web.page.watch import Watch
+from fcil_server.web.page.watch import PageWatch
 from server.web_kit import ask, door, get
 
 KEY = bytes(range(32))
@@ -48,10 +48,12 @@ class Page:
         self.hub = Hub(most)
         self.boards = Boards(directory, self.faults, acts=not read_only)
         greeting = {"read_only": read_only, "version": "1"}
-        self.watch = Watch(self.boards, self.server, self.hub, greeting, self.faults)
+        self.watch = PageWatch(self.boards, self.server, self.hub, greeting, self.faults)
         write_atomic(directory / KEY_NAME, KEY)
         self.keyed = KeyedSessions(directory)
-        self.pages = Pages(Site(directory, read_only=read_only), self.watch, self.hub, self.keyed)
+        self.pages = Pages(
+            PageSite(directory, read_only=read_only), self.watch, self.hub, self.keyed
+        )
         self.app = make_app(self.pages, (), (), self.faults)
         sessions = self.keyed.current()
         self.cookie = f"{sessions.cookie}={sessions.begin()}"

@@ -31,7 +31,7 @@ from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.sessions.byte_meter import Accounts
 from fcil_server.sessions.relay.cache import Cache
-from fcil_server.sessions.relay.home import Record
+from fcil_server.sessions.relay.home import RelayRecord
 from fcil_server.sessions.relay.relay import Relay
 from fcil_server.sessions.relayed import Lanes
 
@@ -211,7 +211,7 @@ class Site:
     def make(self, certificate=None):
         federation = self.center.federation
         known = certificate or federation.certificate
-        record = Record(
+        record = RelayRecord(
             self.id, self.name, federation.id, known.to_bytes().hex(), ("127.0.0.1:7710",), ""
         )
         cache = Cache(self.directory, self.limit)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fcil_server.federation.addresses import Certificate
-from fcil_server.web.http_server import Limits, make_server, open_door
+from fcil_server.federation.addresses import TlsFiles
+from fcil_server.web.http_server import HttpLimits, make_server, open_door
 
-NO_CERTIFICATE = Certificate()
+NO_CERTIFICATE = TlsFiles()
 
 
 @contextlib.asynccontextmanager
 async def door(application, certificate=NO_CERTIFICATE, **limits):
     """Serve an app; yields the port."""
     sock = open_door("127.0.0.1:0")
-    server = make_server(application, certificate, Limits(**limits))
+    server = make_server(application, certificate, HttpLimits(**limits))
     server.capture_signals = contextlib.nullcontext  # they are pytest's
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:

@@ -10,7 +10,7 @@ from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract.registry import load_method
 from fcil_server.federation.config import load
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.enums import Cause, Source
+from fcil_server.ledger.enums import Cause, CountSource
 from fcil_server.reports.traffic.budget import choose, known_settings
 from system.kit import open_ledger, settings, write_client
 
@@ -46,7 +46,12 @@ def test_a_budget_is_kept_over_a_restart_and_by_the_bytes_of_every_round(tmp_pat
         codes = Counter(e.code for e in ledger.events.newest())
         spent: Counter[tuple[object, ...]] = Counter()
         for c in ledger.bytes.all(run.run_id):
-            if c.client and c.task and c.cause not in NO_ROUND and c.source is Source.PREDICTED:
+            if (
+                c.client
+                and c.task
+                and c.cause not in NO_ROUND
+                and c.source is CountSource.PREDICTED
+            ):
                 spent[c.client, c.task, c.kind, c.round] += c.wire
     assert run.hparams["side"] == 4
     assert codes["budget"] == 1

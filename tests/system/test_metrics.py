@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fcil_protocol.errors import LinkError
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.enums import Source, UpdateStatus
+from fcil_server.ledger.enums import CountSource, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -146,7 +146,7 @@ def _is_the_ledgers(federation: LocalFederation, found: dict[tuple[str, ...], fl
     for name in ("tensor", "sealed"):  # nothing more of these comes when the run is done
         shown = sum(v for k, v in found.items() if k[0] == f"fcil_{name}_bytes_total")
         assert shown == sum(getattr(f, name) for f in flows) > 0
-    if any(f.source is Source.KERNEL for f in flows):
+    if any(f.source is CountSource.KERNEL for f in flows):
         assert found["fcil_wire_source_info", "source=kernel"] == 1
         assert found["fcil_kernel_wire_bytes_total", "direction=up"] > 0
 

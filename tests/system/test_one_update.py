@@ -166,7 +166,7 @@ async def way_of_one_update(tmp_path):
     home.drop_outgoing(digest)
 
     # 10: the round decides
-    deciding = machine.Round(machine.Rules(min_clients=1), seed=(1,))
+    deciding = machine.Round(machine.RoundRules(min_clients=1), seed=(1,))
     deciding.handle(machine.Available(client, holds=True, now=0.0))
     [close] = deciding.handle(machine.Updated(client, now=1.0))
     assert close.outcome is Outcome.DONE

@@ -51,7 +51,7 @@ _EXAMPLES = 2
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Settings of an exported file.
 
     Attributes:
@@ -87,7 +87,7 @@ def export_model(
     parts: Mapping[str, Payload],
     origin: Origin,
     target: Path,
-    options: Options = Options(),
+    options: ExportOptions = ExportOptions(),
     images: U8 | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ExportInfo:
@@ -235,7 +235,7 @@ def _info(
     backbone: BackboneInfo,
     classes: tuple[int, ...],
     origin: Origin,
-    options: Options,
+    options: ExportOptions,
     checked: Checked,
 ) -> ExportInfo:
     return ExportInfo.model_validate(

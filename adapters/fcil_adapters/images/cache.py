@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images.decoding import Entry, ImageSource, decode, digest, preprocess
+from fcil_adapters.images.decoding import ImageEntry, ImageSource, decode, digest, preprocess
 from fcil_adapters.resources import machine
 from fcil_protocol.errors import DataError
 
@@ -19,11 +19,11 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 
 
-class Picture(Protocol):
+class HashedImage(Protocol):
     """An image file and the SHA-256 of its content (hex)."""
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> ImageEntry:
         """The image's file in its source."""
         ...
 
@@ -41,13 +41,13 @@ class Shelf:
 
     def __init__(self, preprocessing: Preprocessing, memory_bytes: int, threads: int = 0) -> None:
         """Decode with ``threads`` threads (0: one per core, at most 8); keep ``memory_bytes``."""
-        self.kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
+        self.kept = _DecodedImages(memory_bytes // (3 * preprocessing.size**2))
         self.pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
 
     def close(self) -> None:
         """Release threads and memory."""
         self.pool.shutdown(cancel_futures=True)
-        self.kept = _Kept(0)
+        self.kept = _DecodedImages(0)
 
 
 class ImageStore:
@@ -56,8 +56,8 @@ class ImageStore:
     Attributes:
         source: reads the files; may be replaced by a newer listing of the same images.
         faults: one sentence per image that vanished, changed or broke since it was listed.
-        alive: called for every image decoded for a `Door`, and at every request for images; a
-            worker uses it to report progress to its daemon.
+        alive: called for every image decoded for a `CachedImages`, and at every request for images;
+            a worker uses it to report progress to its daemon.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ImageStore:
         self._owns = shelf is None
 
     @property
-    def _kept(self) -> _Kept:
+    def _kept(self) -> _DecodedImages:
         return self._shelf.kept
 
     def close(self) -> None:
@@ -87,14 +87,14 @@ class ImageStore:
             self._shelf.close()
         self.source.close()
 
-    def door(self, wanted: Sequence[tuple[Picture, int]]) -> Door:
+    def door(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
         """Open labelled images; missing or changed ones are left out and named in the faults."""
         good = self._warm([picture for picture, _ in wanted])
         pairs = [pair for pair, fine in zip(wanted, good, strict=True) if fine]
         labels = np.array([label for _, label in pairs], dtype=np.int64)
-        return Door(self, [picture for picture, _ in pairs], labels)
+        return CachedImages(self, [picture for picture, _ in pairs], labels)
 
-    def _warm(self, pictures: Sequence[Picture]) -> list[bool]:
+    def _warm(self, pictures: Sequence[HashedImage]) -> list[bool]:
         """Decode as many as fit, and check that the rest still exist."""
         self._kept.next_door()
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
@@ -108,7 +108,7 @@ class ImageStore:
                 self._kept.put(one, array)
         return [self._kept.has(i.digest) or self._still_there(i, room) for i in pictures]
 
-    def _still_there(self, picture: Picture, tried: set[str]) -> bool:
+    def _still_there(self, picture: HashedImage, tried: set[str]) -> bool:
         if picture.digest in tried:
             return False
         if self.source.unchanged(picture.entry):
@@ -116,7 +116,7 @@ class ImageStore:
         self._fault(f"image {picture.entry.name!r} is gone or changed since it was listed.")
         return False
 
-    def arrays(self, pictures: Sequence[Picture]) -> list[U8 | None]:
+    def arrays(self, pictures: Sequence[HashedImage]) -> list[U8 | None]:
         """Return decoded images (S, S, 3), kept or decoded now; None for unreadable ones."""
         self.alive()
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
@@ -126,7 +126,7 @@ class ImageStore:
         )
         return [found[i.digest] for i in pictures]
 
-    def _decode(self, picture: Picture) -> U8 | None:
+    def _decode(self, picture: HashedImage) -> U8 | None:
         try:
             data = self.source.read(picture.entry)
             if digest(data).hex() == picture.digest:
@@ -145,10 +145,10 @@ def _nobody() -> None:
     return None
 
 
-class Door:
+class CachedImages:
     """An `ImageSet`: labelled images in a fixed order."""
 
-    def __init__(self, store: ImageStore, pictures: Sequence[Picture], labels: I64) -> None:
+    def __init__(self, store: ImageStore, pictures: Sequence[HashedImage], labels: I64) -> None:
         self._store = store
         self._pictures = pictures
         self._labels = labels
@@ -198,11 +198,12 @@ class Door:
         )
 
 
-class _Kept:
+class _DecodedImages:
     """Decoded images by digest, least recently used first, at most ``capacity``.
 
-    Images of the current `Door` are never evicted for one another: a set larger than the bound is
-    visited in turns, and strict eviction would then lose each image just before its next use.
+    Images of the current `CachedImages` are never evicted for one another: a set larger than the
+    bound is visited in turns, and strict eviction would then lose each image just before its next
+    use.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -211,7 +212,7 @@ class _Kept:
         self._current: set[str] = set()
 
     def next_door(self) -> None:
-        """Let every kept image give way to the next `Door`."""
+        """Let every kept image give way to the next `CachedImages`."""
         self._current.clear()
 
     def has(self, key: str) -> bool:
@@ -219,7 +220,7 @@ class _Kept:
         return key in self._arrays
 
     def touch(self, key: str) -> bool:
-        """Claim an image for the current `Door`; return False if it is not kept."""
+        """Claim an image for the current `CachedImages`; return False if it is not kept."""
         if key not in self._arrays:
             return False
         self._arrays.move_to_end(key)
@@ -231,11 +232,11 @@ class _Kept:
         return self._arrays.get(key)
 
     def room(self) -> int:
-        """Return how many more images the current `Door` may keep."""
+        """Return how many more images the current `CachedImages` may keep."""
         return self._capacity - len(self._current)
 
     def put(self, key: str, array: U8) -> None:
-        """Keep an image for the current `Door`, in place of the oldest of earlier ones."""
+        """Keep an image for the current `CachedImages`, in place of the oldest of earlier ones."""
         self._arrays[key] = array
         self._current.add(key)
         while len(self._arrays) > self._capacity:

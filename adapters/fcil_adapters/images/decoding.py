@@ -18,7 +18,7 @@ from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.sources import (
     IMAGE_SUFFIXES,
     MAX_FILE_BYTES,
-    Entry,
+    ImageEntry,
     ImageSource,
     Listing,
     open_source,
@@ -29,7 +29,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "MAX_FILE_BYTES",
     "MAX_PIXELS",
-    "Entry",
+    "ImageEntry",
     "ImageSource",
     "Listing",
     "decode",

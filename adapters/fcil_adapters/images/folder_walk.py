@@ -16,7 +16,7 @@ Identity = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, order=True)
-class _Place:
+class _Folder:
     """A folder to visit; places without links come first, then the less deep."""
 
     links: int
@@ -44,14 +44,14 @@ class FolderWalk:
         self._root = root
         self._followed = 0
         self._met: set[tuple[tuple[str, ...], Identity]] = set()
-        self._coming: list[_Place] = []
+        self._coming: list[_Folder] = []
         self.repeated: list[str] = []
         self.deep: list[str] = []
         self.unreadable: list[OSError] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
         """Yield each folder, by its names below the root, and the names of its files."""
-        self._coming = [_Place(0, 0, (), frozenset())]
+        self._coming = [_Folder(0, 0, (), frozenset())]
         while self._coming:
             place = heapq.heappop(self._coming)
             folder = self._root.joinpath(*place.parts)
@@ -81,7 +81,7 @@ class FolderWalk:
                 f"more than {MAX_DEPTH} folders deep"
             )
 
-    def _is_new(self, place: _Place, identity: Identity) -> bool:
+    def _is_new(self, place: _Folder, identity: Identity) -> bool:
         beside_sides = not place.parts or place.parts[0] not in SIDES
         key = (place.parts[: 1 if beside_sides else 2], identity)
         if key in self._met or identity in place.above:
@@ -90,7 +90,7 @@ class FolderWalk:
         self._met.add(key)
         return True
 
-    def _look(self, folder: Path, place: _Place, above: frozenset[Identity]) -> list[str]:
+    def _look(self, folder: Path, place: _Folder, above: frozenset[Identity]) -> list[str]:
         files = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -100,7 +100,7 @@ class FolderWalk:
                     self._later(place, entry, above)
         return files
 
-    def _later(self, place: _Place, entry: os.DirEntry[str], above: frozenset[Identity]) -> None:
+    def _later(self, place: _Folder, entry: os.DirEntry[str], above: frozenset[Identity]) -> None:
         parts = (*place.parts, entry.name)
         if len(parts) > MAX_DEPTH:
             self.deep.append("/".join(parts))
@@ -110,7 +110,7 @@ class FolderWalk:
         if self._followed > MAX_LINKS and is_link:
             self.repeated.append("/".join(parts))
             return
-        heapq.heappush(self._coming, _Place(place.links + is_link, len(parts), parts, above))
+        heapq.heappush(self._coming, _Folder(place.links + is_link, len(parts), parts, above))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

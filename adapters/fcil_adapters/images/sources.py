@@ -34,7 +34,7 @@ SourcePart = Literal["train", "select", "test"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ImageEntry:
     """One image file of a source.
 
     Attributes:
@@ -57,7 +57,7 @@ class Entry:
 class Listing:
     """The contents of a source: its images by name, and one sentence per thing left out."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ImageEntry, ...]
     faults: tuple[str, ...]
 
 
@@ -85,12 +85,12 @@ class ImageSource(ABC):
             DataError: it cannot be read, or holds no image in a class folder.
         """
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ImageEntry]:
         """Yield the images of `listing`, by name."""
         yield from self.listing().entries
 
     @abstractmethod
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes; may be called from several threads.
 
         Raises:
@@ -98,7 +98,7 @@ class ImageSource(ABC):
         """
 
     @abstractmethod
-    def unchanged(self, entry: Entry) -> bool:
+    def unchanged(self, entry: ImageEntry) -> bool:
         """Return True if the file, unread, still looks as it did when listed."""
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class _Files(ImageSource):
 class FolderSource(_Files):
     """Class folders on disk; links are followed, to each folder once in a class."""
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""
         try:
             with (self.path / entry.name).open("rb") as file:
@@ -155,7 +155,7 @@ class FolderSource(_Files):
         except (OSError, ValueError) as error:
             raise _unreadable(entry.name, error) from error
 
-    def unchanged(self, entry: Entry) -> bool:
+    def unchanged(self, entry: ImageEntry) -> bool:
         """Compare size and modification time."""
         try:
             status = (self.path / entry.name).stat()
@@ -197,7 +197,7 @@ class ZipSource(_Files):
         named = (i for i in self._zip.infolist() if i.filename)
         self._infos = {i.filename: i for i in named if not i.is_dir()}
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: ImageEntry) -> bytes:
         """Return a member's bytes; never more than it declares, and checked by its CRC."""
         try:
             with self._zip.open(self._infos[entry.name]) as file:
@@ -207,7 +207,7 @@ class ZipSource(_Files):
         except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
             raise _unreadable(entry.name, error) from error
 
-    def unchanged(self, entry: Entry) -> bool:
+    def unchanged(self, entry: ImageEntry) -> bool:
         """Compare size and CRC-32 of the archive's directory, as read when it was opened."""
         info = self._infos.get(entry.name)
         return info is not None and (info.file_size, info.CRC) == (entry.size, entry.stamp)
@@ -281,7 +281,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         if side in by_top and all(len(m.parts) > 2 for m in by_top[side])
     ]
     names = _ClassNames(faults)
-    entries: list[Entry] = []
+    entries: list[ImageEntry] = []
     if not sides:
         for top, inside in by_top.items():
             entries.extend(_class_entries(names, top, inside, None))
@@ -328,8 +328,8 @@ class _ClassNames:
 
 def _class_entries(
     names: _ClassNames, folder: str, members: list[_Member], part: SourcePart | None
-) -> Iterator[Entry]:
+) -> Iterator[ImageEntry]:
     class_name = names.of(folder, part)
     if class_name is not None:
         for m in members:
-            yield Entry(m.name, class_name, part, m.size, m.stamp)
+            yield ImageEntry(m.name, class_name, part, m.size, m.stamp)

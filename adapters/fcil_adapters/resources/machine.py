@@ -17,7 +17,7 @@ _NO_LIMIT = 1 << 60  # the older cgroups write a number near 2**63 where there i
 
 
 @dataclass(frozen=True)
-class Share:
+class CgroupShare:
     """The share that the cgroups above a process leave to it; the tightest counts.
 
     Attributes:
@@ -52,7 +52,7 @@ def memory(root: Path = ROOT) -> tuple[int, bool]:
     return (limit, True) if limit is not None and limit < total else (total, False)
 
 
-def share(root: Path = ROOT) -> Share:
+def share(root: Path = ROOT) -> CgroupShare:
     """Return the tightest limits of this process's cgroups.
 
     Args:
@@ -74,7 +74,7 @@ def share(root: Path = ROOT) -> Share:
             if found is not None and (limit is None or found < limit):
                 in_use = _bytes(_text(folder / now)) or 0
                 limit, used = found, max(0, in_use - _cached(_text(folder / "memory.stat")))
-    return Share(quota, limit, used)
+    return CgroupShare(quota, limit, used)
 
 
 def _folders(own: str) -> list[str]:

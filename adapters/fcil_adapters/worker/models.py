@@ -22,7 +22,7 @@ from fcil_protocol.errors import BackboneMismatch, WireError
 from fcil_protocol.payloads.payload import Payload, unpack
 
 
-class Engine:
+class LoadedModels:
     """The one backbone that a worker keeps loaded, and its device.
 
     Every call names the backbone under ``backbone``: ``{name, weights, device}``, with ``weights``

@@ -89,7 +89,7 @@ def join(
                     "a dry run enrols nobody, so it uses no ticket.",
                     action="Leave --ticket out, and name the method: --method NAME",
                 )
-            _dry_run(Part(data, partition, slot), server, method, overrides or [], form)
+            _dry_run(ImageSelection(data, partition, slot), server, method, overrides or [], form)
         return
     with errors():
         if method is not None or overrides or form is not Format.TEXT:
@@ -128,7 +128,7 @@ def join(
             asyncio.run(run())
 
 
-class Part(NamedTuple):
+class ImageSelection(NamedTuple):
     """All images of a data set, or those of one slot of a partition of it."""
 
     data: Path
@@ -137,7 +137,7 @@ class Part(NamedTuple):
 
 
 def _dry_run(
-    part: Part, server: str | None, method: str | None, overrides: list[str], form: Format
+    part: ImageSelection, server: str | None, method: str | None, overrides: list[str], form: Format
 ) -> None:
     from fcil_client.cli.show_sent import show_dry_run
     from fcil_client.membership.ask_terms import look

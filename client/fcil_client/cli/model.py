@@ -16,7 +16,7 @@ from fcil_protocol.process.terminal import Format, chosen, emit, errors, printab
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fcil_client.predict.predict import Current, Means, Ready, Wanted
+    from fcil_client.predict.predict import Current, Means, PredictionRequest, Ready
     from fcil_client.state.home import Home
 
 PROGRESS_S = 2.0
@@ -77,14 +77,14 @@ def predict(
     failed = 0
     with errors(form):
         from fcil_adapters.backbones.onnx_session import default_threads
-        from fcil_client.predict.predict import Current, Means, Wanted
+        from fcil_client.predict.predict import Current, Means, PredictionRequest
 
         if model is not None and (
             data or server or slot is not None or weights or engine != "auto"
         ):
             raise UsageError("--model FILE holds everything: no --data, --weights or --engine.")
         means = Means(engine, device, weights, threads or default_threads(), batch, calibrate)
-        wanted = Wanted(top, unknown, unknown_above)
+        wanted = PredictionRequest(top, unknown, unknown_above)
         current = None
         if model is None:
             current = Current(find_home(data, server, slot), means, _progress("calibrating"))
@@ -227,7 +227,11 @@ def _progress(doing: str) -> Callable[[int, int], None]:
 
 
 def _predict(
-    asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
+    asked: list[str],
+    model: Current | Path | None,
+    means: Means,
+    wanted: PredictionRequest,
+    form: Format,
 ) -> int:
     """Classify images, and count those that cannot be read."""
     from fcil_client.predict.images import batches, find
@@ -293,7 +297,11 @@ def words(row: dict[str, Any]) -> str:
 
 
 def _watch(
-    asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
+    asked: list[str],
+    model: Current | Path | None,
+    means: Means,
+    wanted: PredictionRequest,
+    form: Format,
 ) -> None:
     """Classify images as they arrive, until Ctrl-C."""
     if len(asked) != 1 or not Path(asked[0]).is_dir():
@@ -302,8 +310,8 @@ def _watch(
         raise UsageError("a watch has no end, so it writes lines: --format jsonl, or text.")
     import asyncio
 
-    from fcil_client.predict.live import Live
+    from fcil_client.predict.live import LivePredictions
 
     current = None if isinstance(model, Path) else model
-    live = Live(Path(asked[0]), _open(model, means), current, means, wanted, _say)
+    live = LivePredictions(Path(asked[0]), _open(model, means), current, means, wanted, _say)
     asyncio.run(live.run(_shower(form)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROGRESS_S = 2.0
 
 
-class Kind(StrEnum):
+class SplitKind(StrEnum):
     """Schemes that divide images."""
 
     QUANTITY = "quantity"
@@ -39,15 +39,15 @@ class Test(StrEnum):
 
 # Which options belong to some kinds alone.
 _OF_KIND = {
-    "alpha": (Kind.QUANTITY,),
-    "beta": (Kind.DIRICHLET,),
-    "kappa": (Kind.HEPCO,),
-    "gamma": (Kind.HEPCO,),
-    "imbalance": (Kind.HEPCO,),
-    "rounds": (Kind.HEPCO,),
-    "min_images": (Kind.QUANTITY, Kind.DIRICHLET, Kind.IID),
-    "categorical": (Kind.QUANTITY, Kind.DIRICHLET),
-    "balance": (Kind.DIRICHLET,),
+    "alpha": (SplitKind.QUANTITY,),
+    "beta": (SplitKind.DIRICHLET,),
+    "kappa": (SplitKind.HEPCO,),
+    "gamma": (SplitKind.HEPCO,),
+    "imbalance": (SplitKind.HEPCO,),
+    "rounds": (SplitKind.HEPCO,),
+    "min_images": (SplitKind.QUANTITY, SplitKind.DIRICHLET, SplitKind.IID),
+    "categorical": (SplitKind.QUANTITY, SplitKind.DIRICHLET),
+    "balance": (SplitKind.DIRICHLET,),
 }
 
 
@@ -58,8 +58,8 @@ def split(
     clients: Annotated[int, typer.Option(help="Number of clients.")],
     out: Annotated[Path, typer.Option(help="The partition file.")] = Path("partition.json"),
     partition: Annotated[
-        Kind, typer.Option(help="Scheme that divides a task's images (docs/partitions.md).")
-    ] = Kind.QUANTITY,
+        SplitKind, typer.Option(help="Scheme that divides a task's images (docs/partitions.md).")
+    ] = SplitKind.QUANTITY,
     alpha: Annotated[
         int | None, typer.Option(help="quantity: classes of each client in a task [2].")
     ] = None,
@@ -162,7 +162,7 @@ def _commands(data: str, out: str) -> tuple[str, ...]:
     )
 
 
-def _of_kind(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
+def _of_kind(kind: SplitKind, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given, all of them of this kind."""
     chosen_ = {name: value for name, value in given.items() if value is not None}
     for name in chosen_:
@@ -199,7 +199,7 @@ def _make(
     from fcil_adapters.images.decoding import open_source
     from fcil_client.data import partition_export, partition_file, partition_picture
     from fcil_client.data.partition_make import make
-    from fcil_client.data.partition_source import Parts
+    from fcil_client.data.partition_source import SharedData
     from fcil_client.state.home import find_data
 
     if picture is not None:
@@ -218,7 +218,7 @@ def _make(
         if picture is not None:
             partition_picture.write(picture, made)
         if export is not None:
-            parts = Parts(source, made)
+            parts = SharedData(source, made)
             partition_export.export(parts, export, _progress("writing", "clients"))
     finally:
         source.close()

@@ -84,19 +84,19 @@ def swarm(
         import asyncio
 
         from fcil_client.swarm.screen import watched
-        from fcil_client.swarm.seats import Door, find_seats
+        from fcil_client.swarm.seats import Enroller, find_seats
         from fcil_client.swarm.swarm import Ends
 
         options = work.options(data)
         seats = find_seats(data, partition, slots, name)
-        door = Door(server, tickets)
+        door = Enroller(server, tickets)
         file = log.open()
         if spread is Spread.RAY:
-            from fcil_client.swarm.groups import Share
+            from fcil_client.swarm.groups import GroupShare
             from fcil_client.swarm.spread import forwarded, watched_groups
 
             words = forwarded(ctx)
-            share = Share(cpus_per_group, gpus_per_group)
+            share = GroupShare(cpus_per_group, gpus_per_group)
             raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
         ends = Ends(until_done, together)
         code = asyncio.run(watched(seats, options, door, form, file, ends))

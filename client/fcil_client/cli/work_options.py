@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fcil_client.policy.policy import Rules
-    from fcil_client.rounds.options import Options
+    from fcil_client.policy.policy import PolicyRules
+    from fcil_client.rounds.options import ClientOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class WorkOptions:
         bool, typer.Option("--allow-partial", help="Accept noise on the statistics alone.")
     ] = False
 
-    def options(self, data: Path, partition: Path | None = None, slot: int = -1) -> Options:
+    def options(self, data: Path, partition: Path | None = None, slot: int = -1) -> ClientOptions:
         """Return a client's options for a data folder, or for one slot of its partition.
 
         Raises:
@@ -109,13 +109,13 @@ class WorkOptions:
         """
         from fcil_adapters.backbones.engines import check_engine
         from fcil_adapters.backbones.precision import check_choice
-        from fcil_client.rounds.options import Options
+        from fcil_client.rounds.options import ClientOptions
         from fcil_client.rounds.resources import read_bound
-        from fcil_client.state.privacy_budget import Limits
+        from fcil_client.state.privacy_budget import PrivacyLimits
 
         check_choice(self.precision)
         check_engine(self.engine)
-        return Options(
+        return ClientOptions(
             data=data,
             engine=self.engine,
             device=self.device,
@@ -128,15 +128,17 @@ class WorkOptions:
             image_bytes=self.memory_mb * 1_000_000,
             manners=self._rules(),
             work_timeout_s=self.work_timeout,
-            limits=Limits(self.min_noise, self.max_epsilon, self.min_count, self.allow_partial),
+            limits=PrivacyLimits(
+                self.min_noise, self.max_epsilon, self.min_count, self.allow_partial
+            ),
             partition=partition.resolve() if partition else None,
             slot=slot,
         )
 
-    def _rules(self) -> Rules:
-        from fcil_client.policy.policy import Rules, read_hours
+    def _rules(self) -> PolicyRules:
+        from fcil_client.policy.policy import PolicyRules, read_hours
 
-        return Rules(
+        return PolicyRules(
             only_on_mains=self.only_on_mains,
             min_battery=self.min_battery,
             only_when_idle=self.only_when_idle,

@@ -1,8 +1,8 @@
 """The client's IO shell: link, worker, outbox, folder, signals. It decides nothing.
 
-`session.machine.Session` returns instructions; this module executes them. Long work (loading the
-backbone, scanning the folder, a round) runs as a task next to the loop and returns as an event, so
-the daemon answers at any moment and training continues while the link is down.
+`session.machine.ClientSession` returns instructions; this module executes them. Long work (loading
+the backbone, scanning the folder, a round) runs as a task next to the loop and returns as an event,
+so the daemon answers at any moment and training continues while the link is down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fcil_client.link.handshake import Terms
 from fcil_client.notes import Note, Notes
 from fcil_client.policy.sensors import Sensors
 from fcil_client.rounds.compute import Workplace
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.ids import RoundKey
@@ -55,7 +55,7 @@ class Client:
         self,
         home: Home,
         enrolment: Enrolment,
-        options: Options,
+        options: ClientOptions,
         *,
         say: Callable[[Note], None],
         make: Dial = dial,
@@ -83,7 +83,7 @@ class Client:
             home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed,
             self._work.outbox,
         )  # fmt: skip
-        self._session = Session.resume(*self._transfers.waiting())
+        self._session = ClientSession.resume(*self._transfers.waiting())
         self._session.patience_s = options.manners.patience_s
         self._reports = Reports(self._line, self._session)
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
@@ -237,7 +237,7 @@ class Client:
         return self._talk.terms
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ClientSession:
         """The session's state machine."""
         return self._session
 

@@ -18,7 +18,7 @@ from fcil_client.notes import Notes
 from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.session.events import Link, Work
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import (
     FcilError,
@@ -67,7 +67,7 @@ class Conversation:
         home: Home,
         enrolment: Enrolment,
         line: Connection,
-        session: Session,
+        session: ClientSession,
         work: RoundWork,
         transfers: Transfers,
         reports: Reports,

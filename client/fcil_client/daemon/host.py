@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fcil_client.daemon import status as telling
 from fcil_client.notes import Notes
 from fcil_client.policy.sensors import Sensors, System
-from fcil_client.policy.watch import Watch
-from fcil_client.rounds.options import Options
+from fcil_client.policy.watch import PolicyWatch
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.session.events import Event
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Home
 from fcil_protocol.errors import WireError
 from fcil_protocol.link.dial import Dial
@@ -46,7 +46,7 @@ class HostedClient(Protocol):
         ...
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ClientSession:
         """The session's state machine."""
         ...
 
@@ -128,7 +128,7 @@ class Alone:
     def __init__(
         self,
         home: Home,
-        options: Options,
+        options: ClientOptions,
         make: Dial,
         service: Service | None,
         sensors: Sensors | None,
@@ -140,7 +140,7 @@ class Alone:
         self._service = service or Service()
         self._sensors = sensors or System(use=options.manners.only_when_idle)
         self._client: HostedClient
-        self._watch: Watch
+        self._watch: PolicyWatch
         self._door: asyncio.AbstractServer
 
     async def begin(self, client: HostedClient) -> None:
@@ -148,7 +148,7 @@ class Alone:
         self._client = client
         self._service.catch(client.stop, lambda text: client.notes("info", text))
         self._door = await control_socket.serve(self._home.directory, self._command)
-        self._watch = Watch(
+        self._watch = PolicyWatch(
             self._rules,
             self._sensors,
             client.notes,

@@ -6,7 +6,7 @@ import time
 
 from fcil_client.link.connection import Connection
 from fcil_client.session.events import Link
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_protocol.messages.messages import Progress
 
 PROGRESS_S = 1.0  # shortest interval between two reports to the server
@@ -19,7 +19,7 @@ class Reports:
         now: phase, done and total; None: no work is running.
     """
 
-    def __init__(self, line: Connection, session: Session) -> None:
+    def __init__(self, line: Connection, session: ClientSession) -> None:
         self.now: tuple[str, int, int] | None = None
         self._line = line
         self._session = session

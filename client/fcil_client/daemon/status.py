@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fcil_client.link.handshake import Terms
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
-from fcil_client.state.privacy_budget import Limits
+from fcil_client.state.privacy_budget import PrivacyLimits
 
 # Reasons why a round can end without this client's update; the next round asks it again.
 WITHOUT_US = {
@@ -19,7 +19,7 @@ WITHOUT_US = {
 _TERMS = ("run", "method", "backbone", "backbone_digest", "privacy", "exemplars")
 
 
-def line(session: Session, counted: int) -> str:
+def line(session: ClientSession, counted: int) -> str:
     """Return the client's status in one line."""
     doing = f"{session.work.value} {session.key}" if session.key else session.work.value
     return f"link {session.link.value}; {doing}; {counted} updates counted"
@@ -38,7 +38,7 @@ def membership(home: Home, enrolment: Enrolment) -> dict[str, Any]:
     }
 
 
-def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, Any]:
+def doing(session: ClientSession, progress: tuple[str, int, int] | None) -> dict[str, Any]:
     """Return the state of link and work."""
     return {
         "link": session.link.value,
@@ -48,7 +48,7 @@ def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, 
     }
 
 
-def terms_of(terms: Terms | None, limits: Limits) -> dict[str, Any]:
+def terms_of(terms: Terms | None, limits: PrivacyLimits) -> dict[str, Any]:
     """Return the server's run, and its privacy terms next to the client's own limits."""
     if terms is None:
         return dict.fromkeys(_TERMS)

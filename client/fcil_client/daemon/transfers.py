@@ -16,7 +16,7 @@ from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.outbox import Outbox
-from fcil_client.state.sent_journal import Journal
+from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.envelopes.window import PATIENCE_S
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
@@ -44,7 +44,7 @@ class Transfers:
         enrolment: Enrolment,
         keys: PrivateKeys,
         line: Connection,
-        journal: Journal,
+        journal: SentJournal,
         notes: Notes,
         feed: Callable[[events.Event], None],
         outbox: Outbox,

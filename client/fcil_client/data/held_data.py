@@ -13,9 +13,9 @@ from fcil_adapters.worker.pipe import Fields
 from fcil_client.data import manifest as manifests
 from fcil_client.data import partition_file
 from fcil_client.data.local_data import LocalData
-from fcil_client.data.manifest import Manifest
+from fcil_client.data.manifest import ImageManifest
 from fcil_client.data.partition_file import Partition
-from fcil_client.data.partition_source import Parts
+from fcil_client.data.partition_source import SharedData
 from fcil_client.data.split import Fractions
 from fcil_protocol.errors import DataError
 
@@ -32,13 +32,15 @@ class HeldData:
     """
 
     def __init__(self) -> None:
-        self._manifests: OrderedDict[_Key, Manifest] = OrderedDict()  # least recently used first
+        self._manifests: OrderedDict[_Key, ImageManifest] = (
+            OrderedDict()
+        )  # least recently used first
         self._data: dict[_Key, LocalData] = {}
-        self._parts: Parts | None = None
+        self._parts: SharedData | None = None
         self._shelf: Shelf | None = None
         self._shelf_of: tuple[Preprocessing, int, int] | None = None
 
-    def scan(self, call: Call) -> Manifest:
+    def scan(self, call: Call) -> ImageManifest:
         """Scan a client's images; fields as in `ClientWorker.scan`."""
         fields = call.fields
         source, fractions = self._open(fields)
@@ -89,7 +91,7 @@ class HeldData:
         if partition is None:
             return open_source(data), Fractions()
         if self._parts is None or not self._parts.are(data, partition):
-            self._parts = Parts(open_source(data), partition)
+            self._parts = SharedData(open_source(data), partition)
         return self._parts.slot(fields["slot"]), partition.fractions
 
     def _shelf_for(self, preprocessing: Preprocessing, memory_bytes: int, threads: int) -> Shelf:

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images.cache import Door, ImageStore, Shelf
+from fcil_adapters.images.cache import CachedImages, ImageStore, Shelf
 from fcil_adapters.images.decoding import ImageSource
-from fcil_client.data.manifest import Image, Manifest
+from fcil_client.data.manifest import Image, ImageManifest
 from fcil_client.data.split import Side
 from fcil_protocol.payloads.schema import class_key
 
@@ -24,7 +24,7 @@ class LocalData:
     def __init__(
         self,
         source: ImageSource,
-        manifest: Manifest,
+        manifest: ImageManifest,
         preprocessing: Preprocessing,
         *,
         memory_bytes: int,
@@ -50,7 +50,7 @@ class LocalData:
         """Set the callback for each decoded or requested image: a sign of life."""
         self._store.alive = alive
 
-    def refresh(self, source: ImageSource, manifest: Manifest) -> None:
+    def refresh(self, source: ImageSource, manifest: ImageManifest) -> None:
         """Continue with a newer scan; images with known content stay decoded."""
         if source is not self._store.source:
             self._store.source.close()
@@ -63,7 +63,7 @@ class LocalData:
 
     def learner_door(
         self, class_ids: Mapping[str, int], least: int = 1, only: Collection[str] | None = None
-    ) -> Door:
+    ) -> CachedImages:
         """Open the train images of exactly these classes.
 
         Args:
@@ -79,7 +79,7 @@ class LocalData:
 
     def exemplar_door(
         self, class_ids: Mapping[str, int], digests: Sequence[str], least: int = 1
-    ) -> Door:
+    ) -> CachedImages:
         """Open the train images with these contents, in this order, each once.
 
         Args:
@@ -91,7 +91,7 @@ class LocalData:
         wanted = [found[one] for one in dict.fromkeys(digests) if one in found]
         return self._store.door(_enough(wanted, least))
 
-    def evaluator_door(self, class_ids: Mapping[str, int]) -> Door:
+    def evaluator_door(self, class_ids: Mapping[str, int]) -> CachedImages:
         """Open the test images of exactly these classes."""
         return self._store.door(self._images("test", class_ids))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fcil_adapters.images.decoding import Entry, ImageSource, decode, digest
+from fcil_adapters.images.decoding import ImageEntry, ImageSource, decode, digest
 from fcil_adapters.resources import machine
 from fcil_client.data.split import SIDES, Fractions, Side, split
 from fcil_protocol.errors import CorruptFile, DataError, StorageError
@@ -26,13 +26,13 @@ DAMAGED = ".damaged"  # suffix of a file that could not be read
 class Image:
     """A readable image with its content's digest (hex) and its side."""
 
-    entry: Entry
+    entry: ImageEntry
     digest: str
     side: Side
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ImageManifest:
     """All usable images of a source, by name.
 
     Attributes:
@@ -62,7 +62,7 @@ class Manifest:
 
 
 @dataclass
-class _Record:
+class _ManifestFile:
     """Content of the manifest's file: each file's result, and all sides ever given."""
 
     salt: str
@@ -81,7 +81,7 @@ def scan(
     threads: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     keep: bool = True,
-) -> Manifest:
+) -> ImageManifest:
     """Find all images, decode each new one once to check that it is readable, and split them.
 
     Files that cannot be read are faults of the manifest, not errors.
@@ -114,7 +114,7 @@ def scan(
             action="Replace them.",
         )
     result = split(readable, old.sides, salt, fractions)
-    record = _Record(_salt_mark(salt), files, result.sides, [*listing.faults, *broken])
+    record = _ManifestFile(_salt_mark(salt), files, result.sides, [*listing.faults, *broken])
     record.notes = result.notes
     for name in result.left_out:
         files[name][6] = False
@@ -125,7 +125,7 @@ def scan(
     return replace(manifest, notes=(*manifest.notes, *notes))
 
 
-def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
+def _keep(cache: Path, record: _ManifestFile, *, damaged: bool) -> list[str]:
     """Write the manifest's file; return a sentence if that is not possible now."""
     try:
         if damaged:
@@ -137,7 +137,7 @@ def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
     return []
 
 
-def load(cache: Path, salt: bytes) -> Manifest | None:
+def load(cache: Path, salt: bytes) -> ImageManifest | None:
     """Return the manifest of the last scan without reading the images.
 
     None before the first scan, and if it is damaged: the next scan rebuilds it.
@@ -149,7 +149,7 @@ def load(cache: Path, salt: bytes) -> Manifest | None:
     return _manifest(record) if record.files else None
 
 
-def diff(old: Manifest, new: Manifest) -> list[str]:
+def diff(old: ImageManifest, new: ImageManifest) -> list[str]:
     """Return one sentence per class with images added or removed between two scans."""
     before, after = _contents(old), _contents(new)
     sentences = []
@@ -169,7 +169,7 @@ def diff(old: Manifest, new: Manifest) -> list[str]:
     return sentences
 
 
-def _contents(manifest: Manifest) -> dict[str, Counter[str]]:
+def _contents(manifest: ImageManifest) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
     for image in manifest.images:
         found.setdefault(image.entry.class_name, Counter())[image.digest] += 1
@@ -182,8 +182,8 @@ def _images(n: int) -> str:
 
 def _examine(
     source: ImageSource,
-    entries: tuple[Entry, ...],
-    old: _Record,
+    entries: tuple[ImageEntry, ...],
+    old: _ManifestFile,
     threads: int,
     on_progress: Callable[[int, int], None],
 ) -> dict[str, list[Any]]:
@@ -203,8 +203,8 @@ def _examine(
     return rows
 
 
-def _look(source: ImageSource) -> Callable[[Entry], tuple[str, str]]:
-    def look(entry: Entry) -> tuple[str, str]:
+def _look(source: ImageSource) -> Callable[[ImageEntry], tuple[str, str]]:
+    def look(entry: ImageEntry) -> tuple[str, str]:
         try:
             data = source.read(entry)
         except DataError as error:
@@ -220,29 +220,29 @@ def _look(source: ImageSource) -> Callable[[Entry], tuple[str, str]]:
     return look
 
 
-def _row(entry: Entry, content: str, fault: str) -> list[Any]:
+def _row(entry: ImageEntry, content: str, fault: str) -> list[Any]:
     # class, layout part, size, stamp, digest or "", fault or "", used
     return [entry.class_name, entry.part, entry.size, entry.stamp, content, fault, True]
 
 
-def _manifest(record: _Record) -> Manifest:
+def _manifest(record: _ManifestFile) -> ImageManifest:
     images = [
-        Image(Entry(name, row[0], row[1], row[2], row[3]), row[4], record.sides[row[4]])
+        Image(ImageEntry(name, row[0], row[1], row[2], row[3]), row[4], record.sides[row[4]])
         for name, row in record.files.items()
         if row[4] and row[6]
     ]
     # Training visits images in this order: by path, independent of the order of listing.
     images.sort(key=lambda image: image.entry.name)
-    return Manifest(tuple(images), tuple(record.faults), tuple(record.notes))
+    return ImageManifest(tuple(images), tuple(record.faults), tuple(record.notes))
 
 
 def _salt_mark(salt: bytes) -> str:
     return hashlib.sha256(b"fcil/1/salt\0" + salt).hexdigest()[:16]
 
 
-def _load(cache: Path | None, salt: bytes) -> tuple[_Record, str]:
+def _load(cache: Path | None, salt: bytes) -> tuple[_ManifestFile, str]:
     """Return the record, and one sentence if it is lost because the file is damaged."""
-    fresh = _Record(_salt_mark(salt))
+    fresh = _ManifestFile(_salt_mark(salt))
     if cache is None:
         return fresh, ""
     with storage_errors("read the manifest", cache):
@@ -285,14 +285,14 @@ class _NewerFormat(Exception):
     """The file is intact as far as this fcil can tell, but of a newer format."""
 
 
-def _parse(text: bytes) -> _Record:
+def _parse(text: bytes) -> _ManifestFile:
     fields = json.loads(text)
     number = fields.pop("format")
     if isinstance(number, int) and number > FORMAT:
         raise _NewerFormat(number)
     if number != FORMAT:
         raise ValueError("format")
-    record = _Record(**fields)
+    record = _ManifestFile(**fields)
     for name, row in record.files.items():
         cls, part, size, stamp, content, fault, used = row
         kinds = (cls, str), (size, int), (stamp, int), (content, str), (fault, str), (used, bool)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from fcil_adapters.images.decoding import Entry, ImageSource
-from fcil_client.data.partition_source import Parts
+from fcil_adapters.images.decoding import ImageEntry, ImageSource
+from fcil_client.data.partition_source import SharedData
 from fcil_protocol.errors import UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
@@ -31,7 +31,7 @@ def check_target(folder: Path, data: Path) -> None:
             )
 
 
-def export(parts: Parts, folder: Path, progress: Callable[[int, int], None]) -> list[Path]:
+def export(parts: SharedData, folder: Path, progress: Callable[[int, int], None]) -> list[Path]:
     """Write ``client-000/train/<class>/...`` and ``test/`` for every slot.
 
     Files of a folder become hard links if the disk allows it, which take no space; else they are
@@ -58,7 +58,7 @@ def export(parts: Parts, folder: Path, progress: Callable[[int, int], None]) -> 
     return made
 
 
-def _client(source: ImageSource, entries: tuple[Entry, ...], folder: Path) -> None:
+def _client(source: ImageSource, entries: tuple[ImageEntry, ...], folder: Path) -> None:
     with storage_errors("create", folder):
         folder.mkdir(parents=True)
     taken: set[Path] = set()

@@ -36,7 +36,7 @@ class _Field(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class Source(_Field):
+class DividedData(_Field):
     """The data set that was divided.
 
     Attributes:
@@ -74,7 +74,7 @@ class Partition(_Field):
     order: str
     clients: int
     tasks: tuple[tuple[str, ...], ...]
-    source: Source
+    source: DividedData
     notes: tuple[str, ...]
     images: dict[Side, _Names]
     owners: dict[Side, _Owners]

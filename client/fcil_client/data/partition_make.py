@@ -11,7 +11,7 @@ from fcil_adapters.images.decoding import Listing
 from fcil_client.data import partition_draws as draws
 from fcil_client.data.file_names import is_text
 from fcil_client.data.partition_draws import Draw
-from fcil_client.data.partition_file import Partition, Source, listing_digest, sealed
+from fcil_client.data.partition_file import DividedData, Partition, listing_digest, sealed
 from fcil_protocol.errors import UsageError
 
 TEST_FRACTION = 0.2
@@ -128,7 +128,7 @@ def make(
                 "order": request.order if isinstance(request.order, str) else "listed",
                 "clients": request.clients,
                 "tasks": tasks,
-                "source": Source(digest=listing_digest(listing), images=len(listing.entries)),
+                "source": DividedData(digest=listing_digest(listing), images=len(listing.entries)),
                 "notes": tuple(notes),
                 "images": images,
                 "owners": owners,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
+from fcil_adapters.images.decoding import ImageEntry, ImageSource, Listing, open_source
 from fcil_client.data import partition_file
 from fcil_client.data.partition_file import Partition, listing_digest
 from fcil_client.data.split import SIDES, Fractions
 from fcil_protocol.errors import DataError
 
 
-class Parts:
+class SharedData:
     """A data set that several clients share: listed once, checked against its partition.
 
     Raises:
@@ -43,9 +43,9 @@ class Parts:
         Raises:
             UsageError: there is no such slot.
         """
-        return _Part(self, number, owned=False)
+        return _SlotSource(self, number, owned=False)
 
-    def entries(self, slot: int) -> tuple[Entry, ...]:
+    def entries(self, slot: int) -> tuple[ImageEntry, ...]:
         """Return one client's images by name, with the side that the partition gives them.
 
         Raises:
@@ -74,10 +74,10 @@ class Parts:
         self.source.close()
 
 
-class _Part(ImageSource):
+class _SlotSource(ImageSource):
     """Images of one slot; files are read through the complete source."""
 
-    def __init__(self, parts: Parts, slot: int, *, owned: bool) -> None:
+    def __init__(self, parts: SharedData, slot: int, *, owned: bool) -> None:
         super().__init__(parts.source.path)
         parts.partition.check_slot(slot)
         self._parts = parts
@@ -91,11 +91,11 @@ class _Part(ImageSource):
             raise DataError(f"slot {self._slot} of the partition holds no image of {self.path}.")
         return Listing(entries, ())
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""
         return self._parts.source.read(entry)
 
-    def unchanged(self, entry: Entry) -> bool:
+    def unchanged(self, entry: ImageEntry) -> bool:
         """Return True if the file is unchanged since the data set was listed."""
         return self._parts.source.unchanged(entry)
 
@@ -112,7 +112,7 @@ def part_source(source: ImageSource, partition: Partition, slot: int) -> ImageSo
         DataError: it is not the data set of the partition.
         UsageError: there is no such slot.
     """
-    return _Part(Parts(source, partition), slot, owned=True)
+    return _SlotSource(SharedData(source, partition), slot, owned=True)
 
 
 def open_data(

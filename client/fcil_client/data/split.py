@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from fcil_adapters.images.decoding import Entry
+from fcil_adapters.images.decoding import ImageEntry
 from fcil_protocol.errors import ConfigError
 
 Side = Literal["train", "select", "test"]
@@ -66,7 +66,7 @@ def position(digest: str, salt: bytes) -> float:
 
 
 def split(
-    images: Iterable[tuple[Entry, str]],
+    images: Iterable[tuple[ImageEntry, str]],
     recorded: Mapping[str, Side],
     salt: bytes,
     fractions: Fractions,
@@ -113,7 +113,7 @@ def _by_hash(at: float, fractions: Fractions, *, tested: bool) -> Side:
 
 
 def _help_small_classes(
-    images: list[tuple[Entry, str]],
+    images: list[tuple[ImageEntry, str]],
     recorded: Mapping[str, Side],
     given: set[str],
     salt: bytes,
@@ -146,7 +146,7 @@ def _help_small_classes(
             result.sides[highest] = "test"
 
 
-def _leave_out(images: list[tuple[Entry, str]], given: set[str], result: Split) -> None:
+def _leave_out(images: list[tuple[ImageEntry, str]], given: set[str], result: Split) -> None:
     copies = trained = 0
     for entry, digest in images:
         side = result.sides[digest]

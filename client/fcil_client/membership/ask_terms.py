@@ -43,7 +43,7 @@ NO_LIMIT_BYTES = 1 << 40  # of a payload, if no server has reported its own limi
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskClasses:
     """One class increment by the names of its classes.
 
     Attributes:
@@ -71,7 +71,7 @@ class Outlook:
     terms: Terms
     source: str
     told: str
-    tasks: tuple[Task, ...] | None = None
+    tasks: tuple[TaskClasses, ...] | None = None
     waiting: tuple[str, ...] | None = None
     rounds_per_task: int | None = None
     evaluate: bool | None = None
@@ -171,7 +171,7 @@ def _ask_control(join: JoinFile) -> Outlook:
         welcome = Welcome(
             server_nonce=bytes(NONCE_BYTES), certificate=b"", ready=False, **reply["terms"]
         )
-        tasks = tuple(Task(tuple(t["classes"]), closed=t["closed"]) for t in reply["tasks"])
+        tasks = tuple(TaskClasses(tuple(t["classes"]), closed=t["closed"]) for t in reply["tasks"])
         waiting = reply["waiting"]
         return Outlook(
             terms=handshake.read_terms(welcome),

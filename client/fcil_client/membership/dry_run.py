@@ -14,7 +14,7 @@ from fcil_client.data import manifest as manifests
 from fcil_client.data.inventory import Inventory
 from fcil_client.data.partition_source import open_data
 from fcil_client.link.handshake import Terms
-from fcil_client.membership.ask_terms import Outlook, Task
+from fcil_client.membership.ask_terms import Outlook, TaskClasses
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_client.state.sent_journal import describe_fields, describe_tensors
 from fcil_protocol.envelopes.header import sealed_size
@@ -111,7 +111,7 @@ def _tasks(outlook: Outlook, inventory: Inventory) -> Iterator[dict[str, Any]]:
         past.extend(task.classes)
 
 
-def _expected(outlook: Outlook, inventory: Inventory) -> list[Task]:
+def _expected(outlook: Outlook, inventory: Inventory) -> list[TaskClasses]:
     """Return all known tasks, and the task that this folder would start."""
     tasks = list(outlook.tasks or ())
     if outlook.tasks is not None and outlook.waiting is None:
@@ -120,12 +120,12 @@ def _expected(outlook: Outlook, inventory: Inventory) -> list[Task]:
     coming = {class_key(n): n for n in outlook.waiting or ()}
     new = {class_key(n): n for n in inventory.train if class_key(n) not in met}
     if new:
-        tasks.append(Task(tuple({**new, **coming}.values()), known=False))
+        tasks.append(TaskClasses(tuple({**new, **coming}.values()), known=False))
     return tasks
 
 
 def _task(
-    outlook: Outlook, inventory: Inventory, number: int, task: Task, past: Sequence[str]
+    outlook: Outlook, inventory: Inventory, number: int, task: TaskClasses, past: Sequence[str]
 ) -> dict[str, Any]:
     first = len(past)
     info = TaskInfo(

@@ -27,7 +27,7 @@ _DAY = 24 * 60
 
 
 @dataclass(frozen=True)
-class Rules:
+class PolicyRules:
     """Rules set by the owner of the device.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rules:
         return said
 
 
-ALWAYS = Rules()
+ALWAYS = PolicyRules()
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Judgement:
 class Manners:
     """Judges from reading to reading."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: PolicyRules) -> None:
         """Judge by these rules."""
         self._rules = rules
         self._flat = False  # the battery was below the least, and is not yet well above

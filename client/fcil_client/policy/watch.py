@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fcil_client.notes import Notes
-from fcil_client.policy.policy import Facts, Judgement, Manners, Rules
+from fcil_client.policy.policy import Facts, Judgement, Manners, PolicyRules
 from fcil_client.policy.sensors import Sensors
 from fcil_client.session import events
 
@@ -16,7 +16,7 @@ READ_S = 5.0  # between two readings
 PERIOD_S = 2.0  # of a worker that works part of the time
 
 
-class Watch:
+class PolicyWatch:
     """Applies one client's rules to its worker.
 
     Args:
@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: PolicyRules,
         sensors: Sensors,
         notes: Notes,
         *,

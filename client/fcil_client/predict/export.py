@@ -57,7 +57,7 @@ def export_current(
     check_target(target)
     module = exporter("client")
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
-    options = module.Options(precision=precision, force=force, **given)
+    options = module.ExportOptions(precision=precision, force=force, **given)
     model = current_model.load(home)
     tell(f"loading {model.info.name}")
     means = replace(means, engine="torch", device="cpu")

@@ -24,7 +24,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Picture:
+class InputImage:
     """One image.
 
     Attributes:
@@ -71,7 +71,7 @@ def walk(folder: Path, faults: list[str] | None = None) -> Iterator[Path]:
             yield Path(directory, name)
 
 
-def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[Picture], list[str]]:
+def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[InputImage], list[str]]:
     """Return the images that arguments name, and one sentence per unreadable folder.
 
     Args:
@@ -81,13 +81,13 @@ def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[Picture], list
     Raises:
         DataError: an argument is neither, cannot be read, or is a folder without images.
     """
-    found: list[Picture] = []
+    found: list[InputImage] = []
     faults: list[str] = []
     for one in asked:
         if one == STDIN:
-            found.append(Picture(STDIN, stdin or b""))
+            found.append(InputImage(STDIN, stdin or b""))
         elif _is_folder(one):
-            inside = [Picture(str(p)) for p in walk(Path(one), faults)]
+            inside = [InputImage(str(p)) for p in walk(Path(one), faults)]
             if not inside and not faults:
                 raise DataError(
                     f"there is no image in {one}.",
@@ -95,7 +95,7 @@ def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[Picture], list
                 )
             found += inside
         else:
-            found.append(Picture(one))
+            found.append(InputImage(one))
     return found, faults
 
 
@@ -110,7 +110,7 @@ def _is_folder(asked: str) -> bool:
 
 
 def batches(
-    pictures: Iterable[Picture], preprocessing: Preprocessing, *, size: int, threads: int
+    pictures: Iterable[InputImage], preprocessing: Preprocessing, *, size: int, threads: int
 ) -> Iterator[list[Decoded]]:
     """Yield all images in order, decoded, ``size`` at a time; later ones decode meanwhile.
 
@@ -130,7 +130,7 @@ def batches(
             pool.shutdown(cancel_futures=True)
 
 
-def _decode(picture: Picture, preprocessing: Preprocessing) -> Decoded:
+def _decode(picture: InputImage, preprocessing: Preprocessing) -> Decoded:
     try:
         data = _read(picture.name) if picture.data is None else picture.data
         return Decoded(picture.name, preprocess(decode(data), preprocessing))

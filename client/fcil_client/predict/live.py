@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fcil_client.predict.folder_watch import Ears, FolderWatch
-from fcil_client.predict.images import Picture, batches
-from fcil_client.predict.predict import Current, Means, Ready, Wanted, answers
+from fcil_client.predict.images import InputImage, batches
+from fcil_client.predict.predict import Current, Means, PredictionRequest, Ready, answers
 from fcil_protocol.errors import FcilError
 
 Show = Callable[[dict[str, Any]], None]
 
 
-class Live:
+class LivePredictions:
     """Names new images in a folder.
 
     Args:
@@ -36,7 +36,7 @@ class Live:
         ready: Ready,
         current: Current | None,
         means: Means,
-        wanted: Wanted,
+        wanted: PredictionRequest,
         say: Callable[[str], None],
     ) -> None:
         self.ready = ready
@@ -87,7 +87,7 @@ class Live:
         return later
 
     def _rows(self, paths: list[Path]) -> list[dict[str, Any]]:
-        pictures = [Picture(str(path)) for path in paths]
+        pictures = [InputImage(str(path)) for path in paths]
         means = self._means
         decoded = batches(
             pictures, self.ready.preprocessing, size=means.batch, threads=means.threads

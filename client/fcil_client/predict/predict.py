@@ -50,7 +50,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PredictionRequest:
     """The requested answers about an image.
 
     Attributes:
@@ -295,7 +295,7 @@ def _load(method: Method, name: str, weights: Path | None, means: Means) -> tupl
 
 
 def answers(
-    ready: Ready, batches: Iterable[list[Decoded]], wanted: Wanted
+    ready: Ready, batches: Iterable[list[Decoded]], wanted: PredictionRequest
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per image, JSON-ready, in order.
 
@@ -313,7 +313,7 @@ def answers(
                 yield {"image": one.name, **next(rows)}
 
 
-def judge(ready: Ready, images: U8, wanted: Wanted) -> list[dict[str, Any]]:
+def judge(ready: Ready, images: U8, wanted: PredictionRequest) -> list[dict[str, Any]]:
     """Return the rows of preprocessed images (B, S, S, 3)."""
     scores = ready.logits(images)  # (B, C)
     probabilities = softmax(scores, ready.temperature)
@@ -327,7 +327,7 @@ def judge(ready: Ready, images: U8, wanted: Wanted) -> list[dict[str, Any]]:
 
 
 def _row(
-    ready: Ready, columns: list[int], probabilities: F64, unknown: float, wanted: Wanted
+    ready: Ready, columns: list[int], probabilities: F64, unknown: float, wanted: PredictionRequest
 ) -> dict[str, Any]:
     ids = [ready.classes[column] for column in columns]
     top = [

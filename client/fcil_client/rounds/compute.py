@@ -12,7 +12,7 @@ from fcil_adapters.contract import BackboneInfo, backbone_info
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.pipe import Fields
 from fcil_adapters.worker.retry import Effort, persist
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.rounds.resources import resources
 from fcil_protocol.messages.messages import BackboneClaim
 from fcil_protocol.payloads.payload import unpack
@@ -22,7 +22,7 @@ AT_ONCE = 3  # rounds between opening their broadcast and sealing their update
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBackbone:
     """A backbone that the worker has loaded, as the worker describes it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Workplace:
             the order of requests, so the rounds of many clients take fair turns.
     """
 
-    def __init__(self, options: Options, log: Path, *, remembers: bool = False) -> None:
+    def __init__(self, options: ClientOptions, log: Path, *, remembers: bool = False) -> None:
         self.effort = Effort(options.micro_batch)
         self.resources = resources(
             threads=options.threads,
@@ -78,7 +78,7 @@ class Workplace:
         self._remembers = remembers
         self._asking = asyncio.Lock()
         self._run = ""
-        self._known: tuple[Fields, Loaded] | None = None
+        self._known: tuple[Fields, LoadedBackbone] | None = None
 
     def hold(self, still: bool) -> None:
         """Suspend the worker, or let it resume."""
@@ -90,7 +90,7 @@ class Workplace:
             self._run = run
             self.effort.fits.clear()
 
-    async def backbone(self, fields: Fields) -> Loaded:
+    async def backbone(self, fields: Fields) -> LoadedBackbone:
         """Have the worker load a backbone and compute its probe features.
 
         Args:
@@ -111,5 +111,5 @@ class Workplace:
                     preprocessing=backbone_info.preprocessing_digest(info.preprocessing),
                     probe=np.ascontiguousarray(probe, dtype="<f4").tobytes(),
                 )
-                self._known = (fields, Loaded(str(reply["description"]), info, claim))
+                self._known = (fields, LoadedBackbone(str(reply["description"]), info, claim))
             return self._known[1]

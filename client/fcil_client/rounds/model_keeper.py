@@ -15,7 +15,13 @@ from pathlib import Path
 from fcil_adapters.contract import Context
 from fcil_adapters.worker.loop import context_fields
 from fcil_client.link.handshake import Terms
-from fcil_client.state.current_model import FORMAT, Record, part_path, read_if_whole, record_bytes
+from fcil_client.state.current_model import (
+    FORMAT,
+    ModelRecord,
+    part_path,
+    read_if_whole,
+    record_bytes,
+)
 from fcil_client.state.home import Home
 from fcil_protocol.errors import StorageError
 from fcil_protocol.messages.messages import RoundOpen
@@ -81,7 +87,7 @@ class ModelKeeper:
             return
         with self._turn:
             before = read_if_whole(self._home)
-            record = Record(
+            record = ModelRecord(
                 format=FORMAT,
                 federation=self._federation,
                 run=order.run,
@@ -102,7 +108,7 @@ class ModelKeeper:
             if before is None or not _same(record, before):
                 self._keep(record)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: ModelRecord) -> None:
         folder = self._home.model_folder
         with storage_errors("keep the model in", folder):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -118,13 +124,13 @@ class ModelKeeper:
                     path.unlink(missing_ok=True)
 
 
-def _same(record: Record, before: Record) -> bool:
+def _same(record: ModelRecord, before: ModelRecord) -> bool:
     """Return True if the round brings no change."""
     now = record.model_copy(update={"fetched": before.fetched})
     return now.model_dump(mode="json") == before.model_dump(mode="json")
 
 
-def _names(names: Mapping[str, int], before: Record | None) -> dict[int, str]:
+def _names(names: Mapping[str, int], before: ModelRecord | None) -> dict[int, str]:
     """Return id -> name; names of classes whose images were removed since stay known.
 
     Where a name or an id has a new meaning, the new one wins.

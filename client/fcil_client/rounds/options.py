@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_client.policy.policy import ALWAYS, Rules
+from fcil_client.policy.policy import ALWAYS, PolicyRules
 from fcil_client.rounds.resources import NICE
-from fcil_client.state.privacy_budget import NO_LIMITS, Limits
+from fcil_client.state.privacy_budget import NO_LIMITS, PrivacyLimits
 
 WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow processor 10 minutes
 
 
 @dataclass(frozen=True)
-class Options:
+class ClientOptions:
     """A client's own choices: data, resources, limits; never hyper-parameters.
 
     Attributes:
@@ -30,8 +30,8 @@ class Options:
     micro_batch: int | None = None
     max_memory: int = 0
     image_bytes: int = 0
-    manners: Rules = ALWAYS
+    manners: PolicyRules = ALWAYS
     work_timeout_s: float = WORK_TIMEOUT_S
-    limits: Limits = NO_LIMITS
+    limits: PrivacyLimits = NO_LIMITS
     partition: Path | None = None
     slot: int = -1

@@ -21,11 +21,11 @@ from fcil_client.link.handshake import Terms, check_backbone
 from fcil_client.rounds.class_ids import read_registry
 from fcil_client.rounds.compute import Workplace
 from fcil_client.rounds.model_keeper import ModelKeeper
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.outbox import Keeping, Outbox
 from fcil_client.state.privacy_budget import PrivacyLedger
-from fcil_client.state.sent_journal import Journal
+from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
@@ -85,12 +85,12 @@ class RoundWork:
         home: Home,
         enrolment: Enrolment,
         keys: PrivateKeys,
-        options: Options,
+        options: ClientOptions,
         place: Workplace | None = None,
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.journal = Journal(home.directory)
+        self.journal = SentJournal(home.directory)
         self.device = ""
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from fcil_adapters.contract import Context, exemplars, registry
 from fcil_adapters.contract.exemplars import Exemplars
-from fcil_adapters.images.cache import Door
+from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
-from fcil_adapters.worker.models import Engine, evaluate, read_parts
+from fcil_adapters.worker.models import LoadedModels, evaluate, read_parts
 from fcil_adapters.worker.pipe import Fields
 from fcil_client.data import manifest as manifests
 from fcil_client.data.held_data import HeldData, manifest_path, partition_of
@@ -28,7 +28,7 @@ class ClientWorker:
     """The worker's operations, and the state that it keeps warm between calls."""
 
     def __init__(self) -> None:
-        self._engine = Engine()
+        self._engine = LoadedModels()
         self._held = HeldData()
 
     def operations(self) -> dict[str, worker_ops.Operation]:
@@ -62,9 +62,10 @@ class ClientWorker:
     def run(self, call: Call) -> Reply:
         """Let the method's learner take part in one round.
 
-        Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the task's classes,
-        ``min_count`` (images without which a class takes no part), ``memory_bytes``, ``parts``
-        (names), and ``past``, as ``classes`` of earlier tasks, for a method that keeps exemplars.
+        Fields: those of `LoadedModels.prepare` and `scan`, ``classes`` {name: id} of the task's
+        classes, ``min_count`` (images without which a class takes no part), ``memory_bytes``,
+        ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for a method that keeps
+        exemplars.
         Payloads: state, then the parts. Result: ``images`` (number that the learner saw),
         ``faults``, ``lost`` (`Forms.lost`) in a task's first round if a tensor travels in half
         precision, ``exemplars`` (number of further images that it saw) if its method keeps any, and
@@ -131,7 +132,7 @@ def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozen
 
 
 def _exemplars(
-    ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: Door
+    ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: CachedImages
 ) -> tuple[Exemplars, list[str]]:
     """Open the view of a state's images of past classes; report the number that is gone."""
     past = _class_ids({"classes": fields["past"]}, ctx.task.past)

@@ -12,8 +12,8 @@ and the work, which continues while the link is down:
 
     idle --RoundOpened--> fetching --PartsReady--> working --WorkDone--> sending --Acked--> idle
 
-``Session.TABLE`` at the end of the file is the complete transition table; events that it does not
-list for a state are ignored. The daemon executes instructions and decides nothing.
+``ClientSession.TABLE`` at the end of the file is the complete transition table; events that it does
+not list for a state are ignored. The daemon executes instructions and decides nothing.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _settle(verdict: Verdict | None) -> list[Instruction]:
 
 
 @dataclass
-class Session:
+class ClientSession:
     """State of one client's session; only `handle` changes it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Session:
     patience_s: float = PATIENCE_S
 
     @classmethod
-    def resume(cls, order: RoundOpen | None, outgoing: str) -> Session:
+    def resume(cls, order: RoundOpen | None, outgoing: str) -> ClientSession:
         """Start with the order and update left in the outbox when the daemon stopped."""
         work = Work.SENDING if outgoing else Work.IDLE
         return cls(work=work, order=order if outgoing else None, outgoing=outgoing)

@@ -47,7 +47,7 @@ _TRIES = 5  # a daemon may remove the parts of the previous model while they are
 _AGAIN = "It is made anew with the next round that this client takes part in."
 
 
-class Record(BaseModel):
+class ModelRecord(BaseModel):
     """Content of ``model.json``.
 
     Attributes:
@@ -118,7 +118,7 @@ class CurrentModel:
         parts: as a method's `Model` takes them.
     """
 
-    record: Record
+    record: ModelRecord
     method: Method
     info: BackboneInfo
     parts: Mapping[str, Payload]
@@ -151,7 +151,7 @@ class CurrentModel:
 # --- reading --------------------------------------------------------------------------------
 
 
-def read_record(home: Home) -> Record | None:
+def read_record(home: Home) -> ModelRecord | None:
     """Return the current model's record; None before the first one.
 
     Raises:
@@ -174,7 +174,7 @@ def read_record(home: Home) -> Record | None:
             )
         if fields["sha256"] != _check(body):
             raise ValueError("its checksum does not fit")
-        record = Record.model_validate(body)
+        record = ModelRecord.model_validate(body)
         if not all(is_digest(digest) for digest in record.parts.values()):
             raise ValueError("parts")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -205,7 +205,7 @@ def load(home: Home) -> CurrentModel:
     raise StorageError(f"the model in {home.directory} changes while it is read.")
 
 
-def _open(home: Home, record: Record) -> CurrentModel:
+def _open(home: Home, record: ModelRecord) -> CurrentModel:
     method = _method(record)
     keys = _keys(home)
     parts = {name: _read_part(home, digest, keys) for name, digest in record.parts.items()}
@@ -245,7 +245,7 @@ def _keys(home: Home) -> list[PrivateKeys]:
     return [PrivateKeys.load(path) for path in paths if path == home.keys_path or path.exists()]
 
 
-def _method(record: Record) -> Method:
+def _method(record: ModelRecord) -> Method:
     method = registry.load_method(record.method)
     if method.version != record.method_version:
         raise MethodMismatch(
@@ -266,7 +266,7 @@ def _none_yet(home: Home) -> DataError:
     )
 
 
-def read_if_whole(home: Home) -> Record | None:
+def read_if_whole(home: Home) -> ModelRecord | None:
     """Return the current model's record, or None also if the file is damaged."""
     try:
         return read_record(home)
@@ -279,7 +279,7 @@ def part_path(home: Home, digest: str) -> Path:
     return home.model_folder / f"{digest}.part"
 
 
-def record_bytes(record: Record) -> bytes:
+def record_bytes(record: ModelRecord) -> bytes:
     """Return the content of ``model.json``."""
     body = json.loads(record.model_dump_json())  # integer keys become text, as when it is read
     return json.dumps({"sha256": _check(body), "model": body}, indent=1).encode()

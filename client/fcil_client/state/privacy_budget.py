@@ -30,7 +30,7 @@ NAME = "privacy.jsonl"
 
 
 @dataclass(frozen=True)
-class Limits:
+class PrivacyLimits:
     """A client's own demands beyond the server's terms.
 
     Attributes:
@@ -46,7 +46,7 @@ class Limits:
     partial: bool = False
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = PrivacyLimits()
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class PrivacyLedger:
     def charge(
         self,
         privacy: PrivacyTerms,
-        limits: Limits,
+        limits: PrivacyLimits,
         key: RoundKey,
         classes: Iterable[str],
         names: Iterable[str],
@@ -238,7 +238,7 @@ class PrivacyLedger:
         self.append(Charge(**{**vars(new), "epsilon": round(in_run, 6)}))
 
 
-def refuse_weak(privacy: PrivacyTerms, limits: Limits) -> None:
+def refuse_weak(privacy: PrivacyTerms, limits: PrivacyLimits) -> None:
     """Check the server's terms against the client's own limits.
 
     Raises:

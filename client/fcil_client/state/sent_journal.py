@@ -28,7 +28,7 @@ SEGMENT_BYTES = 4 << 20  # about 5,000 envelopes of a few tensors
 _WHAT = "write the journal of what leaves in"
 
 
-class Journal:
+class SentJournal:
     """Appends to the journal of one client directory; safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:

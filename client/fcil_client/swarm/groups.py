@@ -41,7 +41,7 @@ def as_text(slots: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Share:
+class GroupShare:
     """Resources that the cluster reserves for one group: cores, and GPUs or parts of one."""
 
     cpus: float = 1.0

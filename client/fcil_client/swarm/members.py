@@ -12,7 +12,7 @@ from fcil_protocol.errors import FcilError
 
 
 @dataclass
-class Member:
+class SwarmMember:
     """One seat of a swarm, with its client and its error.
 
     Attributes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from fcil_client.swarm.groups import STOP, Group, Share, exit_code, together
+from fcil_client.swarm.groups import STOP, Group, GroupShare, exit_code, together
 from fcil_protocol.errors import ConfigError, Unreachable, UsageError
 from fcil_protocol.process.children import module_command
 
@@ -146,7 +146,7 @@ class RayGroups:
     """
 
     def __init__(
-        self, ray: Any, groups: Sequence[Group], words: Sequence[str], share: Share,
+        self, ray: Any, groups: Sequence[Group], words: Sequence[str], share: GroupShare,
         tell: Tell, count: Count,
     ) -> None:  # fmt: skip
         self._ray = ray
@@ -260,7 +260,7 @@ class RayGroups:
 
 
 def spread(
-    groups: Sequence[Group], words: Sequence[str], share: Share, address: str | None,
+    groups: Sequence[Group], words: Sequence[str], share: GroupShare, address: str | None,
     tell: Tell, count: Count,
 ) -> int:  # fmt: skip
     """Run a swarm's groups on a Ray cluster; return the exit code.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fcil_client.notes import Note
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.swarm import summary as swarm_view
-from fcil_client.swarm.seats import Door, Seat
-from fcil_client.swarm.swarm import Ends, Outcome, Swarm
+from fcil_client.swarm.seats import Enroller, Seat
+from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
 from fcil_protocol.process.log_file import LogFile, Said
 from fcil_protocol.process.supervisor import Service
 from fcil_protocol.process.terminal import Format, printable, tell
@@ -79,7 +79,7 @@ class Screen:
         else:
             tell({"event": "summary", "at": time.time(), **told})
 
-    def end(self, outcome: Outcome, code: int) -> None:
+    def end(self, outcome: SwarmOutcome, code: int) -> None:
         """Show the swarm's end."""
         self.summary(self._last)  # repeated notes that are still pending
         if self._form is Format.TEXT:
@@ -89,7 +89,7 @@ class Screen:
             tell({"event": "end", "at": time.time(), **outcome.summary, **stopped})
 
 
-def end_line(outcome: Outcome) -> str:
+def end_line(outcome: SwarmOutcome) -> str:
     """Return one line about the swarm's end."""
     how = "the server stopped" if outcome.stopped else "stopped"
     told, failed = outcome.summary, list(outcome.failed)
@@ -103,8 +103,8 @@ def end_line(outcome: Outcome) -> str:
 
 async def watched(
     seats: Sequence[Seat],
-    options: Options,
-    door: Door,
+    options: ClientOptions,
+    door: Enroller,
     form: Format,
     log: LogFile | None,
     ends: Ends,

@@ -15,7 +15,7 @@ from fcil_client.data import partition_file
 from fcil_client.membership.enrol import find, find_enrolled
 from fcil_client.membership.enrol_with_ticket import redeem
 from fcil_client.membership.rotate_keys import finish
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home, find_data
 from fcil_protocol.errors import DataError, UsageError
 from fcil_protocol.link.dial import Dial
@@ -47,7 +47,7 @@ class Seat:
             return ""
         return partition_file.seat(partition_file.load(self.partition), self.slot)
 
-    def options(self, shared: Options) -> Options:
+    def options(self, shared: ClientOptions) -> ClientOptions:
         """Return the swarm's options for this member's images."""
         return replace(shared, data=self.data, partition=self.partition, slot=self.slot)
 
@@ -148,7 +148,7 @@ def how_to_start(seats: Sequence[Seat]) -> str:
 
 
 @dataclass(frozen=True)
-class Door:
+class Enroller:
     """Enrolment of a swarm's members.
 
     Attributes:

@@ -11,9 +11,9 @@ from typing import Any
 from fcil_client.daemon.host import HostedClient, Work
 from fcil_client.notes import Notes
 from fcil_client.policy.sensors import Sensors, System
-from fcil_client.policy.watch import Watch
+from fcil_client.policy.watch import PolicyWatch
 from fcil_client.rounds.compute import Workplace
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.session.events import Barred, Event, Link
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.zmq_link import Links
@@ -43,7 +43,7 @@ class Shared:
 
     def __init__(
         self,
-        options: Options,
+        options: ClientOptions,
         most: int,
         log: Path,
         *,
@@ -58,7 +58,7 @@ class Shared:
         self.said_goodbye = said_goodbye
         self._links = Links(most)
         self.dial: Dial = partial(dial, links=self._links)
-        self.watch = Watch(
+        self.watch = PolicyWatch(
             options.manners,
             sensors or System(use=options.manners.only_when_idle),
             notes,

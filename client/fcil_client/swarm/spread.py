@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from fcil_client.notes import Note
-from fcil_client.swarm.groups import Group, Share, as_text, divide
+from fcil_client.swarm.groups import Group, GroupShare, as_text, divide
 from fcil_client.swarm.ray import spread
 from fcil_client.swarm.screen import Screen
 from fcil_client.swarm.seats import Seat
@@ -46,7 +46,7 @@ def watched_groups(
     seats: Sequence[Seat],
     count: int,
     words: Sequence[str],
-    share: Share,
+    share: GroupShare,
     address: str | None,
     form: Format,
     log: LogFile | None,

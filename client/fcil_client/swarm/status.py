@@ -26,7 +26,7 @@ def swarms() -> Path:
 
 
 @dataclass(frozen=True)
-class Record:
+class SwarmRecord:
     """Content of a swarm's record file.
 
     Attributes:
@@ -45,7 +45,7 @@ def record_bytes(name: str, start: str, members: dict[str, str]) -> bytes:
     return json.dumps({"name": name, "start": start, "members": members}).encode()
 
 
-def records() -> list[Record]:
+def records() -> list[SwarmRecord]:
     """Return the swarms that have run here, in order of start; running ones come last.
 
     A damaged record is left out.
@@ -63,10 +63,12 @@ def _runs_and_began(path: Path) -> tuple[bool, int]:
 
 
 @lru_cache(maxsize=64)
-def _record(path: Path, _stamp: int) -> Record | None:
+def _record(path: Path, _stamp: int) -> SwarmRecord | None:
     try:
         fields = json.loads(path.read_bytes())
-        return Record(path.parent, str(fields["name"]), str(fields["start"]), fields["members"])
+        return SwarmRecord(
+            path.parent, str(fields["name"]), str(fields["start"]), fields["members"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # rewritten at the swarm's next start
 
@@ -78,7 +80,7 @@ def record_of(directory: Path) -> dict[str, str]:
     return record.members if record is not None else {}
 
 
-def in_swarms(homes: Sequence[Home]) -> dict[Path, Record]:
+def in_swarms(homes: Sequence[Home]) -> dict[Path, SwarmRecord]:
     """Return home -> swarm for those of these homes in one: the running swarm, or the newest."""
     of = {Path(where): record for record in records() for where in record.members.values()}
     return {home.directory: of[home.directory] for home in homes if home.directory in of}
@@ -100,7 +102,7 @@ def ask(home: Home, timeout_s: float) -> dict[str, Any]:
         return control_socket.ask(record.directory, "member", timeout_s, home=str(home.directory))
 
 
-def one_swarm(record: Record, timeout_s: float) -> dict[str, Any]:
+def one_swarm(record: SwarmRecord, timeout_s: float) -> dict[str, Any]:
     """Return a swarm's status, or its record if it does not answer."""
     known = {"name": record.name, "start": record.start, "directory": str(record.directory)}
     try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from fcil_client.session.events import Link, Work
 
 if TYPE_CHECKING:
-    from fcil_client.swarm.members import Member
+    from fcil_client.swarm.members import SwarmMember
 
 
-def summary(members: Sequence[Member]) -> dict[str, Any]:
+def summary(members: Sequence[SwarmMember]) -> dict[str, Any]:
     """Return the members' numbers, JSON-ready.
 
     ``connected`` have a session; ``fetching``, ``working`` and ``sending`` are in a round (one

@@ -20,13 +20,13 @@ from fcil_client.daemon.client import Client
 from fcil_client.daemon.jobs import changes, defect
 from fcil_client.notes import Note, Notes
 from fcil_client.policy.sensors import Sensors
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.session.events import FolderChanged
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.swarm import status as swarm_status
 from fcil_client.swarm import summary as swarm_view
-from fcil_client.swarm.members import Member
-from fcil_client.swarm.seats import Door, Seat, how_to_start, swarm_digest, swarm_name
+from fcil_client.swarm.members import SwarmMember
+from fcil_client.swarm.seats import Enroller, Seat, how_to_start, swarm_digest, swarm_name
 from fcil_client.swarm.shared import Membership, Shared
 from fcil_client.swarm.status import RECORD, record_bytes, swarms
 from fcil_protocol.errors import FcilError, StorageError, UsageError, WireError
@@ -62,7 +62,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SwarmOutcome:
     """Result of a swarm.
 
     Attributes:
@@ -98,15 +98,15 @@ class Swarm:
     def __init__(
         self,
         seats: Sequence[Seat],
-        options: Options,
-        door: Door,
+        options: ClientOptions,
+        door: Enroller,
         *,
         say: Say,
         service: Service | None = None,
         ends: Ends | None = None,
         sensors: Sensors | None = None,
     ) -> None:
-        self.members = [Member(seat) for seat in seats]
+        self.members = [SwarmMember(seat) for seat in seats]
         self.directory = swarms() / swarm_digest(seats)
         self.notes = Notes(partial(say, ""))
         self._options = options
@@ -120,7 +120,7 @@ class Swarm:
         self._shared: Shared
         self._beside: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> SwarmOutcome:
         """Run all members until a signal, the end of the run, or of the last member.
 
         Raises:
@@ -134,7 +134,7 @@ class Swarm:
         with DirectoryLock.acquire(self.directory, "swarm"):
             await self._run()
         failed = {m.seat.name: m.error for m in self.members if m.error is not None}
-        return Outcome(self._done, self._stopped, failed, self.summary())
+        return SwarmOutcome(self._done, self._stopped, failed, self.summary())
 
     async def _run(self) -> None:
         self._shared = Shared(
@@ -221,7 +221,7 @@ class Swarm:
         except StorageError as error:
             self.notes("warning", str(error))
 
-    async def _live(self, member: Member, home: Home, enrolment: Enrolment) -> None:
+    async def _live(self, member: SwarmMember, home: Home, enrolment: Enrolment) -> None:
         name = member.seat.name
         try:
             with DirectoryLock.acquire(home.directory, "client"):
@@ -238,7 +238,7 @@ class Swarm:
         except Exception as error:
             self._failed(member, defect(error))
 
-    def _failed(self, member: Member, error: FcilError) -> None:
+    def _failed(self, member: SwarmMember, error: FcilError) -> None:
         member.error = error
         self._say(member.seat.name, _note(f"takes no further part: {error}"))
         if self._ends.together and not self._ending.is_set():
@@ -266,7 +266,7 @@ class Swarm:
         return [self._watch(p, [m for m in whole if m.seat.data.resolve().parent == p])
                 for p in sorted(parents)]  # fmt: skip
 
-    async def _watch(self, parent: Path, members: list[Member]) -> None:
+    async def _watch(self, parent: Path, members: list[SwarmMember]) -> None:
         names = {m.seat.data.resolve().name: m for m in members}
         async for paths in changes(parent, self.notes):
             # Changes of the parent itself (touch, chmod) concern no member.

@@ -46,7 +46,7 @@ class RecordKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordSpan:
     """Position of a valid record."""
 
     kind: RecordKind
@@ -141,7 +141,7 @@ class Segment:
 
     # --- one record -------------------------------------------------------------------------
 
-    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> Record:
+    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> RecordSpan:
         """Append a record; not durable before the file is synced.
 
         Args:
@@ -154,7 +154,7 @@ class Segment:
         """
         name = key.encode()
         size = sum(len(piece) for piece in body)
-        record = Record(kind, key, self.end, len(name), size)
+        record = RecordSpan(kind, key, self.end, len(name), size)
         fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(name), size)
         digest = hashlib.sha256(self.salt + fields + name)
         for piece in body:
@@ -180,7 +180,7 @@ class Segment:
             # Leftover bytes are recognised as torn when the spool is opened again.
             self.open_end = False
 
-    def read(self, record: Record, *, check: bool = True) -> bytes:
+    def read(self, record: RecordSpan, *, check: bool = True) -> bytes:
         """Return the body of a record.
 
         Args:
@@ -214,7 +214,7 @@ class Segment:
 
     # --- scan -------------------------------------------------------------------------------
 
-    def scan(self) -> Iterator[Record | Damage]:
+    def scan(self) -> Iterator[RecordSpan | Damage]:
         """Yield the records and damages of the file, in order; every byte is checked."""
         with storage_errors("read", self.path):
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -228,7 +228,7 @@ class Segment:
             finally:
                 os.close(fd)
 
-    def _examine(self, fd: int, offset: int, size: int) -> Record | Damage:
+    def _examine(self, fd: int, offset: int, size: int) -> RecordSpan | Damage:
         record = self._parse_head(read_at(fd, offset, HEAD_BYTES), offset)
         rest = size - offset
         if record is None:
@@ -241,7 +241,7 @@ class Segment:
         checked = self._check(fd, record)
         return checked or Damage(offset, record.size, torn=False, at_end=record.size == rest)
 
-    def _parse_head(self, head: bytes, offset: int) -> Record | None:
+    def _parse_head(self, head: bytes, offset: int) -> RecordSpan | None:
         """Return the record described by its head, if the head is intact."""
         if len(head) < HEAD_BYTES:
             return None
@@ -255,9 +255,9 @@ class Segment:
                 f"know (expected {_VERSION}.1 to {_VERSION}.{max(RecordKind)}).",
                 action="Use the fcil version that wrote it.",
             )
-        return Record(RecordKind(kind), "", offset, key_bytes, body_bytes)
+        return RecordSpan(RecordKind(kind), "", offset, key_bytes, body_bytes)
 
-    def _check(self, fd: int, record: Record) -> Record | None:
+    def _check(self, fd: int, record: RecordSpan) -> RecordSpan | None:
         """Return the record with its key if its SHA-256 matches."""
         head = read_at(fd, record.offset, HEAD_BYTES + record.key_bytes)
         name = head[HEAD_BYTES:]
@@ -273,7 +273,7 @@ class Segment:
             key = name.decode()
         except UnicodeDecodeError:  # only a sender that can compute checksums wrote it
             return None
-        return Record(record.kind, key, record.offset, len(name), record.body_bytes)
+        return RecordSpan(record.kind, key, record.offset, len(name), record.body_bytes)
 
     def _next_record(self, fd: int, start: int, size: int) -> int:
         """Return the offset of the next valid record; the end of the file if there is none."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fcil_protocol.errors import AlreadyHave, CorruptFile, DiskFull, StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
-from fcil_protocol.storage.segment import MAX_KEY_BYTES, Damage, Record, RecordKind, Segment
+from fcil_protocol.storage.segment import MAX_KEY_BYTES, Damage, RecordKind, RecordSpan, Segment
 from fcil_protocol.storage.segment_list import SegmentList
 
 SEGMENT_BYTES = 64 << 20
@@ -28,9 +28,9 @@ _ROLL_AT = 1  # dead bytes per live byte above which a segment accepts no more r
 _COPY_AT = 3  # and above which its live records are copied elsewhere
 
 
-class _Place(NamedTuple):
+class _RecordPlace(NamedTuple):
     segment: Segment
-    record: Record
+    record: RecordSpan
 
 
 class Spool:
@@ -56,7 +56,7 @@ class Spool:
         self._directory = directory
         self._guard = threading.Lock()
         self._segments = SegmentList(directory, segment_bytes)
-        self._index: dict[str, _Place] = {}
+        self._index: dict[str, _RecordPlace] = {}
         self._unsynced: dict[str, None] = {}  # keys that a power cut could take
         self._failed: StorageError | None = None  # error of a sync, for records appended during it
         with storage_errors("create", directory):
@@ -77,7 +77,7 @@ class Spool:
                 damages.append(found)
             elif found.kind is RecordKind.DATA:
                 self._bury(found.key, segment)  # a copy replaces its original
-                self._index[found.key] = _Place(segment, found)
+                self._index[found.key] = _RecordPlace(segment, found)
                 segment.live += found.size
             elif found.kind is RecordKind.REMOVED:
                 self._bury(found.key, segment)
@@ -143,7 +143,7 @@ class Spool:
                 segment = self._segments.open_for(size)
                 record = segment.append(RecordKind.DATA, key, *body)
             segment.live += record.size
-            self._index[key] = _Place(segment, record)
+            self._index[key] = _RecordPlace(segment, record)
             self._unsynced[key] = None
             self._segments.dirty[segment.number] = segment
 
@@ -256,7 +256,7 @@ class Spool:
             return False
         return True
 
-    def _copy(self, places: dict[str, _Place]) -> tuple[Segment, dict[str, _Place]]:
+    def _copy(self, places: dict[str, _RecordPlace]) -> tuple[Segment, dict[str, _RecordPlace]]:
         """Copy records into a new segment, durable when this returns."""
         for segment in self._segments:
             segment.open_end = False  # records appended from now on follow the copies
@@ -265,7 +265,7 @@ class Spool:
         try:
             for key, place in places.items():
                 body = place.segment.read(place.record)
-                copies[key] = _Place(target, target.append(RecordKind.DATA, key, body))
+                copies[key] = _RecordPlace(target, target.append(RecordKind.DATA, key, body))
             with storage_errors("sync", target.path):
                 sync_data(target.descriptor)
                 sync_directory(self._directory)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_adapters.contract import Preprocessing, registry
-from fcil_adapters.images.cache import Door, ImageStore
-from fcil_adapters.images.decoding import Entry, digest, open_source
+from fcil_adapters.images.cache import CachedImages, ImageStore
+from fcil_adapters.images.decoding import ImageEntry, digest, open_source
 from fcil_adapters.numerics.class_conflicts import Meanings
 from fcil_adapters.numerics.outliers import OutlierRule, screen
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
 from fcil_adapters.worker.memory_files import Blob
-from fcil_adapters.worker.models import Engine, evaluate, read_parts
+from fcil_adapters.worker.models import LoadedModels, evaluate, read_parts
 from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.payloads.schema import class_key
@@ -29,7 +29,7 @@ CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
 
 @dataclass(frozen=True)
 class _TestImage:
-    entry: Entry
+    entry: ImageEntry
     digest: str
 
 
@@ -46,7 +46,7 @@ class CentralTest:
         self.preprocessing = preprocessing
         self.store = ImageStore(open_source(path), preprocessing, memory_bytes=CENTRAL_MEMORY_BYTES)
         self.faults: list[str] = []
-        self._images: dict[Entry, _TestImage] = {}
+        self._images: dict[ImageEntry, _TestImage] = {}
 
     def look(self) -> None:
         """Read the folder again; if it has a ``test`` folder, only that counts."""
@@ -57,7 +57,7 @@ class CentralTest:
         listing = source.listing()
         self.faults = list(listing.faults)
         tested = any(entry.part == "test" for entry in listing.entries)
-        images: dict[Entry, _TestImage] = {}
+        images: dict[ImageEntry, _TestImage] = {}
         for entry in listing.entries:
             self.store.alive()
             if entry.part != "test" and tested:
@@ -69,7 +69,7 @@ class CentralTest:
                 self.faults.append(error.message)
         self._images = images
 
-    def door(self, classes: Mapping[str, int]) -> Door:
+    def door(self, classes: Mapping[str, int]) -> CachedImages:
         """Open the images of some classes, name -> id."""
         ids = {class_key(name): number for name, number in classes.items()}
         keyed = ((image, class_key(image.entry.class_name)) for image in self._images.values())
@@ -80,7 +80,7 @@ class ServerWorker:
     """The worker's operations and the data that it keeps between calls."""
 
     def __init__(self) -> None:
-        self._engine = Engine()
+        self._engine = LoadedModels()
         self._test: CentralTest | None = None
 
     def operations(self) -> dict[str, worker_ops.Operation]:

@@ -60,7 +60,7 @@ from fcil_server.cli.serve_options import (
 if TYPE_CHECKING:
     from fcil_protocol.process.log_file import LogFile
     from fcil_server.daemon.context import ServerContext
-    from fcil_server.daemon.journal import Note
+    from fcil_server.daemon.journal import JournalNote
     from fcil_server.federation.first_start import Start
 
 app = typer.Typer(
@@ -149,7 +149,7 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
 
     said, service = Said(log), Service(log)
 
-    def say(note: Note) -> None:
+    def say(note: JournalNote) -> None:
         said(note.at, note.level, note.text, note.code)
         service.news()
 

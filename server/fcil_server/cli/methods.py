@@ -13,7 +13,7 @@ from fcil_protocol.errors import UsageError
 from fcil_server.cli.show_methods import describe_method
 from fcil_server.federation.config import Config, load
 from fcil_server.federation.sections import MethodSection
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.budget import applied, choose
 
 
@@ -52,7 +52,7 @@ def describe_methods(
             action="For example: fcil-server methods pilora -c method.rank=8",
         )
     config = load(_config_file(directory) if directory else None, overrides)
-    setting = Setting(
+    setting = TrafficSetting(
         backbone=backbone_by_name(backbone or config.run.backbone),
         classes=classes,
         past=past,

@@ -12,7 +12,7 @@ from fcil_adapters.contract import Hparams, Method
 from fcil_adapters.contract.traffic import Cadence
 from fcil_protocol.process.tables import console, show_table, table
 from fcil_server.reports.results.run_data import format_bytes
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import Traffic, predict
 
 _WHEN = {
@@ -30,7 +30,7 @@ _WHEN = {
 }
 
 
-def describe_method(method: Method, hparams: Hparams, setting: Setting) -> dict[str, Any]:
+def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -> dict[str, Any]:
     """Return a method's manifest, its options and its traffic as plain data."""
     return {
         "name": method.name,

@@ -9,10 +9,10 @@ from pathlib import Path
 import typer
 
 from fcil_protocol.process.terminal import count_of, printable
-from fcil_server.storage.findings import Finding, Level
+from fcil_server.storage.findings import Finding, Severity
 from fcil_server.storage.restore import Restored
 
-_SIGNS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.FAILURE: "FAILURE"}
+_SIGNS = {Severity.OK: "ok     ", Severity.WARNING: "warning", Severity.FAILURE: "FAILURE"}
 
 
 def show_findings(found: Sequence[Finding]) -> None:
@@ -22,8 +22,8 @@ def show_findings(found: Sequence[Finding]) -> None:
         typer.echo(f"{_SIGNS[finding.level]}  {about}: {text}")
         if finding.action:
             typer.echo(f"         -> {printable(finding.action)}")
-    bad = sum(f.level is Level.FAILURE for f in found)
-    odd = sum(f.level is Level.WARNING for f in found)
+    bad = sum(f.level is Severity.FAILURE for f in found)
+    odd = sum(f.level is Severity.WARNING for f in found)
     typer.echo(
         f"{count_of(bad, 'failure')}, {count_of(odd, 'warning')}, "
         f"{count_of(len(found) - bad - odd, 'check')} passed"

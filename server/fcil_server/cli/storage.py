@@ -31,11 +31,11 @@ def check(
     with errors(form):
         from fcil_server.cli.show_storage import show_findings
         from fcil_server.storage.check import check as look
-        from fcil_server.storage.findings import Level
+        from fcil_server.storage.findings import Severity
 
         found = look(directory)
-        count = {level.value: sum(f.level is level for f in found) for level in Level}
-        failed = bool(count[Level.FAILURE.value])
+        count = {level.value: sum(f.level is level for f in found) for level in Severity}
+        failed = bool(count[Severity.FAILURE.value])
         rows = [asdict(f) for f in found]
         status = "error" if failed else "ok"
         emit(

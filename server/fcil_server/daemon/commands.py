@@ -21,8 +21,8 @@ from fcil_server.runs.erase import Going, erase, tidy
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerActions, ServerContext
-    from fcil_server.daemon.live import Live
-    from fcil_server.daemon.sessions import Sessions
+    from fcil_server.daemon.live import LiveStatus
+    from fcil_server.daemon.sessions import ClientSessions
 
 
 class Commands:
@@ -36,7 +36,11 @@ class Commands:
     """
 
     def __init__(
-        self, context: ServerContext, actions: ServerActions, sessions: Sessions, live: Live
+        self,
+        context: ServerContext,
+        actions: ServerActions,
+        sessions: ClientSessions,
+        live: LiveStatus,
     ) -> None:
         self._context = context
         self._actions = actions

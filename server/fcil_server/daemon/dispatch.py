@@ -27,7 +27,7 @@ from fcil_protocol.messages.messages import (
 )
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
-from fcil_server.daemon.sessions import Sessions
+from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Turns
 from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
@@ -47,7 +47,7 @@ class Dispatch:
     """
 
     def __init__(
-        self, context: ServerContext, sessions: Sessions, guests: Guests, cut_offs: CutOffs
+        self, context: ServerContext, sessions: ClientSessions, guests: Guests, cut_offs: CutOffs
     ) -> None:
         self._context = context
         self._sessions = sessions

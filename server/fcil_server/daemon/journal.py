@@ -31,7 +31,7 @@ STRANGERS = ""  # origin of refusals that no known client caused
 
 
 @dataclass(frozen=True)
-class Note:
+class JournalNote:
     """One line for the operator."""
 
     at: float
@@ -60,7 +60,7 @@ class Journal:
     def __init__(
         self,
         ledger: Ledger,
-        say: Callable[[Note], None],
+        say: Callable[[JournalNote], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused = 0
@@ -68,7 +68,7 @@ class Journal:
         self._say = say
         self._clock = clock
         self._run: RunId | None = None  # the run that notes are about
-        self._notes: deque[Note] = deque(maxlen=KEPT_NOTES)
+        self._notes: deque[JournalNote] = deque(maxlen=KEPT_NOTES)
         self._noted = 0
         self._news = asyncio.Event()
         # Separate budgets: refused messages must not use up the notes about their sender.
@@ -115,7 +115,7 @@ class Journal:
         self._write_soon()
 
     def _tell(self, level: str, code: str, text: str, client: ClientId | None) -> None:
-        note = Note(time.time(), level, code, text)
+        note = JournalNote(time.time(), level, code, text)
         self._notes.append(note)
         self._noted += 1
         self._news.set()  # wakes all waiting commands; the next wait is for the next note

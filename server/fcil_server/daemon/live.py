@@ -26,7 +26,7 @@ _RANKS = 5
 
 
 @dataclass(frozen=True)
-class Upload:
+class UploadProgress:
     """A client's partially received update to the round under way.
 
     Attributes:
@@ -38,7 +38,7 @@ class Upload:
     expected: int | None = None
 
 
-class Live:
+class LiveStatus:
     """Reports the round under way.
 
     An opened update leaves the assembly of its chunks, so its size is remembered here.
@@ -86,7 +86,7 @@ class Live:
         machine, rules = at.round, at.round.rules
         answers = dict(machine.answers)
         key = RoundKey(coordinator.kit.run, at.task.index, at.step.kind, at.step.round)
-        uploads: dict[ClientId, Upload] = {}
+        uploads: dict[ClientId, UploadProgress] = {}
         ranks: list[list[ClientId]] = [[] for _ in range(_RANKS)]
         for client, answer in answers.items():
             uploads[client] = upload = self._upload(client, key)
@@ -121,15 +121,15 @@ class Live:
             "more": len(answers) - len(shown),
         }
 
-    def _upload(self, client: ClientId, key: RoundKey) -> Upload:
+    def _upload(self, client: ClientId, key: RoundKey) -> UploadProgress:
         for assembly in self._context.intake.arriving.of(client):
             core = assembly.header.core
             if (core.run, core.task, core.kind, core.round) == key:
-                return Upload(assembly.received_bytes, assembly.header.sealed_bytes)
+                return UploadProgress(assembly.received_bytes, assembly.header.sealed_bytes)
         whole = self._opened.get(client)
-        return Upload() if whole is None else Upload(whole, whole)
+        return UploadProgress() if whole is None else UploadProgress(whole, whole)
 
-    def _rank(self, client: ClientId, answer: Answer, upload: Upload) -> int:
+    def _rank(self, client: ClientId, answer: Answer, upload: UploadProgress) -> int:
         """Order clients: sending, working, away, without an answer, answered."""
         if answer is not Answer.NONE:
             return 4 if answer is Answer.UPDATED else 3
@@ -138,7 +138,7 @@ class Live:
         return 2 if self._context.peers.by_client(client) is None else 1
 
     def _client(
-        self, client: ClientId, answer: Answer, reason: str, upload: Upload
+        self, client: ClientId, answer: Answer, reason: str, upload: UploadProgress
     ) -> dict[str, Any]:
         peer = self._context.peers.by_client(client)
         return {

@@ -41,7 +41,7 @@ class Held(Generic[K]):
 
 
 @dataclass
-class _Bucket:
+class _NoteBucket:
     left: float
     at: float
 
@@ -54,7 +54,7 @@ class NoteBudget(Generic[K]):
     """The buckets of all origins, and the held-back notes."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, _NoteBucket] = {}
         self._held: dict[tuple[str, K], Held[K]] = {}
 
     @property
@@ -94,7 +94,7 @@ class NoteBudget(Generic[K]):
         return {place: held.text for place, held in self._held.items()}
 
     def _draw(self, origin: str, now: float) -> bool:
-        bucket = self._buckets.setdefault(origin, _Bucket(float(BURST), now))
+        bucket = self._buckets.setdefault(origin, _NoteBucket(float(BURST), now))
         bucket.fill(now)
         if bucket.left < 1:
             return False

@@ -12,8 +12,8 @@ from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import Books
-from fcil_server.daemon.live import Live
-from fcil_server.daemon.sessions import Sessions
+from fcil_server.daemon.live import LiveStatus
+from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Lag, LagMeter
 from fcil_server.sessions.conduct import ANNOUNCED
 from fcil_server.sessions.peers import Peer
@@ -26,10 +26,10 @@ class ServerParts:
     """The parts that serve the run."""
 
     context: ServerContext
-    sessions: Sessions
+    sessions: ClientSessions
     cut_offs: CutOffs
     dispatch: Dispatch
-    live: Live
+    live: LiveStatus
     books: Books
 
 

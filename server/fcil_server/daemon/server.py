@@ -24,10 +24,10 @@ from fcil_server.daemon.context import ServerActions, ServerContext, guard
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import Books
-from fcil_server.daemon.journal import Journal, Note
-from fcil_server.daemon.live import Live
+from fcil_server.daemon.journal import Journal, JournalNote
+from fcil_server.daemon.live import LiveStatus
 from fcil_server.daemon.parts import ServerParts, ServerPorts
-from fcil_server.daemon.sessions import Sessions
+from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.daemon.status import status_line
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.addresses import split_address
@@ -95,7 +95,7 @@ class Server:
         self,
         federation: Federation,
         *,
-        say: Callable[[Note], None],
+        say: Callable[[JournalNote], None],
         until_done: bool = False,
         new_run: bool = False,
         drain_on_term: bool = False,
@@ -198,13 +198,13 @@ class Server:
 
     def _compose(self, context: ServerContext, listening: _Listening) -> ServerParts:
         """Make the active parts, each from finished ones."""
-        sessions = Sessions(context, listening.cut_offs)
+        sessions = ClientSessions(context, listening.cut_offs)
         return ServerParts(
             context=context,
             sessions=sessions,
             cut_offs=listening.cut_offs,
             dispatch=Dispatch(context, sessions, listening.guests, listening.cut_offs),
-            live=Live(context),
+            live=LiveStatus(context),
             books=Books(context, self.fail),
         )
 

@@ -18,12 +18,12 @@ from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.event_loop import Turns
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF, REVOKED
-from fcil_server.ledger.rows import Client
+from fcil_server.ledger.rows import ClientRow
 from fcil_server.sessions import handshake
 from fcil_server.sessions.peers import GOODBYE_S, Peer
 
 
-class Sessions:
+class ClientSessions:
     """Begins and ends sessions, and sends in them.
 
     Args:
@@ -172,7 +172,7 @@ class Sessions:
         """End the membership of a member that leaves."""
         self.revoke(self._row(peer), keep=True, actor=peer.name, why=LEFT_BY_ITSELF)
 
-    def revoke(self, row: Client, *, keep: bool, actor: str, why: str = "") -> None:
+    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = "") -> None:
         """Take a client off the list (`Roster.revoke`) and end its connection."""
         context = self._context
         context.roster.revoke(row, why, actor, keep=keep)
@@ -183,7 +183,7 @@ class Sessions:
         text = f"{row.name} is off the list: {why or REVOKED}"
         context.journal.note("warning", "revoked", text, row.client_id)
 
-    def _row(self, peer: Peer) -> Client:
+    def _row(self, peer: Peer) -> ClientRow:
         row = self._context.ledger.clients.get(peer.client)
         assert row is not None, "it has a session"
         return row

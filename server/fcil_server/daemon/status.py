@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.event_loop import Turns
 from fcil_server.federation.eligibility import gone_client
-from fcil_server.ledger.enums import Role, Source
+from fcil_server.ledger.enums import CountSource, Role
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client
+from fcil_server.ledger.rows import ClientRow
 from fcil_server.reports.results.run_data import RoundView, round_views
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
     run, path = context.run.coordinator.kit.run, context.ledger.path
     learned = {t.task for t in context.ledger.tasks.all(run) if t.closed_at is not None}
 
-    def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: in a thread
+    def read() -> tuple[
+        list[ClientRow], dict[ClientId, set[int]]
+    ]:  # thousands of rows: in a thread
         with Ledger(path, read_only=True) as ledger:
             return ledger.clients.all(), ledger.updates.counted_tasks(run)
 
@@ -211,7 +213,7 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
         "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
         "wire_up": up.true_wire,
         "wire_down": down.true_wire,
-        "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,
+        "wire_source": (CountSource.KERNEL if kernel else CountSource.PREDICTED).value,
         "tensors_up": up.tensor,
         "tensors_down": down.tensor,
     }

@@ -27,14 +27,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class TlsFiles:
     """PEM files by which an HTTP listener proves its name; empty on the loopback address."""
 
     chain: str = ""
     key: str = ""
 
 
-def check_door(address: str, certificate: Certificate) -> None:
+def check_door(address: str, certificate: TlsFiles) -> None:
     """Refuse an address that others could reach without a certificate.
 
     Raises:

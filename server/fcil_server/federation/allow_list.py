@@ -28,7 +28,7 @@ USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may b
 
 
 @dataclass
-class _Bucket:
+class _HandshakeBucket:
     """Handshakes of one kind of guests."""
 
     burst: int
@@ -82,8 +82,10 @@ class Doorkeeper:
         self._former: frozenset[bytes] = frozenset()
         self._clock = clock
         now = clock()
-        self._room = _Bucket(NEWCOMERS_BURST, NEWCOMERS_PER_S, FIRST_S, NEWCOMERS_BURST, now)
-        self._corner = _Bucket(FORMER_BURST, FORMER_PER_S, LONGEST_S, FORMER_BURST, now)
+        self._room = _HandshakeBucket(
+            NEWCOMERS_BURST, NEWCOMERS_PER_S, FIRST_S, NEWCOMERS_BURST, now
+        )
+        self._corner = _HandshakeBucket(FORMER_BURST, FORMER_PER_S, LONGEST_S, FORMER_BURST, now)
 
     def __call__(self, key: bytes) -> bool:
         """Return True if a handshake with this CURVE key passes; called by one thread only.

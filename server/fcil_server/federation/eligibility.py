@@ -13,7 +13,7 @@ from fcil_protocol.errors import (
     TrustError,
     UnknownClient,
 )
-from fcil_server.ledger.rows import Client, Ticket
+from fcil_server.ledger.rows import ClientRow, TicketRow
 
 REVOKED = "revoked by the operator"  # if no other reason was given
 LEFT_BY_ITSELF = "the client left by itself"
@@ -28,13 +28,13 @@ def gone(*, erased: bool, revoked: bool, why: str) -> str:
     return ""
 
 
-def gone_client(row: Client) -> str:
+def gone_client(row: ClientRow) -> str:
     """Return `gone` for a client of the ledger."""
     why = row.revoked_why or ""
     return gone(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
 
 
-def check_ticket(ticket: Ticket, now: float) -> None:
+def check_ticket(ticket: TicketRow, now: float) -> None:
     """Refuse a ticket that is no longer valid.
 
     Raises:
@@ -58,7 +58,7 @@ def check_ticket(ticket: Ticket, now: float) -> None:
         )
 
 
-def refusal(row: Client | None, now: float) -> TrustError:
+def refusal(row: ClientRow | None, now: float) -> TrustError:
     """Return why a key may not take part, in words for the person at the client."""
     if row is None:
         return UnknownClient("this key is not enrolled here.")

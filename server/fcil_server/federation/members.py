@@ -8,7 +8,7 @@ from typing import Any
 from fcil_server.federation.eligibility import gone_client
 from fcil_server.ledger.labels import GONE
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client, Ticket
+from fcil_server.ledger.rows import ClientRow, TicketRow
 
 SHOWN_REFUSALS = 3  # newest reasons per client
 
@@ -49,7 +49,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
     return rows
 
 
-def _state(client: Client, now: float, live: Mapping[str, str]) -> str:
+def _state(client: ClientRow, now: float, live: Mapping[str, str]) -> str:
     if state := gone_client(client):
         return state
     if not client.may_join(now):
@@ -66,5 +66,5 @@ def ticket_rows(ledger: Ledger) -> list[dict[str, Any]]:
     ]
 
 
-def _good(ticket: Ticket, now: float) -> bool:
+def _good(ticket: TicketRow, now: float) -> bool:
     return ticket.used_at is None and ticket.withdrawn_at is None and now < ticket.expires_at

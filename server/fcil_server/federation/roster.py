@@ -113,7 +113,7 @@ class Roster:
             self.changed(relay.client_id)
         return ticket
 
-    def _relay(self, name: str, role: Role) -> ledger_rows.Client:
+    def _relay(self, name: str, role: Role) -> ledger_rows.ClientRow:
         """Return the relay that a new client can connect to."""
         row = self.named(name)
         problem = ""
@@ -133,7 +133,7 @@ class Roster:
             )
         return row
 
-    def redeem(self, ticket: ledger_rows.Ticket, keys: PublicKeys, device: str) -> ClientId:
+    def redeem(self, ticket: ledger_rows.TicketRow, keys: PublicKeys, device: str) -> ClientId:
         """Make the bearer of a ticket a member; repeat the answer for the same keys.
 
         Raises:
@@ -171,7 +171,7 @@ class Roster:
         self.door.admit(keys.curve)
         return client
 
-    def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
+    def rotate(self, row: ledger_rows.ClientRow, message: Rotate) -> PublicKeys:
         """Adopt a member's new keys; the old ones become invalid.
 
         Raises:
@@ -266,7 +266,9 @@ class Roster:
 
     # --- end of membership ------------------------------------------------------------------
 
-    def revoke(self, row: ledger_rows.Client, why: str, actor: str, *, keep: bool = False) -> None:
+    def revoke(
+        self, row: ledger_rows.ClientRow, why: str, actor: str, *, keep: bool = False
+    ) -> None:
         """Take a client off the allow-list. Its key still gets the reason, nothing else.
 
         Args:
@@ -285,12 +287,12 @@ class Roster:
             self.door.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
 
-    def bar(self, row: ledger_rows.Client) -> None:
+    def bar(self, row: ledger_rows.ClientRow) -> None:
         """Admit a member only occasionally, as a former one, until `unbar`."""
         if row.curve:
             self.door.explain(row.curve)
 
-    def unbar(self, row: ledger_rows.Client) -> None:
+    def unbar(self, row: ledger_rows.ClientRow) -> None:
         """Admit a barred member again, if it still is a member."""
         if row.curve and row.may_join(self._ledger.now):
             self.door.admit(row.curve)
@@ -317,7 +319,7 @@ class Roster:
             self.changed(relay)
         return True
 
-    def erase(self, row: ledger_rows.Client, actor: str) -> ledger_rows.Erased:
+    def erase(self, row: ledger_rows.ClientRow, actor: str) -> ledger_rows.Erased:
         """Take a client off the list and remove its name, keys and tests from the ledger.
 
         Its key gets no reason any more; the audit log gets only its id.
@@ -330,7 +332,7 @@ class Roster:
         self.changed(row.client_id if row.via is None else row.via)
         return erased
 
-    def named(self, name: str) -> ledger_rows.Client:
+    def named(self, name: str) -> ledger_rows.ClientRow:
         """Return the member with this name, or with this beginning of its id.
 
         Raises:
@@ -339,7 +341,7 @@ class Roster:
         return named(self._ledger, name)
 
 
-def named(ledger: Ledger, name: str) -> ledger_rows.Client:
+def named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
     """Return the member with this name, or with this beginning of its id.
 
     Raises:
@@ -357,7 +359,7 @@ def named(ledger: Ledger, name: str) -> ledger_rows.Client:
     return rows[0]
 
 
-def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
+def ever_named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
     """Return the client with this name, even if its membership is over.
 
     Raises:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from fcil_adapters.contract.averaging import AveragingRule
 from fcil_adapters.contract.half_precision import WEIGHTS, read_half
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_server.federation.addresses import Certificate, split_address
+from fcil_server.federation.addresses import TlsFiles, split_address
 
 
 class Section(BaseModel):
@@ -73,14 +73,14 @@ class FederationSection(Section):
     )
 
     @property
-    def metrics_certificate(self) -> Certificate:
+    def metrics_certificate(self) -> TlsFiles:
         """The certificate of the metrics listener."""
-        return Certificate(self.metrics_cert, self.metrics_key)
+        return TlsFiles(self.metrics_cert, self.metrics_key)
 
     @property
-    def page_certificate(self) -> Certificate:
+    def page_certificate(self) -> TlsFiles:
         """The certificate of the dashboard's listener."""
-        return Certificate(self.page_cert, self.page_key)
+        return TlsFiles(self.page_cert, self.page_key)
 
     def told(self, port: int = 0) -> list[str]:
         """Return the addresses that the server gives its clients.

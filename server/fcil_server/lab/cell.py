@@ -32,7 +32,7 @@ _WORDS = 6  # last lines of a log that a failure shows
 
 
 @dataclass(frozen=True)
-class Work:
+class CellInputs:
     """Inputs of a cell's run, besides the cell itself.
 
     Attributes:
@@ -56,7 +56,7 @@ class Stopped(Exception):
 
 
 def run(
-    cell: Cell, work: Work, stop: threading.Event, tell: Callable[[str], None]
+    cell: Cell, work: CellInputs, stop: threading.Event, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run a cell from its beginning and return its numbers.
 
@@ -100,7 +100,7 @@ def run(
 
 def _watch(
     federation: LocalFederation,
-    work: Work,
+    work: CellInputs,
     stop: threading.Event,
     tell: Callable[[str], None],
     tasks: int,

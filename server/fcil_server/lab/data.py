@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.known import EMBEDDED_DIGEST, EMBEDDED_NAMES
-from fcil_adapters.images.sources import Entry, ImageSource, open_source
+from fcil_adapters.images.sources import ImageEntry, ImageSource, open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 from fcil_protocol.process.children import module_command
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
-from fcil_server.lab.experiment import Data, Experiment, Setting
-from fcil_server.lab.plan import Cell, Split
+from fcil_server.lab.experiment import Data, Experiment, SettingSection
+from fcil_server.lab.plan import Cell, PartitionRequest
 
 DIGITS = "digits"
 VARIABLE = "FCIL_DATA"  # of the environment, if --data is not given
@@ -47,7 +47,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionImages:
     """A partition file, as far as the server's side needs it."""
 
     path: Path
@@ -102,9 +102,9 @@ def _test_images(source: Path, data: Data, room: Path) -> Path:
     return folder
 
 
-def _some(entries: Iterable[Entry], per_class: int) -> Iterable[Entry]:
+def _some(entries: Iterable[ImageEntry], per_class: int) -> Iterable[ImageEntry]:
     """Draw images of each class, the same in every experiment."""
-    by_class: dict[str, list[Entry]] = {}
+    by_class: dict[str, list[ImageEntry]] = {}
     for entry in entries:
         by_class.setdefault(entry.class_name, []).append(entry)
     for name, found in sorted(by_class.items()):
@@ -116,7 +116,7 @@ def _some(entries: Iterable[Entry], per_class: int) -> Iterable[Entry]:
         yield from (found[i] for i in sorted(order.tolist()))
 
 
-def _write(images: ImageSource, chosen: list[Entry], folder: Path) -> None:
+def _write(images: ImageSource, chosen: list[ImageEntry], folder: Path) -> None:
     if folder.exists():
         return
     half = folder.with_name(f"{folder.name}.half")
@@ -166,7 +166,9 @@ def write_digits(folder: Path) -> Path:
 # --- partitions -----------------------------------------------------------------------------
 
 
-def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -> Partition:
+def partition(
+    images: Images, split: PartitionRequest, room: Path, *, anew: bool = False
+) -> PartitionImages:
     """Return a partition, made by ``fcil-client split`` if there is no readable one.
 
     Raises:
@@ -188,7 +190,7 @@ def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -
     return read_partition(path)
 
 
-def read_partition(path: Path) -> Partition:
+def read_partition(path: Path) -> PartitionImages:
     """Read the part of a partition file that the server's side needs.
 
     Raises:
@@ -197,7 +199,7 @@ def read_partition(path: Path) -> Partition:
     try:
         with storage_errors("read", path):
             content: dict[str, Any] = json.loads(path.read_bytes())
-        return Partition(
+        return PartitionImages(
             path=path,
             digest=str(content["digest"]),
             source=str(content["source"]["digest"]),
@@ -209,7 +211,7 @@ def read_partition(path: Path) -> Partition:
         raise CorruptFile(f"the partition {path} is damaged ({error}).") from error
 
 
-def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, Partition]:
+def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, PartitionImages]:
     """Return the partitions of some cells by the slug of their split.
 
     The first is always drawn again: if the data set has changed, all are.
@@ -218,7 +220,7 @@ def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, P
         DataError: names every split that cannot be drawn.
     """
     splits = {c.split.slug: c.split for c in cells}
-    found: dict[str, Partition] = {}
+    found: dict[str, PartitionImages] = {}
     faults: list[str] = []
     source = ""
     for number, (slug, split) in enumerate(splits.items()):
@@ -238,7 +240,7 @@ def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, P
 # --- the backbone ---------------------------------------------------------------------------
 
 
-def weights_of(setting: Setting) -> str:
+def weights_of(setting: SettingSection) -> str:
     """Return the path of the backbone's weights, empty if there is no file.
 
     Raises:
@@ -256,7 +258,7 @@ def weights_of(setting: Setting) -> str:
     return str(path.resolve())
 
 
-def backbone_digest(setting: Setting, weights: str) -> str:
+def backbone_digest(setting: SettingSection, weights: str) -> str:
     """Return the identity of a backbone."""
     if weights:
         with storage_errors("read", Path(weights)), Path(weights).open("rb") as file:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.lab import data, plan, report, runner
-from fcil_server.lab.cell import Work
+from fcil_server.lab.cell import CellInputs
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.progress import Budget, Show, plan_words
+from fcil_server.lab.progress import Show, TimeBudget, plan_words
 from fcil_server.lab.results import Known, Results
 
 RESULTS = Path("results")  # in the current directory; a folder of the experiment's name in it
@@ -125,11 +125,11 @@ class Engine:
         return failed
 
     def _work(
-        self, images: data.Images, parts: dict[str, data.Partition], weights: str
-    ) -> Callable[[Cell, str], Work]:
-        def work(cell: Cell, key: str) -> Work:
+        self, images: data.Images, parts: dict[str, data.PartitionImages], weights: str
+    ) -> Callable[[Cell, str], CellInputs]:
+        def work(cell: Cell, key: str) -> CellInputs:
             one = parts[cell.split.slug]
-            return Work(
+            return CellInputs(
                 data=images.source,
                 partition=one.path,
                 tasks=one.tasks,
@@ -141,9 +141,9 @@ class Engine:
 
         return work
 
-    def _budget(self, known: Known, jobs: int) -> Budget:
+    def _budget(self, known: Known, jobs: int) -> TimeBudget:
         """Return the expected times of cells, learned from finished ones."""
-        budget = Budget(jobs)
+        budget = TimeBudget(jobs)
         done = self.results.finished(self.chosen, known)
         for cell in self.chosen:
             if cell.name in done:

@@ -18,13 +18,13 @@ Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\x00-\x1f
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
-class Section(BaseModel):
+class ExperimentSection(BaseModel):
     """Base of all sections: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Data(Section):
+class Data(ExperimentSection):
     """The images, and the order of their classes."""
 
     name: str = Field(min_length=1, description="'digits', or what --data must hold")
@@ -37,7 +37,7 @@ class Data(Section):
     test_per_class: int = Field(0, ge=0, description="test images of a class; 0: all")
 
 
-class Setting(Section):
+class SettingSection(ExperimentSection):
     """Settings that all rows share, unless a row overrides them."""
 
     seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
@@ -64,7 +64,7 @@ class Setting(Section):
         return seeds
 
 
-class Quantity(Section):
+class Quantity(ExperimentSection):
     """Each client has ``alpha`` classes of every task (PILoRA)."""
 
     kind: Literal["quantity"]
@@ -72,7 +72,7 @@ class Quantity(Section):
     alpha: int = Field(ge=1)
 
 
-class Dirichlet(Section):
+class Dirichlet(ExperimentSection):
     """Each class is divided by a draw from Dirichlet(``beta``)."""
 
     kind: Literal["dirichlet"]
@@ -80,7 +80,7 @@ class Dirichlet(Section):
     beta: float = Field(gt=0)
 
 
-class Hepco(Section):
+class Hepco(ExperimentSection):
     """HePCo's: a share of a task's classes and images, drawn afresh in every round."""
 
     kind: Literal["hepco"]
@@ -90,7 +90,7 @@ class Hepco(Section):
     imbalance: float = Field(1.0, gt=0, le=1)
 
 
-class Iid(Section):
+class Iid(ExperimentSection):
     """Each class is divided evenly."""
 
     kind: Literal["iid"]
@@ -100,7 +100,7 @@ class Iid(Section):
 AnyPartition = Annotated[Quantity | Dirichlet | Hepco | Iid, Field(discriminator="kind")]
 
 
-class Row(Section):
+class RowSection(ExperimentSection):
     """One line of the table: a method with its options."""
 
     title: Name
@@ -118,7 +118,7 @@ class Row(Section):
     cell_s: float | None = Field(None, gt=0, description="expected seconds of a cell")
 
 
-class Figure(Section):
+class Figure(ExperimentSection):
     """A paper's numbers for one cell, in percent."""
 
     faa: float | None = None
@@ -126,7 +126,7 @@ class Figure(Section):
     forgetting: float | None = None
 
 
-class Paper(Section):
+class PaperSection(ExperimentSection):
     """Numbers of one source: row -> partition -> numbers."""
 
     source: str = Field(min_length=1)
@@ -134,7 +134,7 @@ class Paper(Section):
     figures: dict[str, dict[str, Figure]]
 
 
-class Claim(Section):
+class ClaimSection(ExperimentSection):
     """A sentence of a paper as a comparison of two rows."""
 
     text: str = Field(min_length=1)
@@ -146,14 +146,14 @@ class Claim(Section):
     direction: Literal["left_higher", "left_lower"] = "left_higher"
 
 
-class Budget(Section):
+class BudgetSection(ExperimentSection):
     """Expected time."""
 
     cell_s: float = Field(gt=0, description="expected seconds of a cell")
     limit_s: float = Field(0.0, ge=0, description="a cell that takes longer has failed; 0: never")
 
 
-class Experiment(Section):
+class Experiment(ExperimentSection):
     """Content of one TOML."""
 
     title: str = Field(min_length=1)
@@ -162,19 +162,19 @@ class Experiment(Section):
         default_factory=list, description="from the papers' settings, in words"
     )
     data: Data
-    setting: Setting
+    setting: SettingSection
     partitions: list[AnyPartition] = Field(min_length=1)
-    rows: list[Row] = Field(min_length=1)
-    papers: list[Paper] = Field(default_factory=list)
-    claims: list[Claim] = Field(default_factory=list)
-    budget: Budget
+    rows: list[RowSection] = Field(min_length=1)
+    papers: list[PaperSection] = Field(default_factory=list)
+    claims: list[ClaimSection] = Field(default_factory=list)
+    budget: BudgetSection
     name: str = ""  # the file's, without its suffix
 
     def partition(self, name: str) -> AnyPartition:
         """Return the partition of this name."""
         return next(p for p in self.partitions if p.name == name)
 
-    def row(self, title: str) -> Row:
+    def row(self, title: str) -> RowSection:
         """Return the row of this title."""
         return next(r for r in self.rows if r.title == title)
 
@@ -237,7 +237,16 @@ def _fault(error: dict[str, Any]) -> str:
 
 def _keys() -> list[str]:
     """Return every key allowed in a TOML."""
-    models: list[type[BaseModel]] = [Experiment, Data, Setting, Row, Paper, Figure, Claim, Budget]
+    models: list[type[BaseModel]] = [
+        Experiment,
+        Data,
+        SettingSection,
+        RowSection,
+        PaperSection,
+        Figure,
+        ClaimSection,
+        BudgetSection,
+    ]
     models += get_args(get_args(AnyPartition)[0])
     return sorted({key for model in models for key in model.model_fields} - {"name"})
 

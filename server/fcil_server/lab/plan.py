@@ -14,7 +14,7 @@ from fcil_protocol.errors import ConfigError, FcilError
 from fcil_protocol.ids import digest_of
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
-from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, Row
+from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, RowSection
 
 RESULT_VERSION = 1  # of a cell's file; cells of another version are computed again
 DEADLINE_S = 7 * 86_400.0  # no experiment leaves a slow client behind
@@ -31,7 +31,7 @@ OWN_KEYS = {
 
 
 @dataclass(frozen=True)
-class Split:
+class PartitionRequest:
     """Inputs of a partition file.
 
     Attributes:
@@ -79,7 +79,7 @@ class Cell:
     row: str
     partition: str
     seed: int
-    split: Split
+    split: PartitionRequest
     test_per_class: int
     method: str
     hparams: Mapping[str, Any]
@@ -157,14 +157,16 @@ def _cells(experiment: Experiment, rows: Mapping[str, tuple[Method, Hparams]]) -
                     )
 
 
-def split_of(experiment: Experiment, row: Row, part: AnyPartition, seed: int) -> Split:
+def split_of(
+    experiment: Experiment, row: RowSection, part: AnyPartition, seed: int
+) -> PartitionRequest:
     """Return the inputs of a cell's partition."""
     data, setting = experiment.data, experiment.setting
     if row.joint:
         joint = Iid(kind="iid", name="joint")
-        return Split(joint, 1, 1, data.order, data.train_per_class, 0, seed)
+        return PartitionRequest(joint, 1, 1, data.order, data.train_per_class, 0, seed)
     rounds = row.rounds_per_task or setting.rounds_per_task
-    return Split(
+    return PartitionRequest(
         part=part,
         clients=row.clients or setting.clients,
         tasks=data.tasks,
@@ -175,7 +177,7 @@ def split_of(experiment: Experiment, row: Row, part: AnyPartition, seed: int) ->
     )
 
 
-def settings_of(experiment: Experiment, row: Row, seed: int) -> dict[str, dict[str, Any]]:
+def settings_of(experiment: Experiment, row: RowSection, seed: int) -> dict[str, dict[str, Any]]:
     """Return the server's settings for a cell, without tasks and files."""
     setting = experiment.setting
     clients = 1 if row.joint else row.clients or setting.clients
@@ -224,11 +226,11 @@ def server_config(
     return configuration.validate(fields)
 
 
-def _options(row: Row) -> dict[str, Any]:
+def _options(row: RowSection) -> dict[str, Any]:
     return {**({"preset": row.preset} if row.preset else {}), **row.options}
 
 
-def _setting_faults(experiment: Experiment, row: Row) -> list[str]:
+def _setting_faults(experiment: Experiment, row: RowSection) -> list[str]:
     faults = []
     for given in (experiment.setting.config, row.config):
         for section, keys in given.items():

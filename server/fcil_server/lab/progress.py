@@ -21,7 +21,7 @@ _OVERDUE = 0.1  # an overdue cell: share of its time so far that it may still ta
 
 
 @dataclass
-class Budget:
+class TimeBudget:
     """Seconds of cells, as expected and as measured.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.summary import METRICS, Content, Entry, Stat, judge, look
+from fcil_server.lab.summary import METRICS, Content, RowSummary, Stat, judge, look
 
 Record = dict[str, Any]
 # Column -> path in a cell's file.
@@ -85,7 +85,7 @@ def of_bytes(cells: Sequence[Cell], finished: Mapping[str, Content]) -> Iterator
                 yield {**_which(cell), "cause": cause, "direction": direction, **known}
 
 
-def of_summary(found: Sequence[Entry]) -> Iterator[Record]:
+def of_summary(found: Sequence[RowSummary]) -> Iterator[Record]:
     """Yield means and deviations over seeds for each row and partition."""
     for entry in found:
         stats: dict[str, Stat] = {
@@ -112,7 +112,7 @@ def of_papers(experiment: Experiment) -> Iterator[Record]:
                 yield {**where, **figures.model_dump()}
 
 
-def of_claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Record]:
+def of_claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Record]:
     """Yield the verdicts on the papers' claims."""
     for claim in experiment.claims:
         judged = judge(claim, found)

@@ -18,10 +18,10 @@ from fcil_server.lab.blocks import (
     html,
     markdown,
 )
-from fcil_server.lab.experiment import Claim, Experiment, Figure
+from fcil_server.lab.experiment import ClaimSection, Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
-from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
+from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge
 from fcil_server.reports.charts.spec import STYLES
 from fcil_server.reports.results.format import NOTHING, duration
 from fcil_server.reports.results.run_data import format_bytes
@@ -137,7 +137,7 @@ def _cell(stat: Stat, digits: int = 1) -> str:
     return f"{stat.mean:.{digits}f}{spread}"
 
 
-def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+def _accuracy(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Block]:
     yield Heading("Accuracy")
     counts = sorted({e.faa.n for e in found if e.faa.n})
     n = f"{' or '.join(map(str, counts)) or 'no'} seed{'' if counts == [1] else 's'}"
@@ -158,20 +158,20 @@ def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]
         yield _grid(experiment, found, metric, paper)
 
 
-def _empty_rows(found: Sequence[Entry]) -> list[str]:
+def _empty_rows(found: Sequence[RowSummary]) -> list[str]:
     """Return the rows without a number from any cell or paper."""
     filled = {e.row for e in found if e.seeds or e.papers}
     return list(dict.fromkeys(e.row for e in found if e.row not in filled))
 
 
-def _max(entry: Entry) -> Stat:
+def _max(entry: RowSummary) -> Stat:
     return entry.forgetting["max"]
 
 
 def _grid(
     experiment: Experiment,
-    found: Sequence[Entry],
-    metric: Callable[[Entry], Stat],
+    found: Sequence[RowSummary],
+    metric: Callable[[RowSummary], Stat],
     paper: Callable[[Figure], float | None],
 ) -> Table:
     """Return a table with one line per row that has a number, one column per partition."""
@@ -198,7 +198,7 @@ def _grid(
     return Table(["", *names], lines)
 
 
-def _claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+def _claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Block]:
     if not experiment.claims:
         return
     yield Heading("Claims of the papers")
@@ -227,7 +227,7 @@ def _claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
         yield Items(rest)
 
 
-def _compared(claim: Claim) -> str:
+def _compared(claim: ClaimSection) -> str:
     return f"{claim.left} / {claim.right}, {claim.partition}, {claim.metric.upper()}"
 
 
@@ -245,7 +245,7 @@ def _size(stat: Stat) -> str:
     return NOTHING if stat.mean is None else format_bytes(stat.mean)
 
 
-def _bytes(found: Sequence[Entry]) -> Iterator[Block]:
+def _bytes(found: Sequence[RowSummary]) -> Iterator[Block]:
     yield Heading("Bytes")
     yield Text(
         "A client's mean in a train round: tensors alone, as papers count, and on the wire "
@@ -271,7 +271,7 @@ def _bytes(found: Sequence[Entry]) -> Iterator[Block]:
         yield Table(("row", "partition", *causes), lines, text=2)
 
 
-def _effort(found: Sequence[Entry]) -> Iterator[Block]:
+def _effort(found: Sequence[RowSummary]) -> Iterator[Block]:
     yield Heading("Time, memory, images")
     head = ("row", "partition", "seeds", "time of a cell", "of a core", "memory of all processes",
             "training images", "forgetting: best", "diag", "fed-mammoth")  # fmt: skip
@@ -294,7 +294,7 @@ def _effort(found: Sequence[Entry]) -> Iterator[Block]:
         yield Items(faults)
 
 
-def _curves(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+def _curves(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Block]:
     drawn = [e for e in found if len(e.curve) > 1]
     if not drawn:
         return
@@ -306,7 +306,7 @@ def _curves(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
             yield Curves(title, lines[start : start + len(STYLES)])
 
 
-def _matrices(found: Sequence[Entry]) -> Iterator[Block]:
+def _matrices(found: Sequence[RowSummary]) -> Iterator[Block]:
     yield Heading("Accuracy matrices")
     yield Text("Rows: after which task. Columns: on whose classes. Percent, mean over seeds.")
     yield from (Matrix(f"{e.row}, {e.partition} ({_seeds(e.faa)})", e.matrix) for e in found)

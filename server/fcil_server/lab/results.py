@@ -21,7 +21,7 @@ from typing import Any
 from fcil_protocol.errors import NotYet
 from fcil_protocol.ids import digest_of
 from fcil_protocol.storage.atomic_files import storage_errors
-from fcil_server.lab.data import Partition, save_json
+from fcil_server.lab.data import PartitionImages, save_json
 from fcil_server.lab.plan import RESULT_VERSION, Cell
 
 KEY_DIGITS = 24  # of the SHA-256; enough for a few thousand cells
@@ -92,7 +92,7 @@ class Results:
                 action="Run the experiment again; finished cells stay finished.",
             ) from error
 
-    def see(self, backbone: str, partitions: Mapping[str, Partition]) -> Known:
+    def see(self, backbone: str, partitions: Mapping[str, PartitionImages]) -> Known:
         """Save the current data and backbone, in addition to those of other cells.
 
         Those of another data set are forgotten: a table is about one data set.

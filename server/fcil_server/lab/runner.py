@@ -15,13 +15,13 @@ from typing import Any
 
 from fcil_protocol.errors import FcilError
 from fcil_server.lab import cell as cells_of
-from fcil_server.lab.cell import Stopped, Work
+from fcil_server.lab.cell import CellInputs, Stopped
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.progress import Budget, Show
+from fcil_server.lab.progress import Show, TimeBudget
 from fcil_server.lab.results import Known, Results
 
 TICK_S = 1.0
-CellRun = Callable[[Cell, Work, threading.Event, Callable[[str], None]], dict[str, Any]]
+CellRun = Callable[[Cell, CellInputs, threading.Event, Callable[[str], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Pending:
 
     cell: Cell
     key: str
-    work: Work
+    work: CellInputs
 
 
 def todo(
-    cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], Work]
+    cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], CellInputs]
 ) -> list[Pending]:
     """Return the cells that are still to be run; cells that share a key are run once."""
     pending: dict[str, Pending] = {}
@@ -50,7 +50,7 @@ def run(
     pending: Sequence[Pending],
     known: Known,
     results: Results,
-    budget: Budget,
+    budget: TimeBudget,
     show: Show,
     *,
     after: Callable[[], object],
@@ -115,7 +115,7 @@ def _ended(
     item: Pending,
     known: Known,
     results: Results,
-    budget: Budget,
+    budget: TimeBudget,
     show: Show,
     failed: dict[str, str],
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fcil_server.lab.experiment import Claim, Experiment, Figure
+from fcil_server.lab.experiment import ClaimSection, Experiment, Figure
 from fcil_server.lab.plan import Cell
 
 Content = Mapping[str, Any]  # of a cell's file
@@ -42,7 +42,7 @@ class Stat:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RowSummary:
     """One row in one partition, over all finished seeds.
 
     Attributes:
@@ -89,14 +89,14 @@ class Entry:
 class Judged:
     """A claim and its verdict."""
 
-    claim: Claim
+    claim: ClaimSection
     verdict: Verdict
     words: str
 
 
 def entries(
     experiment: Experiment, cells: Sequence[Cell], finished: Mapping[str, Content]
-) -> list[Entry]:
+) -> list[RowSummary]:
     """Summarise all rows and partitions, in the order of the TOML."""
     found = []
     for row in experiment.rows:
@@ -116,7 +116,7 @@ def _entry(
     cells: Sequence[Cell],
     finished: Mapping[str, Content],
     papers: tuple[tuple[str, Figure], ...],
-) -> Entry:
+) -> RowSummary:
     done = [(c, finished[c.name]) for c in cells if c.name in finished]
     contents = [content for _, content in done]
 
@@ -124,7 +124,7 @@ def _entry(
         return Stat.of(_at(content, path) for content in contents)
 
     causes = dict.fromkeys(c for content in contents for c in content["bytes"]["by_cause"])
-    return Entry(
+    return RowSummary(
         row=cells[0].row,
         partition=cells[0].partition,
         seeds=tuple(c.seed for c, _ in done),
@@ -203,7 +203,7 @@ def mean_matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[C
 # --- claims ---------------------------------------------------------------------------------
 
 
-def judge(claim: Claim, found: Sequence[Entry]) -> Judged:
+def judge(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     """Judge a claim by the results.
 
     Differences are taken seed by seed: a seed gives both rows the same images and partition. The

@@ -12,7 +12,7 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.trust.keys import PublicKeys
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Role
-from fcil_server.ledger.rows import Client, Erased, Ticket
+from fcil_server.ledger.rows import ClientRow, Erased, TicketRow
 
 KEPT_S = 90 * 86_400.0  # a ticket that is over is remembered, so that its holder learns why
 
@@ -86,19 +86,19 @@ class ClientTable:
                 },
             )
 
-    def get(self, client_id: ClientId) -> Client | None:
+    def get(self, client_id: ClientId) -> ClientRow | None:
         """Return one client, revoked ones too."""
-        return self._db.one(Client, "SELECT * FROM clients WHERE client_id = ?", (client_id,))
+        return self._db.one(ClientRow, "SELECT * FROM clients WHERE client_id = ?", (client_id,))
 
-    def by_curve(self, key: bytes) -> Client | None:
+    def by_curve(self, key: bytes) -> ClientRow | None:
         """Return the client that a 32-byte CURVE public key belongs to, revoked ones too."""
         sql = "SELECT * FROM clients WHERE curve = ? AND length(curve) > 0"
-        return self._db.one(Client, sql, (key,))
+        return self._db.one(ClientRow, sql, (key,))
 
-    def by_name(self, name: str) -> Client | None:
+    def by_name(self, name: str) -> ClientRow | None:
         """Return the client that bears the name now; a revoked one has given it free."""
         sql = "SELECT * FROM clients WHERE name = ? AND revoked_at IS NULL"
-        return self._db.one(Client, sql, (name,))
+        return self._db.one(ClientRow, sql, (name,))
 
     def refuse_taken(self, name: str) -> None:
         """Refuse a new member's name that a client already has.
@@ -112,13 +112,15 @@ class ClientTable:
                 action="Choose another name, or revoke that client first.",
             )
 
-    def all(self) -> list[Client]:
+    def all(self) -> list[ClientRow]:
         """Return all clients in the order of their enrolment."""
-        return self._db.all(Client, "SELECT * FROM clients ORDER BY enrolled_at, rowid")
+        return self._db.all(ClientRow, "SELECT * FROM clients ORDER BY enrolled_at, rowid")
 
-    def via(self, relay: ClientId) -> list[Client]:
+    def via(self, relay: ClientId) -> list[ClientRow]:
         """Return the clients that connect through a relay, revoked ones too."""
-        return self._db.all(Client, "SELECT * FROM clients WHERE via = ? ORDER BY rowid", (relay,))
+        return self._db.all(
+            ClientRow, "SELECT * FROM clients WHERE via = ? ORDER BY rowid", (relay,)
+        )
 
     def free_name(self, wanted: str) -> str:
         """Return ``wanted``, or ``wanted-2``, ``wanted-3`` ... if a client bears it."""
@@ -271,17 +273,19 @@ class TicketTable:
                 },
             )
 
-    def get(self, curve: bytes) -> Ticket | None:
+    def get(self, curve: bytes) -> TicketRow | None:
         """Return the ticket that a guest's 32-byte CURVE public key belongs to."""
-        return self._db.one(Ticket, "SELECT * FROM tickets WHERE curve = ?", (curve,))
+        return self._db.one(TicketRow, "SELECT * FROM tickets WHERE curve = ?", (curve,))
 
-    def all(self) -> list[Ticket]:
+    def all(self) -> list[TicketRow]:
         """Return all remembered tickets, oldest first."""
-        return self._db.all(Ticket, "SELECT * FROM tickets ORDER BY issued_at, rowid")
+        return self._db.all(TicketRow, "SELECT * FROM tickets ORDER BY issued_at, rowid")
 
-    def via(self, relay: ClientId) -> list[Ticket]:
+    def via(self, relay: ClientId) -> list[TicketRow]:
         """Return the remembered tickets whose holders connect through a relay."""
-        return self._db.all(Ticket, "SELECT * FROM tickets WHERE via = ? ORDER BY rowid", (relay,))
+        return self._db.all(
+            TicketRow, "SELECT * FROM tickets WHERE via = ? ORDER BY rowid", (relay,)
+        )
 
     def is_open(self, name: str) -> bool:
         """Return True if a ticket for a name is still open."""

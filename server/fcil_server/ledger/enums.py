@@ -75,7 +75,7 @@ class Cause(StrEnum):
     CONNECTION = "connection"
 
 
-class Source(StrEnum):
+class CountSource(StrEnum):
     """Sources of wire byte counts: the exact prediction, or the kernel (TCP_INFO)."""
 
     PREDICTED = "predicted"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import HARMLESS
-from fcil_server.ledger.rows import AuditEntry, Event, NewEvent, NewRefusal, Refusal
+from fcil_server.ledger.rows import AuditEntry, Event, NewEvent, NewRefusal, RefusalRow
 
 # Whoever sends garbage may not fill the disk, nor push out what others caused: of whoever has
 # most rows the newest are kept, and all are counted.
@@ -111,17 +111,17 @@ class RefusalTable:
         refusal = NewRefusal(self._db.now, client, code, reason)
         EventTable(self._db).add_all([], [refusal], {code: 1})
 
-    def newest(self, *, limit: int = 100) -> list[Refusal]:
+    def newest(self, *, limit: int = 100) -> list[RefusalRow]:
         """Return the newest refusals, newest first."""
-        return self._db.all(Refusal, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+        return self._db.all(RefusalRow, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
 
-    def of_client(self, client: ClientId, *, limit: int) -> list[Refusal]:
+    def of_client(self, client: ClientId, *, limit: int) -> list[RefusalRow]:
         """Return the newest refusals of one client's messages, newest first, but the harmless."""
         sql = (
             f"SELECT * FROM refusals WHERE client = ? AND code NOT IN {HARMLESS} "  # noqa: S608
             "ORDER BY id DESC LIMIT ?"
         )
-        return self._db.all(Refusal, sql, (client, limit))
+        return self._db.all(RefusalRow, sql, (client, limit))
 
     def counts(self) -> dict[str, int]:
         """Return code -> how many messages were ever refused with it."""

@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
-from fcil_server.ledger.rows import AnswerRow, Round, UpdateRow
+from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
 
 FORGOTTEN = "the client was forgotten"
 IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
@@ -37,7 +37,7 @@ class RoundTable:
         asked: Sequence[ClientId],
         base_state: int,
         remaining_s: float | None = None,
-    ) -> Round:
+    ) -> RoundRow:
         """Open a round; it gets the run's next ordinal. One round of a run is open at a time."""
         seq = self._db.number(
             "SELECT ifnull(max(seq) + 1, 0) FROM rounds WHERE run = ?", (key.run,)
@@ -98,19 +98,19 @@ class RoundTable:
         texts = [json.dumps(dict(m or {}), allow_nan=False) for m in (phases, metrics)]
         self._write_open(key, columns, (self._db.now, end.value, why, new_state, *texts))
 
-    def get(self, key: RoundKey) -> Round | None:
+    def get(self, key: RoundKey) -> RoundRow | None:
         """Return one round."""
-        return self._db.one(Round, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
+        return self._db.one(RoundRow, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
 
-    def all(self, run: RunId, since: int = 0) -> list[Round]:
+    def all(self, run: RunId, since: int = 0) -> list[RoundRow]:
         """Return the run's rounds in order, from this number on."""
         sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
-        return self._db.all(Round, sql, (run, since))
+        return self._db.all(RoundRow, sql, (run, since))
 
-    def current(self, run: RunId) -> Round | None:
+    def current(self, run: RunId) -> RoundRow | None:
         """Return the round to go on with after a restart, None between rounds."""
         sql = "SELECT * FROM rounds WHERE run = ? AND closed_at IS NULL"
-        return self._db.one(Round, sql, (run,))
+        return self._db.one(RoundRow, sql, (run,))
 
     def was_closed_by(self, run: RunId, task: int, why: str) -> bool:
         """Say whether this closed some round of a task (`rounds.events.Why`)."""
@@ -135,13 +135,13 @@ class RoundTable:
         sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"
         return int(self._db.number(sql, (run, task)))
 
-    def seq_before(self, row: Round) -> int | None:
+    def seq_before(self, row: RoundRow) -> int | None:
         """Return the number of the round that closed before this one; None: it is the first."""
         sql = "SELECT max(seq) FROM rounds WHERE run = ? AND seq < ?"
         found = self._db.number(sql, (row.run, row.seq))
         return None if found is None else int(found)
 
-    def _must_round(self, key: RoundKey) -> Round:
+    def _must_round(self, key: RoundKey) -> RoundRow:
         row = self.get(key)
         assert row is not None, f"round {key} was just written"
         return row

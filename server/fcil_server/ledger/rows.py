@@ -15,11 +15,11 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
 from fcil_server.ledger.enums import (
     Answer,
     Cause,
+    CountSource,
     Direction,
     Outcome,
     Role,
     RunStatus,
-    Source,
     UpdateStatus,
 )
 
@@ -32,7 +32,7 @@ _IDS = {"decode": lambda text: tuple(json.loads(text))}
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientRow:
     """One enrolled device and its public keys.
 
     Attributes:
@@ -68,7 +68,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class TicketRow:
     """An invitation that was handed out: the public keys of the guest who bears it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Erased:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRow:
     """One learning history.
 
     Attributes:
@@ -179,7 +179,7 @@ class AliasRow:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRow:
     """One class increment of a run."""
 
     run: RunId
@@ -190,7 +190,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundRow:
     """One exchange.
 
     Attributes:
@@ -275,7 +275,7 @@ class ByteCount:
     client: ClientId | None
     direction: Direction = field(metadata={"decode": Direction})
     cause: Cause = field(metadata={"decode": Cause})
-    source: Source = field(metadata={"decode": Source})
+    source: CountSource = field(metadata={"decode": CountSource})
     tensor: int
     sealed: int
     application: int
@@ -350,7 +350,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusalRow:
     """One message that was refused; ``client`` is None for strangers."""
 
     id: int
@@ -372,7 +372,7 @@ class NewEvent(NamedTuple):
 
 
 class NewRefusal(NamedTuple):
-    """A `Refusal` to be written, in the order of its columns."""
+    """A `RefusalRow` to be written, in the order of its columns."""
 
     at: float
     client: ClientId | None

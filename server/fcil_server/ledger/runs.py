@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_server.ledger.database import Database, Value
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.rounds import FORGOTTEN
-from fcil_server.ledger.rows import PartRow, Run, StateRow
+from fcil_server.ledger.rows import PartRow, RunRow, StateRow
 
 # The closed rounds that lead to a state, and those after it that changed nothing.
 _LEADS_TO = "closed_at IS NOT NULL AND base_state <= :state AND ifnull(new_state, 0) <= :state"
@@ -39,7 +39,7 @@ class RunTable:
         seed: int,
         environment: Mapping[str, Any] | None = None,
         parent: tuple[RunId, int] | None = None,
-    ) -> Run:
+    ) -> RunRow:
         """Start a run.
 
         ``config`` is the TOML text that it runs with; ``hparams``, ``backbone`` and
@@ -68,19 +68,19 @@ class RunTable:
         assert row is not None, "the run was just written"
         return row
 
-    def get(self, run_id: RunId) -> Run | None:
+    def get(self, run_id: RunId) -> RunRow | None:
         """Return one run."""
-        return self._db.one(Run, "SELECT * FROM runs WHERE run_id = ?", (run_id,))
+        return self._db.one(RunRow, "SELECT * FROM runs WHERE run_id = ?", (run_id,))
 
-    def all(self) -> list[Run]:
+    def all(self) -> list[RunRow]:
         """Return all runs, oldest first."""
-        return self._db.all(Run, "SELECT * FROM runs ORDER BY rowid")
+        return self._db.all(RunRow, "SELECT * FROM runs ORDER BY rowid")
 
-    def newest(self) -> Run | None:
+    def newest(self) -> RunRow | None:
         """Return the run that was started last, independent of the clock."""
-        return self._db.one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
+        return self._db.one(RunRow, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
 
-    def named(self, run: str | None) -> Run:
+    def named(self, run: str | None) -> RunRow:
         """Return the run that a command means: the newest, or the one with this id or prefix.
 
         Raises:
@@ -116,9 +116,11 @@ class RunTable:
             self._db.execute("UPDATE runs SET emptied_at = ? WHERE run_id = ?", (self._db.now, run))
             self._db.execute("DELETE FROM parts WHERE run = ?", (run,))
 
-    def emptied(self) -> list[Run]:
+    def emptied(self) -> list[RunRow]:
         """Return the runs that `empty` was called for."""
-        return self._db.all(Run, "SELECT * FROM runs WHERE emptied_at IS NOT NULL ORDER BY rowid")
+        return self._db.all(
+            RunRow, "SELECT * FROM runs WHERE emptied_at IS NOT NULL ORDER BY rowid"
+        )
 
 
 class StateTable:

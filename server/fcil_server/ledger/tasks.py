@@ -9,7 +9,7 @@ from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import CENTRAL
-from fcil_server.ledger.rows import AliasRow, ClassRow, Evaluation, Task
+from fcil_server.ledger.rows import AliasRow, ClassRow, Evaluation, TaskRow
 
 
 class ClassTable:
@@ -110,7 +110,7 @@ class TaskTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def open(self, run: RunId, task: int, class_ids: Sequence[int]) -> Task:
+    def open(self, run: RunId, task: int, class_ids: Sequence[int]) -> TaskRow:
         """Open a task; tasks are numbered without gaps."""
         expected = self._db.number("SELECT count(*) FROM tasks WHERE run = ?", (run,))
         if task != expected:
@@ -132,9 +132,9 @@ class TaskTable:
             "UPDATE tasks SET closed_at = ? WHERE run = ? AND task = ?", (self._db.now, run, task)
         )
 
-    def all(self, run: RunId) -> list[Task]:
+    def all(self, run: RunId) -> list[TaskRow]:
         """Return the run's tasks in order."""
-        return self._db.all(Task, "SELECT * FROM tasks WHERE run = ? ORDER BY task", (run,))
+        return self._db.all(TaskRow, "SELECT * FROM tasks WHERE run = ? ORDER BY task", (run,))
 
 
 class EvaluationTable:

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 
 from fcil_protocol.storage.atomic_files import write_atomic
-from fcil_server.ledger.enums import Direction, Source
+from fcil_server.ledger.enums import CountSource, Direction
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts import history as snapshot
 from fcil_server.reports.charts.history import History
@@ -41,7 +41,7 @@ def read(places: Sequence[Path]) -> list[tuple[str, History]]:
     ]
 
 
-def _run(history: History) -> Run:
+def _run(history: History) -> RunRow:
     assert history.run is not None, "it was read by its name"
     return history.run
 
@@ -84,10 +84,10 @@ def _lines(runs: Named) -> list[tuple[str, list[tuple[int, float]]]]:
     return [(name, cost_by_task(history)) for name, history in runs]
 
 
-def _wire_source(history: History) -> Source:
+def _wire_source(history: History) -> CountSource:
     """Return the source of the byte counts: the kernel, or prediction."""
     kernel = any(history.bytes_of(d).wire_kernel for d in Direction)
-    return Source.KERNEL if kernel else Source.PREDICTED
+    return CountSource.KERNEL if kernel else CountSource.PREDICTED
 
 
 def _html(runs: Named) -> str:

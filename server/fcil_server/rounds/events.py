@@ -32,7 +32,7 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundRules:
     """The ``[round]`` section as far as one round needs it.
 
     Attributes:

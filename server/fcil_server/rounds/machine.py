@@ -7,7 +7,7 @@ Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed`
         |  open --Tick (deadline without quorum)--> open, reopened
         +--Stop, or one of the first line (too few have data)--> closed, skipped
 
-No round closes as done or short with fewer updates than ``Rules.min_updates``: it is skipped.
+No round closes as done or short with fewer updates than ``RoundRules.min_updates``: it is skipped.
 
 ``Round.TABLE`` at the end of the file is the complete transition table; the events and instructions
 are in `rounds.events`. Time is a number of seconds of server uptime that the daemon passes in, so
@@ -38,7 +38,7 @@ from fcil_server.rounds.events import (
     Present,
     Reopened,
     Resume,
-    Rules,
+    RoundRules,
     SetTimer,
     Stop,
     Tick,
@@ -71,7 +71,7 @@ class Round:
         resting: asked clients that declined and will ask in again.
     """
 
-    rules: Rules
+    rules: RoundRules
     seed: tuple[int, ...]  # numbers that the sample of clients depends on
     phase: Phase = Phase.GATHERING
     connected: dict[ClientId, bool] = field(default_factory=dict)  # client -> holds data

@@ -8,13 +8,13 @@ from fcil_protocol.errors import NotNow
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Round as RoundRow
-from fcil_server.rounds.events import Phase, Rules
+from fcil_server.ledger.rows import RoundRow
+from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
 
 
 def restore(
-    ledger: Ledger, row: RoundRow, rules: Rules, seed: tuple[int, ...], now: float
+    ledger: Ledger, row: RoundRow, rules: RoundRules, seed: tuple[int, ...], now: float
 ) -> Round:
     """Return the round's machine; clients that declined or rest still do."""
     answers = dict.fromkeys(row.asked, Answer.NONE)
@@ -41,7 +41,7 @@ def restore(
 
 
 def going_on(
-    rules: Rules,
+    rules: RoundRules,
     seed: tuple[int, ...],
     *,
     asked: Mapping[ClientId, Answer],

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.federation.config import Config
-from fcil_server.rounds.events import Rules
+from fcil_server.rounds.events import RoundRules
 
 
-def rules_of(config: Config, kind: str) -> Rules:
+def rules_of(config: Config, kind: str) -> RoundRules:
     """Return the rules of a round of some kind from the ``[round]`` section."""
     section = config.round
     fields = section.model_dump(exclude={"rounds_per_task", "on_no_holder", "no_holder_s"})
@@ -18,7 +18,7 @@ def rules_of(config: Config, kind: str) -> Rules:
     least = config.least_updates
     for key in ("take", "clients_per_round"):
         fields[key] = max(fields[key], least) if fields[key] else 0
-    rules = Rules(**fields | {"min_updates": least}, no_holder_s=limit)
+    rules = RoundRules(**fields | {"min_updates": least}, no_holder_s=limit)
     if kind != EVALUATE:
         return rules
     # All clients with test images are asked; without such clients the round is skipped. The results

@@ -34,7 +34,7 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.sections import SinksSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ByteCount, Run
+from fcil_server.ledger.rows import ByteCount, RunRow
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.run_data import format_bytes
 from fcil_server.reports.sinks import registry as doors
@@ -252,7 +252,7 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
 
 def _begin(
     ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
-) -> Run:
+) -> RunRow:
     run, config, method = new_run_id(), setup.config, setup.method
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
         row = ledger.runs.add(
@@ -274,7 +274,7 @@ def _begin(
     return row
 
 
-def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
+def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) -> None:
     """Refuse to resume a run that was begun with another backbone or method.
 
     Raises:
@@ -297,7 +297,7 @@ def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> 
 def _assemble(
     federation: Federation,
     given: Config,
-    row: Run,
+    row: RunRow,
     setup: RunSetup,
     probe: NDArray[np.float32] | None,
     chosen: list[Chosen],

@@ -16,7 +16,7 @@ from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.clients import as_word
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client, Erased, Run
+from fcil_server.ledger.rows import ClientRow, Erased, RunRow
 from fcil_server.reports import run_directory
 from fcil_server.runs.forget import finish_emptying
 
@@ -52,7 +52,7 @@ class Going:
     in_use: Collection[str] = ()
 
 
-def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
+def outlook(ledger: Ledger, directory: Path, row: ClientRow) -> list[str]:
     """Return what a client's updates are part of; only before its erasure it can be forgotten."""
     lines = []
     for run, count in ledger.updates.counted_by_run(row.client_id).items():
@@ -68,7 +68,7 @@ def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
 
 
 def erase(
-    roster: Roster, directory: Path, row: Client, actor: str, going: Going | None = None
+    roster: Roster, directory: Path, row: ClientRow, actor: str, going: Going | None = None
 ) -> Erasure:
     """Erase a client; a repetition finishes what a kill interrupted.
 
@@ -108,7 +108,7 @@ def erase(
     return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
 
 
-def _unspool(directory: Path, run: Run, ids: list[str], going: Going | None) -> int:
+def _unspool(directory: Path, run: RunRow, ids: list[str], going: Going | None) -> int:
     if going is not None and going.run == run.run_id:
         return going.spool.purge([i for i in ids if i not in going.in_use])
     folder = directory / "runs" / run.run_id / "spool"
@@ -128,7 +128,9 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _stays(ledger: Ledger, directory: Path, row: Client, erased: Erased, *, kept: int) -> list[str]:
+def _stays(
+    ledger: Ledger, directory: Path, row: ClientRow, erased: Erased, *, kept: int
+) -> list[str]:
     lines = [
         f"{count} of its updates are averaged into the states of run {run}"
         for run, count in ledger.updates.counted_by_run(row.client_id).items()

@@ -25,7 +25,7 @@ from fcil_server.aggregation.store import StateStore, check_state, states_folder
 from fcil_server.federation.config import Config, load, parse
 from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Run, StateRow
+from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.active_run import check_resumed
 
@@ -35,7 +35,7 @@ _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
 def export_state(
     ledger: Ledger,
     directory: Path,
-    row: Run,
+    row: RunRow,
     chosen: StateRow,
     target: Path,
     *,
@@ -52,7 +52,7 @@ def export_state(
         row: the run.
         chosen: the state (`choose`).
         target: the file; one that exists is replaced.
-        options: of `fcil_adapters.export.model_file.Options`.
+        options: of `fcil_adapters.export.model_file.ExportOptions`.
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.
         tell: receives a sentence about each step.
@@ -62,7 +62,7 @@ def export_state(
     """
     check_target(target)
     module = exporter("server")
-    wanted = module.Options(**options)
+    wanted = module.ExportOptions(**options)
     config = _config(row, directory, overrides)
     method = registry.load_method(row.method)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
@@ -93,7 +93,7 @@ def export_state(
 
 
 def choose(
-    ledger: Ledger, directory: Path, row: Run, *, task: int | None, state: int | None
+    ledger: Ledger, directory: Path, row: RunRow, *, task: int | None, state: int | None
 ) -> StateRow:
     """Return the state that the operator chose: the newest, the last of a task, or by number.
 
@@ -119,7 +119,7 @@ def choose(
     return fitting[-1]
 
 
-def _config(row: Run, directory: Path, overrides: Sequence[str]) -> Config:
+def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:
     """Return the run's own configuration, with the current path of the weights."""
     for override in overrides:
         key = override.partition("=")[0].strip()

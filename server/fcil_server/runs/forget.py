@@ -24,7 +24,7 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
 from fcil_server.ledger.enums import OPENING, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client, Run, StateRow, UpdateRow
+from fcil_server.ledger.rows import ClientRow, RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
 from fcil_server.rounds.position import RunContext
 from fcil_server.runs.fork import share_kept
@@ -66,7 +66,7 @@ class Forgotten:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ForgetPlan:
     """A client's part in a run, and the state from which to compute again.
 
     Attributes:
@@ -77,8 +77,8 @@ class Plan:
     """
 
     ledger: Ledger
-    run: Run
-    client: Client
+    run: RunRow
+    client: ClientRow
     mine: tuple[UpdateRow, ...]
     first: int
 
@@ -99,7 +99,9 @@ class Plan:
         return [u for u in self.rounds[row.key] if u.client != self.client.client_id]
 
 
-def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str) -> Plan:
+def plan(
+    ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, why_not: str
+) -> ForgetPlan:
     """Return what forgetting a client takes.
 
     Args:
@@ -134,10 +136,10 @@ def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str
             f"run {run.run_id} cannot forget {client.name!r} exactly: {why_not}.",
             action=_instead(ledger, directory, run, client, first),
         )
-    return Plan(ledger, run, client, tuple(counted), first)
+    return ForgetPlan(ledger, run, client, tuple(counted), first)
 
 
-def _instead(ledger: Ledger, directory: Path, run: Run, client: Client, first: int) -> str:
+def _instead(ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, first: int) -> str:
     """Return the nearest alternative for a run that cannot forget exactly."""
     before = [row for row in kept_states(ledger, directory, run.run_id) if row.state < first]
     anew = f"learn again without it: fcil-server revoke {client.name}, then serve --new-run"
@@ -169,7 +171,7 @@ class Forgetting:
     """
 
     kit: RunContext
-    plan: Plan
+    plan: ForgetPlan
     directory: Path
     left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)
 
@@ -314,7 +316,7 @@ class Forgetting:
         )
 
 
-def _overtaken(ledger: Ledger, source: Run) -> tuple[RunId, int] | None:
+def _overtaken(ledger: Ledger, source: RunRow) -> tuple[RunId, int] | None:
     """Return the run that is newer than the forked one, with its newest state."""
     last = ledger.runs.newest()
     state = ledger.states.newest(last.run_id) if last is not None else None

@@ -12,7 +12,7 @@ from fcil_server.federation import config as configuration
 from fcil_server.federation.allow_list import Doorkeeper
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.runs.active_run import check_resumed
 from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
 from fcil_server.runs.resources import RunSetup, make_context
@@ -66,7 +66,7 @@ async def forget(
     return work.commit(fork, states, actor)
 
 
-def _setup(federation: Federation, row: Run, note: Note) -> RunSetup:
+def _setup(federation: Federation, row: RunRow, note: Note) -> RunSetup:
     config = configuration.parse(row.config)  # as the run began
     method = registry.load_method(config.method.name)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))

@@ -17,12 +17,12 @@ from fcil_server.aggregation.store import (
     states_folder,
 )
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 
 
 def fork(
     ledger: Ledger, directory: Path, source: RunId, state: int, *, actor: str, action: str
-) -> Run:
+) -> RunRow:
     """Begin a new run with the states of ``source`` up to ``state``; the old one is kept.
 
     Files first, then the ledger in one transaction: a kill in between leaves only a run directory

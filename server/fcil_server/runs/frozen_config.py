@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.traffic.budget import applied
 
 FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
@@ -29,7 +29,9 @@ FREE_KEYS = {
 }
 
 
-def config_of(row: Run | None, config: Config, notify: Callable[[str, str, str], None]) -> Config:
+def config_of(
+    row: RunRow | None, config: Config, notify: Callable[[str, str, str], None]
+) -> Config:
     """Return the configuration to run with: the run's own for fixed keys.
 
     Args:

@@ -20,14 +20,14 @@ from fcil_protocol.payloads.payload import pack, unpack
 from fcil_server.aggregation.store import kept_states
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
-from fcil_server.ledger.rows import Run, StateRow, UpdateRow
+from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
 from fcil_server.rounds.position import RunContext, context
 from fcil_server.rounds.schedule import Step, task_steps
 from fcil_server.runs.fork import fork
 
 
-async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
+async def ensure_state(kit: RunContext, directory: Path) -> RunRow | None:
     """Ensure that the run's newest state can be read; return the fork if one was needed.
 
     Args:
@@ -185,7 +185,7 @@ async def take_step(
     return combined.state, dict(combined.excluded)
 
 
-def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> Run:
+def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> RunRow:
     """Fork the run at the newest readable state, and report the loss."""
     found = kept_states(kit.ledger, directory, kit.run)
     if not found:

@@ -17,7 +17,7 @@ from fcil_server.aggregation.publisher import Publisher
 from fcil_server.aggregation.store import PartStore, StateStore
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.position import RunContext
 from fcil_server.sessions.peers import Peer
@@ -41,7 +41,9 @@ class RunSetup:
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
-def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> RunContext:
+def make_context(
+    federation: Federation, row: RunRow, setup: RunSetup, ports: RunPorts
+) -> RunContext:
     """Open a run's stores, and make the objects around them.
 
     Raises:
@@ -94,7 +96,7 @@ def _kept(federation: Federation, run: RunId) -> KeptUpdates:
 
 
 def _publisher(
-    federation: Federation, row: Run, config: Config, send: Callable[[Peer, Message], bool]
+    federation: Federation, row: RunRow, config: Config, send: Callable[[Peer, Message], bool]
 ) -> Publisher:
     return Publisher(
         federation=federation.id,

@@ -17,7 +17,7 @@ from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.link.zmq_link import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_protocol.messages.messages import Chunk, Message, Parts, Update
 from fcil_server.event_loop import Turns
-from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
 
@@ -161,7 +161,9 @@ class Accounts:
 
     def _of_flow(self, flow: _Flow, counts: Sequence[int]) -> ByteCount:
         key, client, direction, cause = flow
-        return ByteCount(*self._place(key), client, direction, cause, Source.PREDICTED, *counts)
+        return ByteCount(
+            *self._place(key), client, direction, cause, CountSource.PREDICTED, *counts
+        )
 
     def _place(self, key: RoundKey | None) -> tuple[RunId, int | None, str | None, int | None]:
         return key or (self._run, None, None, None)
@@ -175,7 +177,7 @@ class Accounts:
             (Direction.DOWN, tcp.acked, tcp.retransmitted, tcp.link_down),
         ):
             yield ByteCount(
-                *self._place(key), client, direction, Cause.CONNECTION, Source.KERNEL,
+                *self._place(key), client, direction, Cause.CONNECTION, CountSource.KERNEL,
                 tensor=0, sealed=0, application=0, wire=wire, retransmitted=again, link=link,
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ ANNOUNCED = 5  # weight of one list of classes: up to 10,000 names are looked up
 
 
 @dataclass
-class _Record:
+class _ConductRecord:
     level: float
     at: float
     pause_s: float = 0.0
@@ -34,7 +34,7 @@ class Conduct:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._records: dict[ClientId, _Record] = {}
+        self._records: dict[ClientId, _ConductRecord] = {}
 
     def needless(self, client: ClientId, count: float = 1.0) -> float:
         """Count refused or needless messages; return for how long to cut the client off.
@@ -42,7 +42,7 @@ class Conduct:
         Returns 0 if it is not cut off, or is cut off already.
         """
         now = self._clock()
-        record = self._records.setdefault(client, _Record(0.0, now))
+        record = self._records.setdefault(client, _ConductRecord(0.0, now))
         if now < record.until:
             return 0.0
         record.level = max(0.0, record.level - (now - record.at) * MOST / WINDOW_S) + count

@@ -16,7 +16,7 @@ from fcil_protocol.trust.ticket import PROOF, proof_text
 from fcil_server.federation.allow_list import MAX_GUEST_BYTES
 from fcil_server.federation.eligibility import check_ticket
 from fcil_server.federation.roster import Roster
-from fcil_server.ledger.rows import Ticket
+from fcil_server.ledger.rows import TicketRow
 
 MAX_FORMER_BYTES = 160 << 10  # for a former member: a Hello with the features of a large backbone
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
@@ -119,7 +119,7 @@ class Guests:
         self._show_out(incoming)
         return True
 
-    def _enrolled(self, ticket: Ticket, message: Enrol) -> Enrolled:
+    def _enrolled(self, ticket: TicketRow, message: Enrol) -> Enrolled:
         keys = PublicKeys.from_fields(
             {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
         )
@@ -142,6 +142,6 @@ class Guests:
         )
 
 
-def _guest(ticket: Ticket) -> PublicKeys:
+def _guest(ticket: TicketRow) -> PublicKeys:
     # Nothing is ever sealed for a guest, so its third key is not kept.
     return PublicKeys(curve=ticket.curve, signing=ticket.signing, sealing=b"")

@@ -39,7 +39,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client
+from fcil_server.ledger.rows import ClientRow
 from fcil_server.sessions.peers import Peer
 
 
@@ -73,7 +73,7 @@ class RunTerms:
         return f"Install {package} on the client and start it again."
 
 
-def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
+def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> ClientRow:
     """Return the enrolled client that a connection's key belongs to.
 
     Raises:
@@ -249,7 +249,7 @@ def welcome(
     )
 
 
-def check_uplink(row: Client, message: Uplink, federation: str, now: float) -> None:
+def check_uplink(row: ClientRow, message: Uplink, federation: str, now: float) -> None:
     """Check that a relay may carry messages.
 
     Raises:

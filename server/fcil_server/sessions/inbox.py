@@ -23,7 +23,7 @@ MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 
 
 @dataclass
-class _Held:
+class _WaitingMessages:
     """Waiting messages of one client, the oldest first."""
 
     messages: deque[tuple[Peer, Received, Update | Chunk]] = field(default_factory=deque)
@@ -57,7 +57,7 @@ class Inbox:
         self._refuse = refuse
         self._cut = cut
         self._most_bytes = most_bytes
-        self._held: dict[ClientId, _Held] = {}
+        self._held: dict[ClientId, _WaitingMessages] = {}
         intake.room = self.go_on
 
     def put(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
@@ -67,13 +67,13 @@ class Inbox:
             if not self._intake.is_busy(peer.client):
                 self._take(peer, received, message)
                 return
-            held = self._held[peer.client] = _Held()
+            held = self._held[peer.client] = _WaitingMessages()
         held.messages.append((peer, received, message))
         held.size += _size(received)
         if held.size > self._most_bytes:
             self._shed(held, peer)
 
-    def _shed(self, held: _Held, peer: Peer) -> None:
+    def _shed(self, held: _WaitingMessages, peer: Peer) -> None:
         """Drop messages of ended sessions; if that is too little, of this one too."""
         if sum(_size(r) for p, r, _ in held.messages if self._alive(p)) > self._most_bytes:
             self._cut(peer)
@@ -88,7 +88,7 @@ class Inbox:
             held.due = True
             asyncio.get_running_loop().call_soon(self._next, client, held)
 
-    def _next(self, client: ClientId, held: _Held) -> None:
+    def _next(self, client: ClientId, held: _WaitingMessages) -> None:
         held.due = False
         if self._intake.is_busy(client):
             return  # intake calls again

@@ -56,7 +56,7 @@ class _Relay:
         silenced: its messages are ignored; the connection is about to be cut.
     """
 
-    row: ledger_rows.Client
+    row: ledger_rows.ClientRow
     route: bytes
     conn: int
     peer: Peer | None = None

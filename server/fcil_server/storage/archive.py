@@ -42,7 +42,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveEntry:
     """One member of a backup, as named in the manifest."""
 
     sha256: str
@@ -50,7 +50,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BackupManifest:
     """Description of a backup, stored in it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Manifest:
     run: str | None
     state: int | None
     keys: bool
-    files: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, ArchiveEntry] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Encode as JSON."""
@@ -77,7 +77,7 @@ class Manifest:
         return json.dumps(fields, indent=1, sort_keys=True).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+    def from_bytes(cls, data: bytes, path: Path) -> BackupManifest:
         """Parse a manifest.
 
         Raises:
@@ -87,7 +87,7 @@ class Manifest:
         try:
             fields: dict[str, Any] = json.loads(data)
             form, version = fields.pop("format"), fields.pop("version")
-            files = {str(n): Entry(**e) for n, e in fields.pop("files").items()}
+            files = {str(n): ArchiveEntry(**e) for n, e in fields.pop("files").items()}
             known = {k: v for k, v in fields.items() if k in cls.__dataclass_fields__}
             manifest = cls(**known, files=files)
             whole = form == FORMAT and all(
@@ -105,18 +105,18 @@ class Manifest:
         return manifest
 
 
-class Writer:
+class ArchiveWriter:
     """Writes members into an open file; `finish` adds the manifest."""
 
     def __init__(self, file: BinaryIO, created_at: float) -> None:
         self._tar = tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
         self._created_at = created_at
-        self.files: dict[str, Entry] = {}
+        self.files: dict[str, ArchiveEntry] = {}
 
     def add(self, name: str, data: bytes) -> None:
         """Add a member."""
         self._put(name, io.BytesIO(data), len(data))
-        self.files[name] = Entry(hashlib.sha256(data).hexdigest(), len(data))
+        self.files[name] = ArchiveEntry(hashlib.sha256(data).hexdigest(), len(data))
 
     def add_file(self, name: str, path: Path) -> None:
         """Add a file of any size, which must not change meanwhile."""
@@ -125,7 +125,7 @@ class Writer:
             size = file.tell()
             file.seek(0)
             self._put(name, file, size)
-        self.files[name] = Entry(digest, size)
+        self.files[name] = ArchiveEntry(digest, size)
 
     def _put(self, name: str, file: BinaryIO, size: int) -> None:
         assert _NAME.fullmatch(name), "restore would refuse it"
@@ -133,14 +133,14 @@ class Writer:
         member.size, member.mode, member.mtime = size, 0o600, int(self._created_at)
         self._tar.addfile(member, file)
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: BackupManifest) -> None:
         """Write the manifest and the end of the archive."""
         data = manifest.to_bytes()
         self._put(MANIFEST, io.BytesIO(data), len(data))
         self._tar.close()
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path) -> BackupManifest:
     """Read a complete backup and compare every member with its manifest.
 
     Raises:
@@ -162,26 +162,26 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def _read(path: Path) -> tuple[Manifest | None, dict[str, Entry]]:
+def _read(path: Path) -> tuple[BackupManifest | None, dict[str, ArchiveEntry]]:
     """Return the manifest, if there is one, and the real digests and sizes of other members."""
-    found: dict[str, Entry] = {}
-    manifest: Manifest | None = None
+    found: dict[str, ArchiveEntry] = {}
+    manifest: BackupManifest | None = None
     for name, member in _members(path):
         if manifest is not None or name in found:
             raise CorruptFile(f"{path} holds {name!r} twice, or after its end.")
         if name == MANIFEST:
-            manifest = Manifest.from_bytes(member.read(), path)
+            manifest = BackupManifest.from_bytes(member.read(), path)
             continue
         digest = hashlib.sha256()
         size = 0
         while piece := member.read(_STEP_BYTES):
             digest.update(piece)
             size += len(piece)
-        found[name] = Entry(digest.hexdigest(), size)
+        found[name] = ArchiveEntry(digest.hexdigest(), size)
     return manifest, found
 
 
-def unpack_into(path: Path, manifest: Manifest, directory: Path) -> None:
+def unpack_into(path: Path, manifest: BackupManifest, directory: Path) -> None:
     """Write the members of a verified backup under a directory, all 0600.
 
     Raises:

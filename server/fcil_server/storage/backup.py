@@ -39,7 +39,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import StateRow
-from fcil_server.storage.archive import CERTIFICATE, KEYS, Manifest, Writer
+from fcil_server.storage.archive import CERTIFICATE, KEYS, ArchiveWriter, BackupManifest
 
 KEY_FILES = ("server.json", "root.json")
 SCRATCH = "fcil-backup"  # prefix of unfinished files' names, after a dot
@@ -51,7 +51,7 @@ class Backup:
     """A written backup."""
 
     file: Path
-    manifest: Manifest
+    manifest: BackupManifest
     size_bytes: int
 
 
@@ -105,7 +105,7 @@ def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
 
 def _write_patiently(
     directory: Path, whole: Path, ledger: Path, passphrase: str | None
-) -> Manifest:
+) -> BackupManifest:
     """Write the backup; again if the running server removed a state meanwhile."""
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
         live.database.refuse_damage()
@@ -144,13 +144,13 @@ def _went_on(directory: Path, snapshot: Path) -> bool:
 
 def _write(
     directory: Path, path: Path, snapshot: Path, certificate: Certificate, sealed: bytes | None
-) -> Manifest:
+) -> BackupManifest:
     created = time.time()
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
         live.database.copy_to(snapshot)
     mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
-        writer = Writer(out, created)
+        writer = ArchiveWriter(out, created)
         _add_small(writer, directory, certificate, sealed)
         writer.add_file(LEDGER_NAME, snapshot)
         with Ledger(snapshot, read_only=True) as ledger:
@@ -159,7 +159,7 @@ def _write(
             for row in ledger.runs.all():
                 _add_states(writer, directory, ledger.states.all(row.run_id), newest)
                 _add_kept(writer, directory, ledger, row.run_id)
-        manifest = Manifest(
+        manifest = BackupManifest(
             fcil=version("fcil"),
             created_at=created,
             federation=certificate.federation,
@@ -176,7 +176,7 @@ def _write(
 
 
 def _add_small(
-    writer: Writer, directory: Path, certificate: Certificate, sealed: bytes | None
+    writer: ArchiveWriter, directory: Path, certificate: Certificate, sealed: bytes | None
 ) -> None:
     config = directory / CONFIG
     with storage_errors("read", config):
@@ -211,7 +211,7 @@ def _read_certificate(directory: Path) -> Certificate:
 
 
 def _add_states(
-    writer: Writer, directory: Path, rows: list[StateRow], newest: StateRow | None
+    writer: ArchiveWriter, directory: Path, rows: list[StateRow], newest: StateRow | None
 ) -> None:
     """Add the kept states of a run; the newest of all must be there and intact."""
     folder = states_folder(directory, rows[0].run) if rows else None
@@ -233,7 +233,7 @@ def _add_states(
             writer.add(f"runs/{row.run}/states/{row.state:06d}.{suffix}", data)
 
 
-def _add_kept(writer: Writer, directory: Path, ledger: Ledger, run: RunId) -> None:
+def _add_kept(writer: ArchiveWriter, directory: Path, ledger: Ledger, run: RunId) -> None:
     """Add the counted updates that a run keeps; `check` names missing ones."""
     kept = KeptUpdates(kept_folder(directory, run))
     counted = ledger.updates.counted_ids(run)

@@ -27,7 +27,7 @@ from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
-from fcil_server.storage.findings import Finding, Level, failed, failure, fine, warning
+from fcil_server.storage.findings import Finding, Severity, failed, failure, fine, warning
 
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
@@ -53,12 +53,12 @@ def check(directory: Path) -> list[Finding]:
     found = list(_look(directory))
     if server.running:
         for _ in range(_PASSES - 1):
-            if all(f.level is Level.OK for f in found):
+            if all(f.level is Severity.OK for f in found):
                 break
             # A state may be pruned, a round closed, between two passes.
             again = list(_look(directory))
-            stays = {(f.about, f.text) for f in found if f.level is not Level.OK}
-            found = [f for f in again if f.level is Level.OK or (f.about, f.text) in stays]
+            stays = {(f.about, f.text) for f in found if f.level is not Severity.OK}
+            found = [f for f in again if f.level is Severity.OK or (f.about, f.text) in stays]
     return [server.finding, *found]
 
 
@@ -128,7 +128,7 @@ def _keys(folder: Path) -> Iterator[Finding]:
         text = "a change of the server's keys was interrupted"
         found.append(warning("keys", text, "Start the server; it is finished then."))
     yield from found
-    if public is not None and all(f.level is Level.OK for f in found):
+    if public is not None and all(f.level is Severity.OK for f in found):
         where = "root key here" if root else "root key kept elsewhere"
         yield fine("keys", f"server key {public.fingerprint}, certified; {where}")
 

@@ -16,14 +16,14 @@ from fcil_protocol.envelopes.envelope import (
 )
 from fcil_protocol.errors import CorruptFile, FcilError
 from fcil_protocol.ids import Digest
-from fcil_protocol.storage.segment import Damage, Record, RecordKind, Segment
+from fcil_protocol.storage.segment import Damage, RecordKind, RecordSpan, Segment
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import PartStore, StateStore, check_state, states_folder
 from fcil_server.federation.config import parse
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Run, StateRow, UpdateRow
+from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.runs.forget import leftovers
 from fcil_server.storage.findings import Finding, failure, fine, warning
 
@@ -31,7 +31,7 @@ _SHOWN = 5  # faults of one kind
 _RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"
 
 
-def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Iterator[Finding]:
+def check_run(ledger: Ledger, directory: Path, run: RunRow, *, newest: bool) -> Iterator[Finding]:
     """Check one run; the newest, which a server would resume, in depth."""
     about = f"run {run.run_id}"
     if run.emptied_at is not None:
@@ -52,7 +52,7 @@ def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Ite
     yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
 
 
-def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
+def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
     left = leftovers(directory, run.run_id)
     if left:
         text = f"a client was forgotten in it, and {', '.join(p.name for p in left)} are still here"
@@ -61,7 +61,7 @@ def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
         yield fine(about, "a client was forgotten in it: states and updates removed, tables stay")
 
 
-def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
     """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
     names, counted = kept.names(), ledger.updates.counted_ids(run.run_id)
@@ -87,7 +87,7 @@ def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Fin
 
 
 def _states(
-    ledger: Ledger, directory: Path, run: Run, about: str, *, newest: bool
+    ledger: Ledger, directory: Path, run: RunRow, about: str, *, newest: bool
 ) -> Iterator[Finding]:
     rows = ledger.states.all(run.run_id)
     yield from _chain(rows, about)
@@ -130,7 +130,7 @@ def _chain(rows: list[StateRow], about: str) -> Iterator[Finding]:
             yield failure(about, text, _RESTORE)
 
 
-def _history(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
+def _history(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
     rounds = ledger.rounds.all(run.run_id)
     committed = {s.state for s in ledger.states.all(run.run_id)}
     if [r.seq for r in rounds] != list(range(len(rounds))):
@@ -152,7 +152,7 @@ def _history(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
             yield failure(about, f"{name} is open, but has counted updates", _RESTORE)
 
 
-def _classes(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
+def _classes(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
     rows, tasks = ledger.classes.all(run.run_id), ledger.tasks.all(run.run_id)
     ids = [c.class_id for c in rows if c.class_id is not None]
     if sorted(ids) != list(range(len(ids))):
@@ -165,14 +165,14 @@ def _classes(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
         yield failure(about, "its tasks and its class names do not fit together", _RESTORE)
 
 
-def _spool(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
     """Check that every acknowledged update of the open round is there, intact, and opens."""
-    records: dict[str, tuple[Segment, Record]] = {}
+    records: dict[str, tuple[Segment, RecordSpan]] = {}
     folder = directory / "runs" / run.run_id / "spool"
     segments = Segment.all_in(folder) if folder.is_dir() else []
     for segment in segments:
         for found in segment.scan():
-            if isinstance(found, Record):
+            if isinstance(found, RecordSpan):
                 if found.kind is RecordKind.DATA:
                     records[found.key] = (segment, found)
                 elif found.kind is RecordKind.REMOVED:
@@ -213,7 +213,7 @@ def _server_keys(directory: Path) -> PrivateKeys | None:
 
 
 def _fault(
-    ledger: Ledger, update: UpdateRow, segment: Segment, record: Record, keys: PrivateKeys
+    ledger: Ledger, update: UpdateRow, segment: Segment, record: RecordSpan, keys: PrivateKeys
 ) -> str:
     """Return the fault of a stored update; empty if there is none."""
     try:
@@ -234,7 +234,7 @@ def _fault(
     return ""
 
 
-def _parts(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+def _parts(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
     folder = directory / "runs" / run.run_id / "parts"
     if not folder.is_dir():
         return

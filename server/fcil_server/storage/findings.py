@@ -8,7 +8,7 @@ from enum import StrEnum
 from fcil_protocol.errors import FcilError
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """Severity; only a failure makes the command end with code 1."""
 
     OK = "ok"
@@ -25,7 +25,7 @@ class Finding:
         action: what to do; empty if nothing.
     """
 
-    level: Level
+    level: Severity
     about: str
     text: str
     action: str = ""
@@ -33,17 +33,17 @@ class Finding:
 
 def fine(about: str, text: str) -> Finding:
     """Return a line about a part in good order."""
-    return Finding(Level.OK, about, text)
+    return Finding(Severity.OK, about, text)
 
 
 def warning(about: str, text: str, action: str = "") -> Finding:
     """Return a line about a part that works, and needs attention."""
-    return Finding(Level.WARNING, about, text, action)
+    return Finding(Severity.WARNING, about, text, action)
 
 
 def failure(about: str, text: str, action: str = "") -> Finding:
     """Return a line about a loss, or a fault that stops the server."""
-    return Finding(Level.FAILURE, about, text, action)
+    return Finding(Severity.FAILURE, about, text, action)
 
 
 def failed(about: str, error: FcilError) -> Finding:

@@ -24,9 +24,9 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.runs.fork import fork
-from fcil_server.storage.archive import CERTIFICATE, KEYS, Manifest, unpack_into, verify
+from fcil_server.storage.archive import CERTIFICATE, KEYS, BackupManifest, unpack_into, verify
 from fcil_server.storage.backup import KEY_FILES, key_context
 
 
@@ -57,8 +57,8 @@ class Restored:
             came after the backup accept them.
     """
 
-    manifest: Manifest
-    fork: Run | None
+    manifest: BackupManifest
+    fork: RunRow | None
     members: list[str]
     withdrawn: int
     recertified: bool
@@ -102,7 +102,7 @@ def _is_empty(directory: Path) -> bool:
         return directory.is_dir() and not any(directory.iterdir())
 
 
-def _check_choice(file: Path, manifest: Manifest, keys: Keys) -> None:
+def _check_choice(file: Path, manifest: BackupManifest, keys: Keys) -> None:
     given = [keys.passphrase is not None, keys.folder is not None, keys.fresh]
     if sum(given) != 1:
         where = "--passphrase-file FILE" if manifest.keys else "--keys FOLDER with your own copy"
@@ -118,7 +118,7 @@ def _check_choice(file: Path, manifest: Manifest, keys: Keys) -> None:
         )
 
 
-def _place_keys(staged: Path, manifest: Manifest, keys: Keys) -> bool:
+def _place_keys(staged: Path, manifest: BackupManifest, keys: Keys) -> bool:
     """Put keys and certificate in place; return True if the certificate is a new one."""
     folder, sealed, carried = staged / "keys", staged / KEYS, staged / CERTIFICATE
     with storage_errors("create", folder):
@@ -172,12 +172,12 @@ def _certify(folder: Path, certificate: Certificate) -> bool:
 
 
 def _settle(
-    staged: Path, manifest: Manifest, keys: Keys, actor: str, *, recertified: bool
+    staged: Path, manifest: BackupManifest, keys: Keys, actor: str, *, recertified: bool
 ) -> Restored:
     """Fork the unfinished run; withdraw tickets that may have been withdrawn since."""
     with Ledger(staged / LEDGER_NAME) as ledger:
         run, going = ledger.runs.newest(), (RunStatus.RUNNING, RunStatus.FAILED)
-        forked: Run | None = None
+        forked: RunRow | None = None
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
             if newest is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fcil_protocol.errors import ConfigError, LinkError
-from fcil_server.federation.addresses import Certificate, split_address
+from fcil_server.federation.addresses import TlsFiles, split_address
 
 MAX_HEAD_BYTES = 8192  # of a request: its line and headers
 HANDSHAKE_S = 5.0  # of TLS, which precedes the limits below
@@ -38,7 +38,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class HttpLimits:
     """Limits of a listener's connections, sizes and times.
 
     Attributes:
@@ -57,12 +57,12 @@ class Limits:
     stalled_s: float = 10.0
 
 
-LIMITS = Limits()
+LIMITS = HttpLimits()
 _ENDLESS = "fcil_endless"  # in a request's state: marks its answer as a stream
 
 
 def endless(scope: Any) -> None:
-    """Mark the answer to a request as a stream, limited only by `Limits.stalled_s`.
+    """Mark the answer to a request as a stream, limited only by `HttpLimits.stalled_s`.
 
     Each piece then waits until all before it have left this process.
     """
@@ -97,7 +97,7 @@ def open_door(address: str) -> socket.socket:
     return sock
 
 
-def check_certificate(certificate: Certificate) -> None:
+def check_certificate(certificate: TlsFiles) -> None:
     """Refuse a certificate or a key that cannot be used; none at all is allowed.
 
     Raises:
@@ -113,7 +113,7 @@ def check_certificate(certificate: Certificate) -> None:
         raise ConfigError(f"cannot use the certificate and key {files}: {error}.") from error
 
 
-def own_names(certificate: Certificate) -> frozenset[str]:
+def own_names(certificate: TlsFiles) -> frozenset[str]:
     """Return the listener's accepted host names: localhost, and its certificate's.
 
     Raises:
@@ -194,7 +194,7 @@ def _head_bytes(scope: Any) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def make_server(app: App, certificate: Certificate, limits: Limits = LIMITS) -> Any:
+def make_server(app: App, certificate: TlsFiles, limits: HttpLimits = LIMITS) -> Any:
     """Return a ``uvicorn.Server`` for the app; ``serve(sockets=[...])`` runs it.
 
     Raises:
@@ -239,7 +239,7 @@ def make_server(app: App, certificate: Certificate, limits: Limits = LIMITS) -> 
     return Door(config)
 
 
-def _bounded(limits: Limits) -> type[asyncio.Protocol]:
+def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Bounded(H11Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.process.children import module_command
-from fcil_server.federation.addresses import Certificate
+from fcil_server.federation.addresses import TlsFiles
 from fcil_server.federation.sections import FederationSection
 from fcil_server.web.http_server import check_certificate, open_door
 
@@ -26,7 +26,7 @@ Say = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
-class Site:
+class WebProgram:
     """Content, address and program of a web process.
 
     Attributes:
@@ -49,16 +49,16 @@ class Site:
     packages: tuple[str, ...]
     example: str
     address: str
-    certificate: Certificate
+    certificate: TlsFiles
     path: str = ""
     hint: str = ""
     words: tuple[str, ...] = ()
     status: tuple[tuple[str, Any], ...] = ()
 
 
-def figures_site(section: FederationSection) -> Site:
+def figures_site(section: FederationSection) -> WebProgram:
     """Return the site of the metrics for Prometheus."""
-    return Site(
+    return WebProgram(
         key="metrics",
         what="figures",
         verb="are",
@@ -72,7 +72,7 @@ def figures_site(section: FederationSection) -> Site:
     )
 
 
-def page_site(section: FederationSection) -> Site:
+def page_site(section: FederationSection) -> WebProgram:
     """Return the site of the live dashboard."""
     switches = {
         "--read-only": section.page_read_only,
@@ -81,7 +81,7 @@ def page_site(section: FederationSection) -> Site:
     }
     figures = ("prometheus_client",) if section.page_metrics else ()
     beside = [word for folder in section.page_beside for word in ("--beside", folder)]
-    return Site(
+    return WebProgram(
         key="page",
         what="the page",
         verb="is",
@@ -115,7 +115,7 @@ class WebProcess:
         ConfigError: the certificate cannot be used, or serves nothing; or a package is missing.
     """
 
-    def __init__(self, directory: Path, site: Site, say: Say) -> None:
+    def __init__(self, directory: Path, site: WebProgram, say: Say) -> None:
         self._directory = directory
         self._site = site
         self._say = say
@@ -235,7 +235,7 @@ class WebProcess:
             os.close(end)
 
 
-def _refuse_certificate_alone(site: Site) -> None:
+def _refuse_certificate_alone(site: WebProgram) -> None:
     if site.certificate.chain or site.certificate.key:
         raise ConfigError(
             f"federation.{site.key}_cert or {site.key}_key is given, but no address of "

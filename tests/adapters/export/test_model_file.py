@@ -29,7 +29,7 @@ from fcil_adapters.export.exported_model import (
     Tolerance,
     sealed,
 )
-from fcil_adapters.export.model_file import Options, export_model
+from fcil_adapters.export.model_file import ExportOptions, export_model
 from fcil_adapters.images.sample import sample
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, InternalError
 from tiers import sampled
@@ -50,7 +50,7 @@ class Case:
     fed: Federation
 
     def export(self, target, precision="fp32", images=None, origin=ORIGIN, **options):
-        options = Options(precision, **options)
+        options = ExportOptions(precision, **options)
         ctx = self.fed.context("evaluate")
         return export_model(self.fed.method, ctx, self.fed.parts(), origin, target, options, images)
 
@@ -298,7 +298,7 @@ def test_a_method_that_cannot_be_exported_is_told_why(change, said, target, monk
 )
 def test_options_that_do_not_exist_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
-        Options(**options)
+        ExportOptions(**options)
 
 
 # --- reading --------------------------------------------------------------------------------

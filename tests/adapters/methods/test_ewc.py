@@ -16,7 +16,7 @@ from fcil_adapters.methods.ewc.learner import Held
 from fcil_adapters.methods.ewc.parts import IMPORTANCE
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.numerics.update_list import UpdateList
-from fcil_adapters.toolkit.lora.client import Bench
+from fcil_adapters.toolkit.lora.client import LoraSetup
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_protocol.payloads.payload import Payload, pack
 
@@ -38,7 +38,7 @@ def trained(**options):
 
 
 def bench_of(fed, task):
-    return Bench.of(fed.context("finish"), read_parts(fed.hparams, fed.parts()))
+    return LoraSetup.of(fed.context("finish"), read_parts(fed.hparams, fed.parts()))
 
 
 @pytest.mark.parametrize("fisher", ["B", "AB"])
@@ -141,7 +141,7 @@ def test_the_penalty_is_lambda_f_times_the_squared_way_from_the_last_task():
     fed.open(TASKS[1])
     parts, ctx = fed.parts(), fed.context("train")
     received = read_parts(fed.hparams, parts)
-    bench = Bench.of(ctx, received)
+    bench = LoraSetup.of(ctx, received)
     held = Held.of(ctx, bench, received, parts)
     assert float(held(bench).detach()) == 0
     expected = 0.0

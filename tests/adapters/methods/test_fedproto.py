@@ -14,11 +14,11 @@ from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.methods.fedproto.learner import Pull
 from fcil_adapters.methods.fedproto.parts import read_prototypes
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
-from fcil_adapters.toolkit.lora.client import Bench, Pass
+from fcil_adapters.toolkit.lora.client import LoraSetup, Pass
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_adapters.toolkit.lora.views import merged_view
-from fcil_adapters.toolkit.training.optimise import Piece
+from fcil_adapters.toolkit.training.optimise import MicroBatch
 
 SMALL = {"rank": 2, "blocks": [0, 1], "epochs": 1, "batch_size": 4, "augment": "none"}
 TASKS = make_tasks([3, 1], [5, 4])
@@ -66,16 +66,16 @@ def test_global_prototypes_are_means_over_all_images_of_a_class(fed):
 def test_the_pull_is_the_mean_squared_way_from_each_batch_mean_to_its_prototype(fed):
     fed.round("train")
     ctx, parts = fed.context("train"), fed.parts()
-    bench = Bench.of(ctx, read_parts(fed.hparams, parts))
+    bench = LoraSetup.of(ctx, read_parts(fed.hparams, parts))
     classes, rows = read_prototypes(parts)
     rng = np.random.default_rng(0)
     batch, labels = rng.normal(size=(5, rows.shape[1])), np.array([1, 0, 1, 1, 0])
-    piece = Piece(np.arange(5), torch.zeros(5, 1), to_torch(labels))
+    piece = MicroBatch(np.arange(5), torch.zeros(5, 1), to_torch(labels))
     seen = Pass(piece, torch.tensor(batch, dtype=torch.float32), torch.zeros(5, 2), 5)
     expected = sum(((batch[labels == c].mean(0) - rows[c]) ** 2).mean() for c in (0, 1))
     pull = Pull.of(bench, TASKS[0].classes, classes, rows)
     assert float(pull(seen)) == pytest.approx(expected, rel=1e-5)
-    one = Piece(np.arange(1), torch.zeros(1, 1), to_torch(labels[:1]))
+    one = MicroBatch(np.arange(1), torch.zeros(1, 1), to_torch(labels[:1]))
     alone = replace(seen, piece=one, features=seen.features[:1])
     assert float(pull(alone)) == pytest.approx(((batch[0] - rows[1]) ** 2).mean(), rel=1e-5)
     none = Pull.of(bench, TASKS[0].classes, (), rows[:0])

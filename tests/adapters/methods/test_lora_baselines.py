@@ -12,7 +12,7 @@ from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_im
 from adapters.lora_reference import cross_entropy, parameters, plain
 from fcil_adapters.contract import State, Update
 from fcil_adapters.numerics.update_list import UpdateList
-from fcil_adapters.toolkit.lora.client import Bench, Teacher, train
+from fcil_adapters.toolkit.lora.client import LoraSetup, Teacher, train
 from fcil_adapters.toolkit.lora.manifest import lora_method, read_parts
 from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 from fcil_protocol.errors import SchemaMismatch
@@ -185,7 +185,7 @@ def test_a_penalty_counts_once_a_step_and_a_loss_once_an_image(micro, backbone):
     fed = federation("fedavg_lora", backbone, batch_size=64, momentum=0.0, micro_batch=micro)
     fed.open(TASKS[0])
     ctx, data = fed.context("train"), CLIENTS[0].of((0, 1, 2))
-    bench = Bench.of(ctx, read_parts(fed.hparams, fed.parts()))
+    bench = LoraSetup.of(ctx, read_parts(fed.hparams, fed.parts()))
     seen = []
 
     def loss(one):

@@ -9,10 +9,10 @@ import torch
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
 from fcil_adapters.methods.lwf.learner import past_scores
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
-from fcil_adapters.toolkit.lora.client import Bench, Pass, Teacher
+from fcil_adapters.toolkit.lora.client import LoraSetup, Pass, Teacher
 from fcil_adapters.toolkit.lora.distillation import SigmoidTargets, softened
 from fcil_adapters.toolkit.lora.manifest import read_parts
-from fcil_adapters.toolkit.training.optimise import Piece
+from fcil_adapters.toolkit.training.optimise import MicroBatch
 
 SMALL = {
     "rank": 2, "blocks": [0, 1], "epochs": 4, "batch_size": 8, "augment": "none", "lr_lora": 0.05,
@@ -41,11 +41,11 @@ def second_task(name, backbone, **options):
     fed.round("train")  # so that the model is no longer its teacher
     ctx = fed.context("train")
     received = read_parts(fed.hparams, fed.parts())
-    bench, teacher = Bench.of(ctx, received), Teacher.of(ctx, received)
+    bench, teacher = LoraSetup.of(ctx, received), Teacher.of(ctx, received)
     images = CLIENTS[0].of(TASKS[1].classes)
     first = len(bench.classes) - 2
     rows = first + np.array([TASKS[1].classes.index(c) for c in images.labels])
-    piece = Piece(np.arange(len(images)), to_torch(images.pictures).float(), to_torch(rows))
+    piece = MicroBatch(np.arange(len(images)), to_torch(images.pictures).float(), to_torch(rows))
     with torch.no_grad():
         features = bench.features(piece.pixels)
         seen = Pass(piece, features, bench.logits(features), len(images))
@@ -113,7 +113,7 @@ def test_past_classes_that_nobody_ever_had_are_no_columns_of_the_loss(backbone):
     fed.run(TASKS[0])
     fed.open(TASKS[1])
     ctx, received = fed.context("train"), read_parts(fed.hparams, fed.parts())
-    bench = Bench.of(ctx, received)
+    bench = LoraSetup.of(ctx, received)
     loss = SigmoidTargets.of(ctx, bench, received)
     assert bench.classes == (3, 1, 5, 4)
     assert (loss.past.tolist(), loss.own.tolist()) == ([0], [2, 3])

@@ -304,11 +304,11 @@ class TestClaims:
     def test_hgp_lends_no_covariance_that_one_client_made_up(self):
         from fcil_adapters.toolkit.gaussians.gaussian import Gaussian
         from fcil_adapters.toolkit.gaussians.mixture import make_mixture
-        from fcil_adapters.toolkit.gaussians.store import Entry
+        from fcil_adapters.toolkit.gaussians.store import ClassEntry
 
         def entry(client, count, variance):
             none, flat = np.zeros((0, 2), np.float32), np.full(2, variance, np.float32)
-            return Entry(0, 7, client, Gaussian(count, np.zeros(2, np.float32), none, flat))
+            return ClassEntry(0, 7, client, Gaussian(count, np.zeros(2, np.float32), none, flat))
 
         entries = [entry("a", 1, 0.0), entry("b", 8, 1.0), entry("c", 10**9, 100.0)]
         for share, largest in ((SHARE, 51), (1.0, 101)):

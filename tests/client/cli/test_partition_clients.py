@@ -16,7 +16,7 @@ from fcil_client.data.manifest import scan
 from fcil_client.data.partition_export import export
 from fcil_client.data.partition_file import load, save, seat
 from fcil_client.data.partition_make import Request, make
-from fcil_client.data.partition_source import Parts, open_data, part_source
+from fcil_client.data.partition_source import SharedData, open_data, part_source
 from fcil_client.membership import enrol
 from fcil_client.membership.dry_run import count_images
 from fcil_client.membership.enrol import find_member
@@ -112,7 +112,7 @@ def test_another_data_set_is_refused_whether_images_came_went_or_changed(data, p
 
 
 def test_slots_that_share_an_open_data_set_leave_it_open(data, partition):
-    parts = Parts(open_source(zipped(data, partition.with_suffix(".zip"))), load(partition))
+    parts = SharedData(open_source(zipped(data, partition.with_suffix(".zip"))), load(partition))
     one, other = parts.slot(0), parts.slot(1)
     one.close()
     entry = other.listing().entries[0]
@@ -317,7 +317,7 @@ def test_exported_folders_hold_each_clients_images_and_are_data_themselves(
 ):
     made = load(partition)
     source = open_source(data if form == "folder" else zipped(data, tmp_path / "data.zip"))
-    folders = export(Parts(source, made), tmp_path / "out", lambda *_: None)
+    folders = export(SharedData(source, made), tmp_path / "out", lambda *_: None)
     assert [f.name for f in folders] == ["client-000", "client-001"]
     for slot, folder in enumerate(folders):
         listed = open_source(folder).listing().entries
@@ -329,7 +329,7 @@ def test_exported_folders_hold_each_clients_images_and_are_data_themselves(
     linked = (folders[0] / min(made.train(0))).stat().st_nlink > 1
     assert linked == (form == "folder")
     with pytest.raises(UsageError, match="is there already, and not empty"):
-        export(Parts(source, made), tmp_path / "out", lambda *_: None)
+        export(SharedData(source, made), tmp_path / "out", lambda *_: None)
 
 
 def test_files_of_one_name_from_folders_below_a_class_stay_apart(tmp_path):
@@ -338,5 +338,5 @@ def test_files_of_one_name_from_folders_below_a_class_stay_apart(tmp_path):
         fill(root, f"train/ant/{day}", "", [1])
         fill(root, f"test/ant/{day}", "", [2])
     made = divided(root, tmp_path / "p.json", clients=1, tasks=1)
-    (folder,) = export(Parts(open_source(root), made), tmp_path / "out", lambda *_: None)
+    (folder,) = export(SharedData(open_source(root), made), tmp_path / "out", lambda *_: None)
     assert sorted(p.name for p in (folder / "train/ant").iterdir()) == ["1-1.png", "1.png"]

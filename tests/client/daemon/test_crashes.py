@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from client.round_kit import FED, KEYS, SERVER
 from fcil_client.daemon import client as daemon
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.session import events
 from fcil_client.session.events import Link, Work
-from fcil_client.session.machine import Session
+from fcil_client.session.machine import ClientSession
 from fcil_client.state import home as homes
 from fcil_client.state import outbox
 from fcil_client.state.home import Enrolment, Home
@@ -123,9 +123,9 @@ class Device(daemon.Client):
         self._around = SimpleNamespace(news=lambda: None)
         self.server, self.serials = server, serials
         enrolment = Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), "data")
-        self._work = RoundWork(self.home, enrolment, KEYS, Options(directory))
+        self._work = RoundWork(self.home, enrolment, KEYS, ClientOptions(directory))
         self._outbox = self._work.outbox
-        self._session = Session.resume(*self._outbox.waiting())
+        self._session = ClientSession.resume(*self._outbox.waiting())
         self.todo = []
         later = lambda name: lambda *args: self.todo.append((name, *args))  # noqa: E731
         self._jobs = SimpleNamespace(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fcil_adapters.images.decoding import digest, open_source
 from fcil_client.data import manifest as manifest_module
-from fcil_client.data.manifest import Manifest, diff, load, scan
+from fcil_client.data.manifest import ImageManifest, diff, load, scan
 from fcil_client.data.split import Fractions, position
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, DiskFull
 
@@ -354,7 +354,7 @@ def test_differences_are_told_by_class(tmp_path):
         "class 'dog' is gone (2 images): what was learned of it stays in the global model",
     ]
     assert diff(old, old) == []
-    assert diff(Manifest(), old) == ["new class 'cat': 3 images", "new class 'dog': 2 images"]
+    assert diff(ImageManifest(), old) == ["new class 'cat': 3 images", "new class 'dog': 2 images"]
 
 
 @pytest.mark.parametrize("fractions", [(0, 0.5, 0.5), (0.5, 0.5, 0.5), (1.2, -0.2, 0)])

@@ -18,7 +18,7 @@ from fcil_client.cli.main import app
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import visit
 from fcil_client.membership import ask_terms
-from fcil_client.membership.ask_terms import Outlook, Task, look, say_hello
+from fcil_client.membership.ask_terms import Outlook, TaskClasses, look, say_hello
 from fcil_client.membership.dry_run import count_images, dry_run
 from fcil_client.membership.enrol import JoinFile
 from fcil_client.state import sent_journal
@@ -138,9 +138,9 @@ def test_before_the_split_is_drawn_any_class_may_have_images_for_tests(tmp_path)
 def test_with_listed_tasks_it_is_each_that_is_not_over(tmp_path):
     first, second = tasks(
         tmp_path,
-        Task(("bird",), closed=True),
-        Task(("CAT", "fox", "emu")),
-        Task(("owl",)),
+        TaskClasses(("bird",), closed=True),
+        TaskClasses(("CAT", "fox", "emu")),
+        TaskClasses(("owl",)),
         rounds_per_task=3,
     )
     assert (first["task"], first["classes"], first["past"]) == (1, 3, 1)
@@ -152,19 +152,19 @@ def test_with_listed_tasks_it_is_each_that_is_not_over(tmp_path):
 
 
 def test_classes_that_are_not_listed_are_never_learned(tmp_path):
-    (only,) = tasks(tmp_path, Task(("owl",)))
+    (only,) = tasks(tmp_path, TaskClasses(("owl",)))
     assert (only["held"], only["exchanges"]) == ([], [])
 
 
 def test_new_classes_make_the_next_task_with_those_that_wait(tmp_path):
-    now, coming = tasks(tmp_path, Task(("cat",)), waiting=("Dog", "eel"))
+    now, coming = tasks(tmp_path, TaskClasses(("cat",)), waiting=("Dog", "eel"))
     assert (now["held"], now["known"]) == (["cat"], True)
     assert (coming["held"], coming["known"]) == (["dog"], False)
     assert (coming["classes"], coming["past"]) == (2, 1)
 
 
 def test_without_a_new_class_no_next_task_is_foretold(tmp_path):
-    rows = tasks(tmp_path, Task(("cat", "dog"), closed=True), waiting=("eel",))
+    rows = tasks(tmp_path, TaskClasses(("cat", "dog"), closed=True), waiting=("eel",))
     assert rows == []
 
 
@@ -174,7 +174,7 @@ def test_a_server_that_does_not_evaluate_gets_no_results(tmp_path):
 
 
 def test_images_without_a_side_for_training_bring_no_update(tmp_path):
-    (task,) = tasks(tmp_path, Task(("cat",)), inventory=Inventory({}, {"cat": 2}))
+    (task,) = tasks(tmp_path, TaskClasses(("cat",)), inventory=Inventory({}, {"cat": 2}))
     assert kinds(task) == ["evaluate"]
 
 
@@ -298,7 +298,7 @@ def test_a_server_of_this_machine_is_asked_without_enrolling(data, neighbour):
     assert home is None
     assert not state_home().exists()
     assert (outlook.terms.run, outlook.terms.method) == (RUN, METHOD)
-    assert outlook.tasks == (Task(("cat",), closed=True),)
+    assert outlook.tasks == (TaskClasses(("cat",), closed=True),)
     assert (outlook.waiting, outlook.rounds_per_task) == (("eel",), 2)
     row = dry_run(data, outlook, FOLDER, enrolled=False)
     assert [t["task"] for t in row["tasks"]] == [1], "the first is over, the dog makes the next"
@@ -496,7 +496,7 @@ def test_a_dry_run_uses_no_ticket(data, tmp_path):
 
 def test_the_journal_as_text_and_json(far, data):
     _, home, _ = far
-    journal = sent_journal.Journal(home.directory)
+    journal = sent_journal.SentJournal(home.directory)
     journal.sent("1" * 64)
     journal.refused("1" * 64, "round_closed")
     (shown,) = json.loads(command("journal", "--data", data, "--json").stdout)["data"]["journals"]
@@ -508,7 +508,7 @@ def test_the_journal_as_text_and_json(far, data):
 
 
 def test_the_journal_since_a_day(far, data):
-    journal = sent_journal.Journal(far[1].directory)
+    journal = sent_journal.SentJournal(far[1].directory)
     journal.sent("1" * 64)
     assert "111111111111" in command("journal", "--since", "2020-01-01").stdout
     assert "nothing has left" in command("journal", "--since", "2999-01-01").stdout

@@ -15,7 +15,7 @@ from fcil_client.policy.policy import (
     Heat,
     Judgement,
     Manners,
-    Rules,
+    PolicyRules,
     read_hours,
     show_hours,
     within,
@@ -39,29 +39,29 @@ def shares(rules, *facts, step=5.0):
 class TestPower:
     @pytest.mark.parametrize("on_mains", [True, None])
     def test_on_mains_and_without_a_battery_it_works(self, on_mains):
-        rules = Rules(only_on_mains=True, min_battery=40)
+        rules = PolicyRules(only_on_mains=True, min_battery=40)
         assert judged(rules, Facts(on_mains=on_mains, charge=5.0)) == [FREE]
 
     def test_on_battery_it_rests_if_the_owner_says_so_and_only_then(self):
         facts = Facts(on_mains=False, charge=90.0)
-        assert judged(Rules(only_on_mains=True), facts) == [Judgement(0.0, "on battery")]
-        assert judged(Rules(), facts) == [FREE]
+        assert judged(PolicyRules(only_on_mains=True), facts) == [Judgement(0.0, "on battery")]
+        assert judged(PolicyRules(), facts) == [FREE]
 
     def test_a_battery_below_the_least_must_be_well_above_it_before_work_goes_on(self):
         charges = [41, 40, 39, 40, 44, 45, 41]
         facts = [Facts(on_mains=False, charge=float(c)) for c in charges]
-        assert shares(Rules(min_battery=40), *facts) == [1, 1, 0, 0, 0, 1, 1]
+        assert shares(PolicyRules(min_battery=40), *facts) == [1, 1, 0, 0, 0, 1, 1]
 
     def test_mains_end_the_rest_at_any_charge(self):
         low, plugged = Facts(on_mains=False, charge=10.0), Facts(on_mains=True, charge=10.0)
-        assert shares(Rules(min_battery=40), low, plugged) == [0, 1]
+        assert shares(PolicyRules(min_battery=40), low, plugged) == [0, 1]
 
     def test_a_charge_that_is_not_told_forbids_nothing(self):
-        assert judged(Rules(min_battery=40), Facts(on_mains=False)) == [FREE]
+        assert judged(PolicyRules(min_battery=40), Facts(on_mains=False)) == [FREE]
 
 
 class TestUse:
-    RULES = Rules(only_when_idle=True)
+    RULES = PolicyRules(only_when_idle=True)
 
     def test_it_rests_until_the_device_was_quiet_for_a_while(self):
         quiet = Facts(others=0.01)
@@ -91,7 +91,7 @@ class TestUse:
         assert shares(self.RULES, *[long_ago] * 20)[-1] == 1
 
     def test_without_the_rule_nobody_is_looked_at(self):
-        assert judged(Rules(), Facts(others=1.0, input_s=0.0)) == [FREE]
+        assert judged(PolicyRules(), Facts(others=1.0, input_s=0.0)) == [FREE]
 
 
 class TestHours:
@@ -118,7 +118,7 @@ class TestHours:
         assert show_hours(night) == "22:00-06:00"
 
     def test_outside_them_it_rests(self):
-        rules = Rules(hours=(540, 600))
+        rules = PolicyRules(hours=(540, 600))
         assert shares(rules, *(Facts(minute=m) for m in (539, 540, 599, 600))) == [0, 1, 1, 0]
         assert judged(rules, Facts(minute=0))[0].why == "outside 09:00-10:00"
 
@@ -129,38 +129,38 @@ def hot(now, mark=100.0, name="cpu"):
 
 class TestHeat:
     def test_near_the_mark_it_works_less_and_less_and_then_not_at_all(self):
-        assert shares(Rules(), *map(hot, [80, 96, 97, 96, 98])) == [1, 0.5, 0.25, 0, 0]
+        assert shares(PolicyRules(), *map(hot, [80, 96, 97, 96, 98])) == [1, 0.5, 0.25, 0, 0]
 
     def test_at_the_mark_it_stops_at_once(self):
-        assert judged(Rules(), hot(100.0)) == [Judgement(0.0, "hot: cpu 100 °C of 100 °C")]
+        assert judged(PolicyRules(), hot(100.0)) == [Judgement(0.0, "hot: cpu 100 °C of 100 °C")]
 
     def test_it_speeds_up_again_only_when_it_is_well_below(self):
-        assert shares(Rules(), *map(hot, [100, 94, 91, 90, 89, 88, 92])) == [
+        assert shares(PolicyRules(), *map(hot, [100, 94, 91, 90, 89, 88, 92])) == [
             0, 0, 0, 0.25, 0.5, 1, 1,
         ]  # fmt: skip
 
     def test_part_of_the_time_is_said(self):
-        assert judged(Rules(), hot(96.0))[0].why.endswith("works 50 % of the time")
+        assert judged(PolicyRules(), hot(96.0))[0].why.endswith("works 50 % of the time")
 
     def test_a_system_that_names_no_mark_forbids_nothing(self):
-        assert judged(Rules(), hot(300.0, None), Facts()) == [FREE, FREE]
+        assert judged(PolicyRules(), hot(300.0, None), Facts()) == [FREE, FREE]
 
     def test_the_owner_can_name_a_lower_mark_for_all(self):
-        rules = Rules(max_temperature=70.0)
+        rules = PolicyRules(max_temperature=70.0)
         assert judged(rules, hot(71.0, None))[0].share == 0
         assert judged(rules, hot(71.0, 100.0))[0].share == 0
         assert judged(rules, hot(66.0, 60.0))[0].share == 0, "the system's own is lower"
 
     def test_the_sensor_nearest_to_its_mark_counts(self):
         facts = Facts(heat=(Heat("a", 90.0, 120.0), Heat("b", 70.0, 70.0), Heat("c", 99.0)))
-        assert judged(Rules(), facts)[0].why.startswith("hot: b 70")
+        assert judged(PolicyRules(), facts)[0].why.startswith("hot: b 70")
 
 
 AGAINST = {
-    "power": (Rules(only_on_mains=True), {"on_mains": False}, "on battery"),
-    "use": (Rules(only_when_idle=True), {"others": 0.9}, "in use"),
-    "hours": (Rules(hours=(60, 120)), {"minute": 0}, "outside 01:00-02:00"),
-    "heat": (Rules(), {"heat": (Heat("x", 90.0, 90.0),)}, "hot: x 90 °C of 90 °C"),
+    "power": (PolicyRules(only_on_mains=True), {"on_mains": False}, "on battery"),
+    "use": (PolicyRules(only_when_idle=True), {"others": 0.9}, "in use"),
+    "hours": (PolicyRules(hours=(60, 120)), {"minute": 0}, "outside 01:00-02:00"),
+    "heat": (PolicyRules(), {"heat": (Heat("x", 90.0, 90.0),)}, "hot: x 90 °C of 90 °C"),
 }
 
 
@@ -168,7 +168,7 @@ AGAINST = {
     names for n in range(1, 5) for names in itertools.combinations(AGAINST, n)
 ], ids="+".join)  # fmt: skip
 def test_every_reason_is_enough_and_all_are_said(names):
-    rules = Rules(only_on_mains=True, only_when_idle="use" in names, hours=(60, 120))
+    rules = PolicyRules(only_on_mains=True, only_when_idle="use" in names, hours=(60, 120))
     facts = {"minute": 60} | {k: v for name in names for k, v in AGAINST[name][1].items()}
     assert judged(rules, Facts(**facts)) == [
         Judgement(0.0, "; ".join(AGAINST[name][2] for name in names))
@@ -186,7 +186,7 @@ told = st.builds(
     heat=st.lists(st.builds(Heat, st.just("x"), st.floats(0, 120), maybe), max_size=2).map(tuple),
 )
 any_rules = st.builds(
-    Rules,
+    PolicyRules,
     only_on_mains=st.booleans(),
     min_battery=st.integers(0, 100),
     only_when_idle=st.booleans(),

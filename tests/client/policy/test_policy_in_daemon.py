@@ -7,12 +7,12 @@ import pytest
 from client.daemon_kit import order
 from fcil_client.cli.show_status import show_status
 from fcil_client.policy import watch
-from fcil_client.policy.policy import Facts, Heat, Rules
+from fcil_client.policy.policy import Facts, Heat, PolicyRules
 from fcil_client.session.events import Work
 from fcil_protocol.messages.messages import Ack, Decline, Progress, Update
 
 BATTERY, MAINS = Facts(on_mains=False, charge=80.0), Facts(on_mains=True, charge=80.0)
-ON_MAINS = Rules(only_on_mains=True)
+ON_MAINS = PolicyRules(only_on_mains=True)
 
 
 def hot(now):

@@ -13,8 +13,8 @@ from watchfiles import Change
 from client.model_kit import give_model, keep, means, order_of, picture, put_part
 from fcil_client.predict import folder_watch
 from fcil_client.predict.folder_watch import PATIENCE_S, REST_S, Settling
-from fcil_client.predict.live import Live
-from fcil_client.predict.predict import Current, Means, Wanted
+from fcil_client.predict.live import LivePredictions
+from fcil_client.predict.predict import Current, Means, PredictionRequest
 from fcil_protocol.errors import DataError
 
 A, B = "a.png", "b.png"
@@ -94,7 +94,9 @@ class Scene:
         self.folder = folder
         self.rows, self.said = asyncio.Queue(), asyncio.Queue()
         current = Current(home, Means(calibrate=False), lambda *_: None)
-        self.live = Live(folder, current.open(), current, Means(), Wanted(), self.said.put_nowait)
+        self.live = LivePredictions(
+            folder, current.open(), current, Means(), PredictionRequest(), self.said.put_nowait
+        )
 
     async def word(self, part):
         while part not in (text := await self.said.get()):
@@ -290,7 +292,7 @@ def test_a_name_that_is_no_text_ends_nothing(client, folder):
 
 
 def test_many_at_once_are_shown_batch_by_batch(client, folder, monkeypatch):
-    sizes, rows = [], Live._rows
+    sizes, rows = [], LivePredictions._rows
 
     def recorded(self, paths):
         sizes.append(len(paths))
@@ -304,7 +306,7 @@ def test_many_at_once_are_shown_batch_by_batch(client, folder, monkeypatch):
         assert {(await scene.row())[0] for _ in range(5)} == {f"{i}.png" for i in range(5)}
         assert max(sizes) <= 2
 
-    monkeypatch.setattr(Live, "_rows", recorded)
+    monkeypatch.setattr(LivePredictions, "_rows", recorded)
     play(client, folder, scenario)
 
 

@@ -407,7 +407,7 @@ def test_images_are_decoded_ahead_but_never_more_than_two_batches(client):
     def pictures():
         for i in range(20):
             begun.append(i)
-            yield predict_images.Picture(str(i), picture(1))
+            yield predict_images.InputImage(str(i), picture(1))
 
     preprocessing = current_model.load(client).info.preprocessing
     coming = predict_images.batches(pictures(), preprocessing, size=2, threads=2)

@@ -9,7 +9,7 @@ from fcil_adapters.resources import machine
 from fcil_client.cli.main import app
 from fcil_client.rounds import resources as module
 from fcil_client.rounds.resources import LEAST_BYTES, read_bound, resources
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId
@@ -40,7 +40,7 @@ class TestMachine:
             sys__fs__cgroup__box__memory_dot_stat="anon 1\ninactive_file 100000000",
             sys__fs__cgroup__box__inner__memory_dot_max="max",
         )  # fmt: skip
-        assert machine.share(root) == machine.Share(1.5, 900_000_000, 400_000_000)
+        assert machine.share(root) == machine.CgroupShare(1.5, 900_000_000, 400_000_000)
         assert machine.cores(root) == min(2, len(os.sched_getaffinity(0)))
         assert machine.memory(root) == (900_000_000, True)
 
@@ -53,7 +53,7 @@ class TestMachine:
                 "sys__fs__cgroup__memory__memory_dot_limit_in_bytes": "9223372036854771712",
             },
         )  # fmt: skip
-        assert machine.share(root) == machine.Share(0.5, 300_000_000, 0)
+        assert machine.share(root) == machine.CgroupShare(0.5, 300_000_000, 0)
         assert machine.cores(root) == 1, "never none"
 
     @pytest.mark.parametrize("text", ["-1", "0", "much", ""])
@@ -62,7 +62,7 @@ class TestMachine:
             tmp_path, **NEWER, sys__fs__cgroup__box__cpu_dot_max=f"{text} 0",
             sys__fs__cgroup__box__memory_dot_max=text if text != "0" else "max",
         )  # fmt: skip
-        assert machine.share(root) == machine.Share()
+        assert machine.share(root) == machine.CgroupShare()
         assert machine.cores(root) == len(os.sched_getaffinity(0))
         assert machine.memory(root)[1] is False
 
@@ -122,7 +122,7 @@ def test_the_worker_is_told_what_it_may_take(tmp_path, monkeypatch):
     fed = "0" * 32
     home = Home.of(fed, tmp_path)
     enrolment = Enrolment(ClientId("a" * 26), "c", fed, "", ("a:1",), str(tmp_path))
-    options = Options(tmp_path, threads=3, nice=4, max_memory=800_000_000, image_bytes=7)
+    options = ClientOptions(tmp_path, threads=3, nice=4, max_memory=800_000_000, image_bytes=7)
     work = RoundWork(home, enrolment, PrivateKeys.generate(), options)
     fields = work._data_fields()
     assert (fields["threads"], fields["memory_bytes"]) == (3, 7)

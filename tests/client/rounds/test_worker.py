@@ -19,7 +19,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fiel
 from fcil_adapters.contract.registry import find_exchange, load_method
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import Call, context_fields, context_from
-from fcil_adapters.worker.models import Engine
+from fcil_adapters.worker.models import LoadedModels
 from fcil_client.rounds.worker import ClientWorker
 from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, WireError
 from fcil_protocol.payloads.builtin import EVALUATE_SCHEMA
@@ -168,7 +168,7 @@ def test_a_context_comes_through_its_fields_unchanged():
 
 
 def test_a_backbone_with_another_digest_than_the_runs_is_refused():
-    engine = Engine()
+    engine = LoadedModels()
     engine._meant = ("torch", "embedded", None, "cpu")
     other = replace(NO_BACKBONE, digest="1" * 64)
     engine._loaded = SimpleNamespace(info=other, device="cpu", choose_precision=str)

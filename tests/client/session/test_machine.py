@@ -65,7 +65,7 @@ from fcil_client.session.machine import (
     REFETCHES,
     RESENDS,
     RETRY_S,
-    Session,
+    ClientSession,
 )
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RoundOpen, Verdict
@@ -97,9 +97,9 @@ KEY = order().key
 OTHER = order(1).key
 
 
-def session(work: Work = Work.IDLE, link: Link = Link.READY) -> Session:
+def session(work: Work = Work.IDLE, link: Link = Link.READY) -> ClientSession:
     """A session in these states, reached as a daemon would reach them."""
-    made = Session(link=Link.READY, run=RUN, backbone_ready=True, scanned=True)
+    made = ClientSession(link=Link.READY, run=RUN, backbone_ready=True, scanned=True)
     if work is not Work.IDLE:
         made.handle(RoundOpened(order()))
     if work in (Work.WORKING, Work.SENDING):
@@ -155,17 +155,17 @@ class TestTable:
         assert not {s.value for s in Link} & {s.value for s in Work}
 
     def test_every_event_is_in_the_table_and_nothing_else(self) -> None:
-        assert {kind for _, kind in Session.TABLE} == set(get_args(Event))
+        assert {kind for _, kind in ClientSession.TABLE} == set(get_args(Event))
 
     def test_no_event_is_listed_for_a_state_and_for_all(self) -> None:
-        general = {kind for state, kind in Session.TABLE if state is None}
-        assert not general & {kind for state, kind in Session.TABLE if state is not None}
+        general = {kind for state, kind in ClientSession.TABLE if state is None}
+        assert not general & {kind for state, kind in ClientSession.TABLE if state is not None}
 
     @pytest.mark.parametrize("kind", get_args(Event), ids=lambda k: k.__name__)
     def test_what_is_not_in_the_table_is_ignored(self, kind: type) -> None:
         for link, work in itertools.product(Link, WORK):
             made = session(work, link)
-            listed = {(link, kind), (work, kind), (None, kind)} & set(Session.TABLE)
+            listed = {(link, kind), (work, kind), (None, kind)} & set(ClientSession.TABLE)
             before = vars(made).copy()
             out = made.handle(SAMPLES[kind])
             if not listed:
@@ -174,7 +174,7 @@ class TestTable:
 
 class TestLink:
     def test_the_way_from_nothing_to_ready(self) -> None:
-        made = Session()
+        made = ClientSession()
         assert made.handle(LinkUp()) == [Greet()]
         assert made.handle(Welcomed(RUN, ready=False)) == [EnterRun(RUN), LoadBackbone()]
         assert made.handle(BackboneReady(RUN)) == [Greet()]
@@ -191,13 +191,13 @@ class TestLink:
 
     def test_what_the_server_holds_ready_counts_only_if_it_is_loaded_here(self) -> None:
         """A restarted client meets a server that remembers its backbone."""
-        made = Session(link=Link.GREETING)
+        made = ClientSession(link=Link.GREETING)
         assert made.handle(Welcomed(RUN, ready=True)) == [EnterRun(RUN), LoadBackbone()]
         assert made.link is Link.PREPARING
 
     @pytest.mark.parametrize("ready", [True, False])
     def test_a_verdict_in_the_welcome_is_settled_before_anything_else(self, ready: bool) -> None:
-        made = Session(link=Link.GREETING)
+        made = ClientSession(link=Link.GREETING)
         verdict = Verdict(update=D1, counted=True)
         assert made.handle(Welcomed(RUN, ready, verdict))[0] == Settle(verdict)
 
@@ -210,7 +210,7 @@ class TestLink:
 
     def test_a_backbone_that_is_ready_while_the_link_is_away_is_loaded_again_later(self) -> None:
         """The worker has it in memory, so this costs a message, no time."""
-        made = Session(link=Link.PREPARING, run=RUN)
+        made = ClientSession(link=Link.PREPARING, run=RUN)
         made.handle(LinkDown())
         assert made.handle(BackboneReady(RUN)) == []
         made.handle(LinkUp())
@@ -219,7 +219,7 @@ class TestLink:
 
     @pytest.mark.parametrize("event", [BackboneReady(RUN2), BackboneFailed(RUN2)])
     def test_a_backbone_of_another_run_is_not_this_ones(self, event: Event) -> None:
-        made = Session(link=Link.PREPARING, run=RUN)
+        made = ClientSession(link=Link.PREPARING, run=RUN)
         assert made.handle(event) == []
         assert (made.link, made.backbone_ready) == (Link.PREPARING, False)
 
@@ -237,7 +237,7 @@ class TestPauses:
         assert made.handle(TryAgain(Link.GREETING)) == [Greet()]
 
     def test_a_backbone_that_could_not_be_loaded_is_tried_again_later(self) -> None:
-        made = Session(link=Link.PREPARING, run=RUN)
+        made = ClientSession(link=Link.PREPARING, run=RUN)
         assert made.handle(BackboneFailed(RUN)) == [Later(TryAgain(Link.PREPARING), PAUSE_S)]
         assert made.handle(TryAgain(Link.PREPARING)) == [LoadBackbone()]
 
@@ -264,7 +264,7 @@ class TestPauses:
         assert made.handle(FolderChanged()) == [Scan()]
 
     def test_at_the_first_start_it_is_ready_although_the_folder_cannot_be_read(self) -> None:
-        made = Session(link=Link.GREETING, run=RUN, backbone_ready=True)
+        made = ClientSession(link=Link.GREETING, run=RUN, backbone_ready=True)
         assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
         assert Announce() in made.handle(ScanFailed())
         made.handle(Announced())
@@ -341,7 +341,7 @@ class TestRuns:
         assert vars(made) == before
 
     def test_an_update_found_in_the_outbox_of_another_run_is_dropped(self) -> None:
-        made = Session.resume(order(), D1)
+        made = ClientSession.resume(order(), D1)
         made.handle(LinkUp())
         out = made.handle(Welcomed(RUN2, ready=False))
         assert out == [Drop(D1, "another run has begun"), EnterRun(RUN2), LoadBackbone()]
@@ -350,9 +350,9 @@ class TestRuns:
 class TestManners:
     """What the session makes of a device that may not work now."""
 
-    PATIENCE = Session().patience_s
+    PATIENCE = ClientSession().patience_s
 
-    def barred(self, work: Work = Work.IDLE) -> Session:
+    def barred(self, work: Work = Work.IDLE) -> ClientSession:
         made = session(work)
         made.handle(Barred("on battery"))
         return made
@@ -426,7 +426,7 @@ class TestManners:
 
 
 class TestReconnect:
-    def reconnect(self, made: Session) -> list[Instruction]:
+    def reconnect(self, made: ClientSession) -> list[Instruction]:
         made.handle(LinkDown())
         made.handle(LinkUp())
         assert made.handle(Welcomed(RUN, ready=True)) == [Announce()]
@@ -481,7 +481,7 @@ class TestWork:
         assert made.handle(PartsLost(KEY, "x")) == [Fetch(order())]
         assert made.handle(PartsReady(KEY)) == [Train(order())]
 
-    def lose(self, made: Session, times: int) -> None:
+    def lose(self, made: ClientSession, times: int) -> None:
         for _ in range(times):
             assert made.handle(PartsLost(KEY, "x")) == [Fetch(order())]
             made.handle(PartsReady(KEY))
@@ -821,7 +821,7 @@ class TestFolder:
 
 class TestResume:
     def test_an_update_in_the_outbox_is_offered_as_soon_as_the_link_allows(self) -> None:
-        made = Session.resume(order(), D1)
+        made = ClientSession.resume(order(), D1)
         assert (made.work, made.key) == (Work.SENDING, KEY)
         for event in (LinkUp(), Welcomed(RUN, ready=False), BackboneReady(RUN)):
             made.handle(event)
@@ -831,11 +831,11 @@ class TestResume:
         assert made.handle(Acked(D1)) == [Forget(D1)]
 
     def test_an_empty_outbox_is_a_fresh_start(self) -> None:
-        assert Session.resume(None, "") == Session()
-        assert Session.resume(order(), "") == Session()
+        assert ClientSession.resume(None, "") == ClientSession()
+        assert ClientSession.resume(order(), "") == ClientSession()
 
     def test_it_may_be_dropped_for_a_new_round(self) -> None:
-        made = Session.resume(order(), D1)
+        made = ClientSession.resume(order(), D1)
         made.link, made.run = Link.READY, RUN
         assert made.handle(RoundOpened(order(1)))[0] == Drop(D1, "another round has begun")
 
@@ -886,7 +886,7 @@ events = st.one_of(
 )
 
 
-def check(made: Session, event: Event, before: Session, out: list[Instruction]) -> None:
+def check(made: ClientSession, event: Event, before: ClientSession, out: list[Instruction]) -> None:
     """What must hold after any event."""
     assert bool(made.outgoing) == (made.work is Work.SENDING)
     assert (made.order is None) == (made.work is Work.IDLE)
@@ -922,9 +922,9 @@ def check(made: Session, event: Event, before: Session, out: list[Instruction]) 
 @settings(max_examples=EXAMPLES)
 @given(st.lists(events, max_size=30))
 def test_fuzz_no_order_of_events_loses_an_update_or_starts_two(script: list[Event]) -> None:
-    made = Session()
+    made = ClientSession()
     for event in script:
-        before = Session(**vars(made))
+        before = ClientSession(**vars(made))
         check(made, event, before, made.handle(event))
 
 
@@ -932,7 +932,7 @@ def test_fuzz_no_order_of_events_loses_an_update_or_starts_two(script: list[Even
 @given(st.lists(events, max_size=30))
 def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]) -> None:
     """Whatever came before: connect, be asked, work, be acknowledged."""
-    made = Session()
+    made = ClientSession()
     for event in script:
         made.handle(event)
     for event in (LinkDown(), LinkUp(), Welcomed(RUN, ready=True)):

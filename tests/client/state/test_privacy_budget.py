@@ -26,14 +26,14 @@ from fcil_client.data.local_data import LocalData
 from fcil_client.data.manifest import scan
 from fcil_client.link import handshake
 from fcil_client.membership import leave as leaving
-from fcil_client.rounds.round_work import Options
+from fcil_client.rounds.round_work import ClientOptions
 from fcil_client.rounds.worker import ClientWorker
 from fcil_client.state import privacy_budget
 from fcil_client.state.outbox import Outbox
 from fcil_client.state.privacy_budget import (
     Charge,
-    Limits,
     PrivacyLedger,
+    PrivacyLimits,
     gaussian_epsilon,
     spent,
     summary,
@@ -107,8 +107,8 @@ def test_the_class_that_is_revealed_most_counts_not_the_one_that_came_most_often
 
 def test_a_charge_is_on_disk_for_this_user_alone(tmp_path):
     ledger = PrivacyLedger(tmp_path)
-    ledger.charge(NOISE, Limits(), KEY, ["cat", "ant"], MEAN)
-    ledger.charge(NOISE, Limits(), KEY, ["cat"], MEAN)
+    ledger.charge(NOISE, PrivacyLimits(), KEY, ["cat", "ant"], MEAN)
+    ledger.charge(NOISE, PrivacyLimits(), KEY, ["cat"], MEAN)
     path = tmp_path / privacy_budget.NAME
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first, second = PrivacyLedger(tmp_path).read()
@@ -133,12 +133,12 @@ def test_half_a_line_of_a_crash_was_no_charge_and_does_not_stay(tmp_path):
 def test_a_damaged_ledger_stops_releases(tmp_path, line):
     (tmp_path / privacy_budget.NAME).write_bytes(line + b"\n")
     with pytest.raises(CorruptFile, match="not known"):
-        PrivacyLedger(tmp_path).charge(NOISE, Limits(), KEY, ["cat"], MEAN)
+        PrivacyLedger(tmp_path).charge(NOISE, PrivacyLimits(), KEY, ["cat"], MEAN)
 
 
 def test_a_charge_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(StorageError):
-        PrivacyLedger(tmp_path / "gone").charge(NOISE, Limits(), KEY, ["cat"], MEAN)
+        PrivacyLedger(tmp_path / "gone").charge(NOISE, PrivacyLimits(), KEY, ["cat"], MEAN)
 
 
 def test_the_ledger_outlives_the_membership(home):
@@ -155,30 +155,30 @@ def test_the_budget_of_the_terms_is_the_runs_and_the_clients_own_is_over_all_run
     ledger = PrivacyLedger(tmp_path)
     terms = NOISE.model_copy(update={"max_epsilon": two + 0.01})
     for _ in range(2):
-        ledger.charge(terms, Limits(), KEY, ["cat"], MEAN)
+        ledger.charge(terms, PrivacyLimits(), KEY, ["cat"], MEAN)
     with pytest.raises(PrivacyRefused, match=f"run {RUN}"):
-        ledger.charge(terms, Limits(), KEY, ["cat"], MEAN)
-    ledger.charge(terms, Limits(), KEY, ["dog"], MEAN)  # its images have their own budget
+        ledger.charge(terms, PrivacyLimits(), KEY, ["cat"], MEAN)
+    ledger.charge(terms, PrivacyLimits(), KEY, ["dog"], MEAN)  # its images have their own budget
     other = RoundKey(RUN2, 0, "train", 0)
     with pytest.raises(PrivacyRefused, match="all runs"):
-        ledger.charge(terms, Limits(max_epsilon=two + 0.01), other, ["cat"], MEAN)
-    ledger.charge(terms, Limits(), other, ["cat"], MEAN)
+        ledger.charge(terms, PrivacyLimits(max_epsilon=two + 0.01), other, ["cat"], MEAN)
+    ledger.charge(terms, PrivacyLimits(), other, ["cat"], MEAN)
     assert len(ledger.read()) == 4, "what was refused was not charged"
 
 
 def test_weaker_terms_than_the_client_asks_for_are_refused(tmp_path):
     ledger = PrivacyLedger(tmp_path)
     for terms, limits, words in (
-        (PrivacyTerms(), Limits(min_noise=1), "asks for at least 1"),
-        (NOISE, Limits(min_noise=2.5), "noise multiplier 2"),
-        (NOISE.model_copy(update={"partial": True}), Limits(min_noise=1), "statistics only"),
+        (PrivacyTerms(), PrivacyLimits(min_noise=1), "asks for at least 1"),
+        (NOISE, PrivacyLimits(min_noise=2.5), "noise multiplier 2"),
+        (NOISE.model_copy(update={"partial": True}), PrivacyLimits(min_noise=1), "statistics only"),
     ):
         with pytest.raises(PrivacyRefused, match=words):
             ledger.charge(terms, limits, KEY, ["cat"], ())
     partial = NOISE.model_copy(update={"partial": True})
-    ledger.charge(partial, Limits(min_noise=2, partial=True), KEY, ["cat"], MEAN)
-    ledger.charge(partial, Limits(), KEY, ["cat"], ())
-    ledger.charge(PrivacyTerms(), Limits(), KEY, ["cat"], MEAN)
+    ledger.charge(partial, PrivacyLimits(min_noise=2, partial=True), KEY, ["cat"], MEAN)
+    ledger.charge(partial, PrivacyLimits(), KEY, ["cat"], ())
+    ledger.charge(PrivacyTerms(), PrivacyLimits(), KEY, ["cat"], MEAN)
     assert len(ledger.read()) == 1, "without noise or without statistics nothing is charged"
 
 
@@ -219,7 +219,7 @@ def folder(tmp_path):
 def work(home, enrolment, folder, monkeypatch):
     fit(monkeypatch)
     made = make(home, enrolment, folder)
-    made._options = Options(folder, limits=Limits())
+    made._options = ClientOptions(folder, limits=PrivacyLimits())
     path = home.directory / privacy_budget.NAME
     made.lengths = []
     made._host = Inside(lambda: made.lengths.append(path.exists() and path.stat().st_size))
@@ -294,7 +294,7 @@ def test_terms_without_noise_charge_nothing_and_change_nothing(work, home):
 
 def test_the_larger_least_number_holds(work):
     terms = replace(TERMS, privacy=PrivacyTerms(min_count=5))
-    work._options = replace(work._options, limits=Limits(min_count=4))
+    work._options = replace(work._options, limits=PrivacyLimits(min_count=4))
     assert work.least(terms) == 5
     assert work.least(TERMS) == 4
 
@@ -359,7 +359,7 @@ def test_the_command_shows_what_was_spent_by_run_and_what_remains(home, capsys):
     ledger = PrivacyLedger(home.directory)
     for run in (RUN, RUN, RUN2):
         ledger.append(charge(run=run))
-    terms = {**NOISE.model_dump(), "max_epsilon": 9.0, "own": vars(Limits(max_epsilon=5))}
+    terms = {**NOISE.model_dump(), "max_epsilon": 9.0, "own": vars(PrivacyLimits(max_epsilon=5))}
     status = {"client": "c", "name": "pi", "data": "/d", "run": RUN, "privacy": terms}
     row = one_privacy(home, status)
     two, three = (gaussian_epsilon([2.0] * n, DELTA) for n in (2, 3))
@@ -396,7 +396,7 @@ def test_a_running_client_takes_the_terms_of_a_signed_welcome_and_shows_them(pla
         hello = await server.hear(Hello)
         assert hello.schema_digest == digest
         shown = running.client.status()["privacy"]
-        assert shown == {**NOISE.model_dump(), "own": vars(Limits())}
+        assert shown == {**NOISE.model_dump(), "own": vars(PrivacyLimits())}
 
     play(scenario)
 

@@ -17,11 +17,11 @@ from fcil_client.daemon.transfers import Transfers
 from fcil_client.data.inventory import Inventory
 from fcil_client.link.connection import Connection
 from fcil_client.notes import Notes
-from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.session.events import Acked, Nacked, OfferFailed
 from fcil_client.state import sent_journal as egress
 from fcil_client.state.outbox import Outbox
-from fcil_client.state.sent_journal import Journal
+from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.errors import DiskFull, StorageError
 from fcil_protocol.messages.messages import Ack, Chunk, Decline, Nack, Update, Want
 
@@ -140,12 +140,12 @@ def test_one_sync_of_the_journal_and_one_of_the_outbox_are_made_for_an_update(pl
 @pytest.mark.parametrize("left", [0, 99, -1])
 def test_an_update_whose_line_a_power_cut_took_is_dropped(home, enrolment, tmp_path, left):
     """It never left: the line is on the disk before a byte goes out."""
-    work = RoundWork(home, enrolment, KEYS, Options(tmp_path))
+    work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path))
     sealed, digest = work.seal_inventory(TERMS, SERVER.public, Inventory({"made": 1}))
     work.outbox.put(digest, sealed)
     notes = Notes(lambda _note: None)
     line = SimpleNamespace(send=None)
-    restart = (home, enrolment, KEYS, line, Journal(home.directory), notes, None)
+    restart = (home, enrolment, KEYS, line, SentJournal(home.directory), notes, None)
     assert Transfers(*restart, Outbox(home)).waiting()[1] == digest
     path = home.directory / egress.NAME
     path.write_bytes(path.read_bytes()[:left])
@@ -214,7 +214,7 @@ class TestTransfers:
 
     @pytest.fixture
     def kit(self, home, enrolment, tmp_path):
-        work = RoundWork(home, enrolment, KEYS, Options(tmp_path))
+        work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path))
         sealed, digest = work.seal_inventory(TERMS, SERVER.public, Inventory({"made": 1}))
         Outbox(home).put(digest, sealed)
         sent, fed = [], []
@@ -302,7 +302,7 @@ class TestTransfers:
 
 class TestFile:
     def test_half_a_line_spoils_no_other(self, tmp_path):
-        journal = Journal(tmp_path)
+        journal = SentJournal(tmp_path)
         journal.sent("1" * 64)
         with (tmp_path / egress.NAME).open("ab") as file:
             file.write(b'{"event":"sent","ti')
@@ -320,14 +320,14 @@ class TestFile:
     )  # fmt: skip
     def test_a_damaged_line_is_counted_and_the_others_are_read(self, tmp_path, line):
         (tmp_path / egress.NAME).write_bytes(line + b"\n")
-        Journal(tmp_path).sent("1" * 64)
+        SentJournal(tmp_path).sent("1" * 64)
         rows, damaged = egress.read(tmp_path)
         assert [row["digest"] for row in rows] == ["1" * 64]
         assert damaged == 1
 
     def test_a_full_file_gets_a_number_and_nothing_is_lost(self, tmp_path, monkeypatch):
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
-        journal = Journal(tmp_path)
+        journal = SentJournal(tmp_path)
         digests = [f"{n:064x}" for n in range(12)]
         for digest in digests:
             journal.sent(digest)
@@ -354,7 +354,7 @@ class TestFile:
 
         monkeypatch.setattr(egress, "sync_data", watch_sync)
         monkeypatch.setattr(Path, "rename", watch_rename)
-        journal = Journal(tmp_path)
+        journal = SentJournal(tmp_path)
         journal.sent("1" * 64)
         journal.acked("1" * 64)
         journal.sent("2" * 64)
@@ -364,7 +364,7 @@ class TestFile:
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
         (tmp_path / "egress.old.jsonl").write_text("mine")
         (tmp_path / "egress.\N{ARABIC-INDIC DIGIT NINE}.jsonl").write_text("mine")
-        journal = Journal(tmp_path)
+        journal = SentJournal(tmp_path)
         journal.sent("1" * 64)
         journal.sent("2" * 64)
         assert [p.name for p in egress.files(tmp_path)] == ["egress.0001.jsonl", "egress.jsonl"]
@@ -373,7 +373,7 @@ class TestFile:
     def test_threads_do_not_write_over_each_other(self, tmp_path, monkeypatch):
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
         monkeypatch.setattr(egress, "sync_data", lambda _fd: None)
-        journal = Journal(tmp_path)
+        journal = SentJournal(tmp_path)
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
 
@@ -399,6 +399,6 @@ class TestFile:
         with monkeypatch.context() as patch:
             patch.setattr(egress, "sync_data", full)
             with pytest.raises(DiskFull, match="cannot write the journal of what leaves"):
-                Journal(tmp_path).sent("1" * 64)
+                SentJournal(tmp_path).sent("1" * 64)
         with pytest.raises(StorageError, match="it does not exist"):
-            Journal(tmp_path / "gone").sent("1" * 64)
+            SentJournal(tmp_path / "gone").sent("1" * 64)

@@ -12,7 +12,16 @@ from typer.testing import CliRunner
 
 from fcil_client.cli import main as cli
 from fcil_client.swarm import ray as swarm_ray
-from fcil_client.swarm.groups import AGAIN, STOP, Group, Share, as_text, divide, exit_code, together
+from fcil_client.swarm.groups import (
+    AGAIN,
+    STOP,
+    Group,
+    GroupShare,
+    as_text,
+    divide,
+    exit_code,
+    together,
+)
 from fcil_client.swarm.seats import Seat, read_slots
 from fcil_client.swarm.spread import watched_groups
 from fcil_protocol.errors import ConfigError, UsageError
@@ -58,7 +67,7 @@ class Actor:
 def test_a_group_that_fails_ends_the_others_only_where_all_go_together(words, code, stopped):
     groups, said = [Group(0, "0-1"), Group(1, "2-3")], []
     all_groups = swarm_ray.RayGroups(
-        None, groups, words, Share(), lambda _, text: said.append(text), lambda _: None
+        None, groups, words, GroupShare(), lambda _, text: said.append(text), lambda _: None
     )
     other = Actor()
     all_groups._running["answer"] = swarm_ray.Running(groups[1], other, "answer")
@@ -72,11 +81,11 @@ def test_slots_are_written_shortly():
 
 
 def test_what_does_not_fit_a_cluster_is_said_with_both_numbers():
-    share = Share(cpus=1.5, gpus=0.5)
+    share = GroupShare(cpus=1.5, gpus=0.5)
     assert share.lacking(4, {"CPU": 6.0, "GPU": 2.0}) == ""
     assert share.lacking(5, {"CPU": 8.0, "GPU": 2.0}) == "2.5 GPUs are needed, the cluster has 2"
     assert "1.5 CPUs are needed, the cluster has 0" in share.lacking(1, {"GPU": 1.0})
-    assert (share.threads, Share(0.2).threads, Share(4).threads) == (1, 1, 4)
+    assert (share.threads, GroupShare(0.2).threads, GroupShare(4).threads) == (1, 1, 4)
 
 
 def test_notes_are_shown_with_group_and_member_and_other_lines_are_kept_as_last_words():
@@ -141,7 +150,7 @@ def test_a_group_gets_the_words_of_the_command_line_but_those_about_all(tmp_path
     done = CliRunner().invoke(cli.app, ["swarm", *words.split(), *ray.split()])
     assert done.exit_code == 0, done.output
     ((count, passed, share, address),) = seen
-    assert (count, share, address) == (2, Share(1.0, 0.5), "here:1")
+    assert (count, share, address) == (2, GroupShare(1.0, 0.5), "here:1")
     assert passed[passed.index("--data") + 1] == str(tmp_path / "d")
     assert "--until-done" in passed
     assert {"--slots", "--spread", "--groups", "--ray-address", "--format"} & set(passed) == set()
@@ -157,7 +166,7 @@ def test_without_ray_there_is_one_sentence(monkeypatch):
 
 def test_folders_are_not_spread_and_the_sentence_says_what_is(tmp_path):
     with pytest.raises(UsageError, match="divides the slots of a partition"):
-        watched_groups([Seat("a", tmp_path)], 2, [], Share(), None, None, None)
+        watched_groups([Seat("a", tmp_path)], 2, [], GroupShare(), None, None, None)
 
 
 # --- the process on a node --------------------------------------------------------------------

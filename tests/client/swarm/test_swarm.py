@@ -15,7 +15,7 @@ from fcil_client.doctor import examination
 from fcil_client.notes import Note, Notes
 from fcil_client.rounds import compute
 from fcil_client.rounds.compute import Workplace
-from fcil_client.rounds.options import Options
+from fcil_client.rounds.options import ClientOptions
 from fcil_client.session.events import Link, Work
 from fcil_client.state.home import Home
 from fcil_client.swarm import (
@@ -33,14 +33,14 @@ from fcil_client.swarm import (
 )
 from fcil_client.swarm.screen import Screen, end_line
 from fcil_client.swarm.seats import (
-    Door,
+    Enroller,
     find_seats,
     how_to_start,
     read_slots,
     swarm_digest,
     swarm_name,
 )
-from fcil_client.swarm.swarm import Ends, Outcome, Swarm
+from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
 from fcil_protocol.errors import DataError, FcilError, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RUN_DONE
@@ -88,7 +88,7 @@ def test_a_member_without_its_ticket_is_told_which_file_is_missing(tmp_path, mon
     (tmp_path / "data" / "a").mkdir(parents=True)
     (seat,) = find_seats(tmp_path / "data", None, None, "swarm")
     with pytest.raises(UsageError, match=r"swarm-a\.ticket"):
-        asyncio.run(Door(tickets=tmp_path).enrol(seat, None))
+        asyncio.run(Enroller(tickets=tmp_path).enrol(seat, None))
 
 
 # --- what they share ------------------------------------------------------------------------
@@ -123,14 +123,14 @@ def test_a_backbone_is_described_once_for_all_and_asked_for_anew_if_it_is_anothe
         await place.backbone({"name": "b"})
         return list(calls)
 
-    shared = Workplace(Options(tmp_path), tmp_path / "log", remembers=True)
+    shared = Workplace(ClientOptions(tmp_path), tmp_path / "log", remembers=True)
     assert asyncio.run(ask(shared)) == [("backbone", "a"), ("backbone", "b")]
     calls.clear()
-    assert len(asyncio.run(ask(Workplace(Options(tmp_path), tmp_path / "log")))) == 6
+    assert len(asyncio.run(ask(Workplace(ClientOptions(tmp_path), tmp_path / "log")))) == 6
 
 
 def test_what_fits_into_memory_holds_for_all_members_of_a_run(tmp_path):
-    place = Workplace(Options(tmp_path), tmp_path / "log")
+    place = Workplace(ClientOptions(tmp_path), tmp_path / "log")
     place.enter("r1")
     place.effort.fits["train"] = 8
     place.enter("r1")  # a member that comes later
@@ -153,7 +153,7 @@ def test_members_start_a_few_at_a_time_and_give_their_turn_on_when_the_server_kn
 
     async def scenario():
         shared = swarm_shared.Shared(
-            Options(tmp_path), 4, tmp_path / "log", notes=Notes(lambda _: None),
+            ClientOptions(tmp_path), 4, tmp_path / "log", notes=Notes(lambda _: None),
             said_goodbye=lambda _: None,
         )  # fmt: skip
         clients = [Waiting() for _ in range(4)]
@@ -234,16 +234,21 @@ def test_what_many_members_say_is_shown_once_with_how_many_said_it(capsys):
 @pytest.mark.parametrize(
     ("outcome", "until_done", "code", "words"),
     [
-        (Outcome(True, False), True, 0, "the run is done"),
-        (Outcome(False, True), True, 1, "the server stopped"),
-        (Outcome(False, False), True, 1, "stopped"),
-        (Outcome(False, False), False, 0, "stopped"),
-        (Outcome(True, False, {"a": DataError("x")}), True, 1, "1 failed: a"),
-        (Outcome(False, False, {n: DataError("x") for n in "abcdefg"}), False, 1, "and 2 more"),
+        (SwarmOutcome(True, False), True, 0, "the run is done"),
+        (SwarmOutcome(False, True), True, 1, "the server stopped"),
+        (SwarmOutcome(False, False), True, 1, "stopped"),
+        (SwarmOutcome(False, False), False, 0, "stopped"),
+        (SwarmOutcome(True, False, {"a": DataError("x")}), True, 1, "1 failed: a"),
+        (
+            SwarmOutcome(False, False, {n: DataError("x") for n in "abcdefg"}),
+            False,
+            1,
+            "and 2 more",
+        ),
     ],
 )
 def test_the_exit_code_says_whether_all_went_to_the_end(outcome, until_done, code, words):
-    told = Outcome(outcome.done, outcome.stopped, outcome.failed, {"members": 9, "counted": 3})
+    told = SwarmOutcome(outcome.done, outcome.stopped, outcome.failed, {"members": 9, "counted": 3})
     assert told.code(until_done=until_done) == code
     assert words in end_line(told)
 
@@ -251,7 +256,7 @@ def test_the_exit_code_says_whether_all_went_to_the_end(outcome, until_done, cod
 # --- a swarm whose members cannot start, and its ends ----------------------------------------
 
 
-class NoDoor(Door):
+class NoDoor(Enroller):
     """Nobody is enrolled; with ``wait`` one is asked for ever."""
 
     async def enrol(self, seat, make):
@@ -268,7 +273,7 @@ def run(tmp_path, monkeypatch, names, *, beside=None, **ends):
 
     async def go():
         made = Swarm(
-            find_seats(tmp_path / "data", None, None, "s"), Options(tmp_path), NoDoor(),
+            find_seats(tmp_path / "data", None, None, "s"), ClientOptions(tmp_path), NoDoor(),
             say=lambda name, note: said.append((name, note.text)), ends=Ends(**ends),
         )  # fmt: skip
         monkeypatch.setattr(swarm, "changes", _no_changes)
@@ -421,7 +426,7 @@ def test_a_key_change_that_a_kill_interrupted_is_finished_for_a_slot_too(tmp_pat
     monkeypatch.setattr(swarm_seats, "finish", finish)
     monkeypatch.setattr(swarm_seats.Seat, "seat", "0123abcd-000")
     with pytest.raises(UsageError, match="no ticket"):
-        asyncio.run(Door(tickets=tmp_path).enrol(swarm_seats.Seat("s", tmp_path), None))
+        asyncio.run(Enroller(tickets=tmp_path).enrol(swarm_seats.Seat("s", tmp_path), None))
     assert asked == [(tmp_path, "0123abcd-000")]
 
 

@@ -5,7 +5,7 @@ with the plan) are enough: no production code knows of it. A *point* is one call
 the disk or speaks to a peer, named ``operation path place``::
 
     sync federation/runs/#/spool/#.seg spool.Spool.sync
-    send ack sessions.Sessions.send
+    send ack sessions.ClientSessions.send
 
 Numbers and digests in paths are ``#``; the place is the innermost three fcil functions that led
 there, or as many as a rule's ``depth``.

@@ -6,7 +6,7 @@ import typer
 from fcil_protocol.errors import ConfigError
 from fcil_server.cli.main import app
 from fcil_server.cli.serve_options import kept_settings, metrics_settings, page_settings
-from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE, Certificate
+from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE, TlsFiles
 from fcil_server.federation.config import load
 from fcil_server.federation.sections import FederationSection
 
@@ -90,7 +90,7 @@ def test_the_pages_options_become_settings_of_the_federation() -> None:
     files = ("--page-cert", "c.pem", "--page-key", "k.pem")
     section = page_config("--page", "0.0.0.0:1", *files, "--page-read-only")
     assert (section.page, section.page_read_only) == ("0.0.0.0:1", True)
-    assert section.page_certificate == Certificate("c.pem", "k.pem")
+    assert section.page_certificate == TlsFiles("c.pem", "k.pem")
     assert page_config("--page").page_read_only is False
 
 

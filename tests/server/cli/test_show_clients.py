@@ -16,7 +16,7 @@ from fcil_server.federation.eligibility import LEFT_BY_ITSELF
 from fcil_server.federation.members import member_rows
 from fcil_server.ledger.labels import short_device
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 from sample_run import ALICE, BOB, GONE
 
 LONG = "laboratory-machine:camera-of-the-third-floor-north-7"
@@ -40,7 +40,7 @@ def test_who_left_is_not_called_revoked(ledger: Ledger, tmp_path: Path) -> None:
     for told in (rows, stopped):
         assert (state_of(told, ALICE), state_of(told, BOB)) == ("left", "revoked")
         assert state_of(told, GONE) == "away"
-    with Reader(tmp_path / "ledger.sqlite") as reader:
+    with HistoryReader(tmp_path / "ledger.sqlite") as reader:
         standing = {m.client: m.standing for m in reader.read(None).members}
     assert (standing[ALICE], standing[BOB]) == ("left", "revoked")
 
@@ -76,7 +76,7 @@ def test_a_refusal_after_which_all_went_well_is_not_told(
     ledger.refusals.add(ALICE, code, "task 2 train round 1 resumes shortly.")
     (row,) = [r for r in member_rows(ledger, {}) if r["id"] == ALICE]
     assert row["refusals"] == []
-    with Reader(tmp_path / "ledger.sqlite") as reader:
+    with HistoryReader(tmp_path / "ledger.sqlite") as reader:
         (member,) = [m for m in reader.read(None).members if m.client == ALICE]
     assert (member.refused, member.refusal) == (0, "")
 

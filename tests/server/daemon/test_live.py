@@ -14,13 +14,13 @@ from fcil_protocol.ids import RoundKey, named_client_id
 from fcil_protocol.messages.messages import Ack, Chunk, Update
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process import control_socket
-from fcil_server.daemon.live import MAX_SHOWN, Live
+from fcil_server.daemon.live import MAX_SHOWN, LiveStatus
 from fcil_server.daemon.server import Server
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.directory import Federation
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.rounds.events import Phase, Rules
+from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import RunProgress
 from fcil_server.rounds.schedule import Step
@@ -144,9 +144,9 @@ KEY = RoundKey("r20260102-030405-0a0b", 0, "train", 0)
 
 
 def crowd(count: int) -> SimpleNamespace:
-    """A server as far as `Live` looks at it, in a round that asked so many clients."""
+    """A server as far as `LiveStatus` looks at it, in a round that asked so many clients."""
     ids = sorted(named_client_id(f"c{n}") for n in range(count))
-    round_ = Round(rules=Rules(quorum=7), seed=(1,), phase=Phase.OPEN)
+    round_ = Round(rules=RoundRules(quorum=7), seed=(1,), phase=Phase.OPEN)
     round_.answers = dict.fromkeys(ids, Answer.NONE)
     at = RunProgress(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
     at.step = Step("train", 0, 3)
@@ -187,7 +187,7 @@ def arriving(received: int, size: int, key: RoundKey = KEY) -> SimpleNamespace:
 
 
 def tell(server: SimpleNamespace, **fields) -> dict:
-    live = Live(server)
+    live = LiveStatus(server)
     live.round_opens(KEY)
     return asyncio.run(live.tell(fields))
 
@@ -230,7 +230,7 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
     server.peers.refused[turned_away] = "install fcil 9"
 
     async def story():
-        told = asyncio.create_task(Live(server).tell({"peers": True}))
+        told = asyncio.create_task(LiveStatus(server).tell({"peers": True}))
         turns = 0
         while not told.done():
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from fcil_protocol.errors import ConfigError, Locked, NotYet, UsageError
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server import api
 from fcil_server.lab import plan
-from fcil_server.lab.data import Partition
+from fcil_server.lab.data import PartitionImages
 from fcil_server.lab.dataframes import TEXT
 from fcil_server.lab.engine import RESULTS
 from fcil_server.lab.experiment import load as load_experiment
@@ -57,7 +57,8 @@ def write_results(folder, faa, found=FOUND):
     results, cells = Results(folder), plan.make(found)
     results.make()
     parts = {
-        c.split.slug: Partition(folder, "p" + c.split.slug, "d", (("a",),), 8, ()) for c in cells
+        c.split.slug: PartitionImages(folder, "p" + c.split.slug, "d", (("a",),), 8, ())
+        for c in cells
     }
     known = results.see("backbone", parts)
     chosen = [c for c in cells if c.name in faa]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fcil_server.lab import plan, report
-from fcil_server.lab.experiment import Claim
-from fcil_server.lab.progress import Budget, plan_words
+from fcil_server.lab.experiment import ClaimSection
+from fcil_server.lab.progress import TimeBudget, plan_words
 from fcil_server.lab.summary import Stat, entries, judge, mean_matrix
 from server.lab.kit import content, experiment
 
@@ -68,7 +68,7 @@ def test_a_claim_is_judged_by_difference_and_deviation(
         for row, values in (("NCM", left), ("Ridge", right))
         for seed, faa in enumerate(values, 1)
     }
-    claim = Claim.model_validate({**CLAIM, "direction": direction})
+    claim = ClaimSection.model_validate({**CLAIM, "direction": direction})
     judged = judge(claim, entries(found, plan.make(found), done))
     assert judged.verdict == verdict
     assert ("one seed" in judged.words) == (min(len(left), len(right)) == 1)
@@ -78,7 +78,7 @@ def test_a_claim_tells_means_and_the_difference_over_the_seeds_of_both() -> None
     found = experiment()
     values = {"NCM": [60.0, 64.0], "Ridge": [58.5, 61.5]}  # 1.5 and 2.5 apart
     done = {f"{r}/beta=1/{s}": content("", v[s - 1]) for r, v in values.items() for s in (1, 2)}
-    judged = judge(Claim.model_validate(CLAIM), entries(found, plan.make(found), done))
+    judged = judge(ClaimSection.model_validate(CLAIM), entries(found, plan.make(found), done))
     assert judged.words == "62.0 against 60.0, +2.0 ± 0.7 over 2 seeds"  # sqrt(0.5)
 
 
@@ -114,7 +114,7 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
 
 def test_time_left_follows_what_was_measured() -> None:
     a, b, *_, joint = plan.make(experiment())
-    budget = Budget(jobs=2)
+    budget = TimeBudget(jobs=2)
     assert budget.left([a, b, joint]) == 15.0  # three of ten seconds, two at a time
     budget.measured(a, 40.0)
     assert budget.of(b) == 40.0  # of the same row

@@ -14,9 +14,9 @@ import pytest
 
 from fcil_protocol.errors import DataError, NotYet, RunFailed
 from fcil_server.lab import cell, data, plan, runner
-from fcil_server.lab.cell import Stopped, Work
-from fcil_server.lab.data import Partition
-from fcil_server.lab.progress import Budget, Show
+from fcil_server.lab.cell import CellInputs, Stopped
+from fcil_server.lab.data import PartitionImages
+from fcil_server.lab.progress import Show, TimeBudget
 from fcil_server.lab.results import Results
 from server.lab.kit import content, experiment
 
@@ -43,7 +43,7 @@ class Lab:
         self.results.make()
         self.cells = plan.make(experiment())
         self.parts = {
-            c.split.slug: Partition(
+            c.split.slug: PartitionImages(
                 folder, digest + c.split.slug, "d", (("a",),), 8, ("few images",)
             )
             for c in self.cells
@@ -53,9 +53,9 @@ class Lab:
         self.show = Quiet()
 
     def pending(self) -> list[runner.Pending]:
-        def work(_cell, key: str) -> Work:
+        def work(_cell, key: str) -> CellInputs:
             room = self.results.room(key)
-            return Work(room, room, (("a",),), room, "", room)
+            return CellInputs(room, room, (("a",),), room, "", room)
 
         return runner.todo(self.cells, self.known, self.results, work)
 
@@ -67,7 +67,7 @@ class Lab:
 
     def run(self, run_cell=None, jobs: int = 1) -> dict[str, str]:
         return runner.run(
-            self.pending(), self.known, self.results, Budget(jobs), self.show,
+            self.pending(), self.known, self.results, TimeBudget(jobs), self.show,
             after=lambda: None, run_cell=run_cell or self.numbers,
         )  # fmt: skip
 
@@ -172,7 +172,7 @@ class Declined:
 
 
 def test_a_cell_whose_clients_all_decline_fails_with_their_reason(tmp_path) -> None:
-    work = Work(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
+    work = CellInputs(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
     with pytest.raises(RunFailed, match=r"all have declined \| half precision holds 1e\+30"):
         cell._watch(Declined(), work, threading.Event(), lambda _: None, 1)
 

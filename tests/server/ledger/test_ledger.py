@@ -28,10 +28,10 @@ from fcil_server.ledger import events as event_tables
 from fcil_server.ledger.enums import (
     Answer,
     Cause,
+    CountSource,
     Direction,
     Outcome,
     RunStatus,
-    Source,
     UpdateStatus,
 )
 from fcil_server.ledger.ledger import Ledger
@@ -474,9 +474,9 @@ class TestAccounts:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"cause": Cause.UPDATE, "source": Source.KERNEL, "wire": 5},
-            {"cause": Cause.CONNECTION, "source": Source.PREDICTED, "wire": 5},
-            {"cause": Cause.CONNECTION, "source": Source.KERNEL, "tensor": 5},
+            {"cause": Cause.UPDATE, "source": CountSource.KERNEL, "wire": 5},
+            {"cause": Cause.CONNECTION, "source": CountSource.PREDICTED, "wire": 5},
+            {"cause": Cause.CONNECTION, "source": CountSource.KERNEL, "tensor": 5},
         ],
     )
     def test_kernel_counts_are_of_connections_and_wire_only(
@@ -487,7 +487,7 @@ class TestAccounts:
 
     @pytest.mark.parametrize("cause", list(Cause))
     def test_every_cause_and_direction_has_a_place(self, ledger: Ledger, cause: Cause) -> None:
-        source = Source.KERNEL if cause is Cause.CONNECTION else Source.PREDICTED
+        source = CountSource.KERNEL if cause is Cause.CONNECTION else CountSource.PREDICTED
         for direction in Direction:
             add_bytes(ledger, direction, cause, source=source, wire=1)
         assert {(f.direction, f.cause) for f in ledger.bytes.all(None)} == {

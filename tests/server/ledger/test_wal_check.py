@@ -12,7 +12,7 @@ from fcil_server.federation.directory import Federation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.wal_check import lost_frames
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Level
+from fcil_server.storage.findings import Severity
 from server.storage_kit import build
 
 HEADER, FRAME = 32, 24 + 4096
@@ -126,7 +126,7 @@ def damaged_federation(tmp_path: Path) -> Path:
 
 def test_check_reports_a_damaged_log(tmp_path: Path) -> None:
     directory = damaged_federation(tmp_path)
-    (found,) = [f for f in check(directory) if f.level is Level.FAILURE]
+    (found,) = [f for f in check(directory) if f.level is Severity.FAILURE]
     assert "frames of the ledger's log after a damaged one are lost" in found.text
     assert "backup" in found.action
 

@@ -24,7 +24,7 @@ from fcil_protocol.ids import RunId
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_server.aggregation.store import StateStore
 from fcil_server.cli.tables import summary_tables
-from fcil_server.ledger.enums import CENTRAL, Cause, Direction, Source
+from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports import plots, run_directory
 from fcil_server.reports.charts.svg import scale
@@ -310,7 +310,7 @@ class TestReport:
         flows = [
             f
             for f in data.flows
-            if f.source is not Source.KERNEL or (f.run, f.task, f.kind, f.round) == some
+            if f.source is not CountSource.KERNEL or (f.run, f.task, f.kind, f.round) == some
         ]
         for d in Direction:
             total = Bytes.total(f for f in flows if f.direction is d)

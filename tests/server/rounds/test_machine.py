@@ -27,7 +27,7 @@ from fcil_server.rounds.events import (
     Present,
     Reopened,
     Resume,
-    Rules,
+    RoundRules,
     SetTimer,
     Stop,
     Tick,
@@ -42,13 +42,13 @@ from fcil_server.rounds.machine import Round
 from fcil_server.rounds.restore import going_on
 
 A, B, C, D, E = CLIENTS = tuple(ClientId(c * 26) for c in "abcde")
-RULES = Rules(min_clients=2, deadline_s=100.0, grace_s=10.0, max_reopens=2)
+RULES = RoundRules(min_clients=2, deadline_s=100.0, grace_s=10.0, max_reopens=2)
 
 
-def opened(rules: Rules = RULES, clients: Sequence[ClientId] = (A, B, C)) -> Round:
+def opened(rules: RoundRules = RULES, clients: Sequence[ClientId] = (A, B, C)) -> Round:
     """A round that has asked these clients at time 0."""
     clients = sorted(clients)
-    wait = Round(rules=Rules(**{**vars(rules), "min_clients": len(clients)}), seed=(1,))
+    wait = Round(rules=RoundRules(**{**vars(rules), "min_clients": len(clients)}), seed=(1,))
     for client in clients:
         wait.handle(Available(client, holds=True, now=0.0))
     assert wait.phase is Phase.OPEN
@@ -164,12 +164,12 @@ class TestGathering:
         assert gathering.handle(Available(A, holds=True, now=2.0))[0] == Opened((A,))
 
     def test_one_client_is_enough_where_the_rules_say_so(self) -> None:
-        alone = Round(rules=Rules(min_clients=1), seed=(1,))
+        alone = Round(rules=RoundRules(min_clients=1), seed=(1,))
         assert alone.handle(Available(A, holds=True, now=0.0))[0] == Opened((A,))
 
 
 class TestSettling:
-    SLOW = Rules(min_clients=2, deadline_s=100.0, settle_s=5.0)
+    SLOW = RoundRules(min_clients=2, deadline_s=100.0, settle_s=5.0)
 
     def test_who_comes_shortly_after_the_others_is_asked_with_them(self) -> None:
         """At the start of a fleet the round does not go to the two fastest."""
@@ -205,10 +205,10 @@ class TestSettling:
 class TestHearing:
     """The first round of a task lets those who are here say what they hold of it."""
 
-    SLOW = Rules(min_clients=2, deadline_s=100.0, settle_s=5.0)
+    SLOW = RoundRules(min_clients=2, deadline_s=100.0, settle_s=5.0)
 
     def new(self, *clients: tuple[ClientId, bool], first: bool = True, **rules: object) -> Round:
-        made = Rules(**{**vars(self.SLOW), **rules})
+        made = RoundRules(**{**vars(self.SLOW), **rules})
         gathering = Round(rules=made, seed=(1,), first=first)
         gathering.handle(Present(clients, now=1.0))
         return gathering
@@ -263,8 +263,8 @@ class TestHearing:
 
 
 class TestNobodyHolds:
-    SKIP = Rules(min_clients=2, no_holder_s=0.0)
-    LATER = Rules(min_clients=2, no_holder_s=60.0)
+    SKIP = RoundRules(min_clients=2, no_holder_s=0.0)
+    LATER = RoundRules(min_clients=2, no_holder_s=60.0)
 
     def test_enough_clients_without_data_end_the_round_where_the_rules_say_so(self) -> None:
         gathering = Round(rules=self.SKIP, seed=(1,))
@@ -311,7 +311,7 @@ class TestNobodyHolds:
         assert waits.handle(Available(B, holds=False, now=50.0)) == [Unheld(110.0), SetTimer(110.0)]
 
     def test_it_has_its_time_also_where_clients_settle_first(self) -> None:
-        rules = Rules(min_clients=2, no_holder_s=60.0, settle_s=5.0)
+        rules = RoundRules(min_clients=2, no_holder_s=60.0, settle_s=5.0)
         waits = Round(rules=rules, seed=(1,))
         waits.handle(Available(A, holds=False, now=0.0))
         assert waits.handle(Available(B, holds=False, now=1.0)) == [SetTimer(6.0)]
@@ -343,7 +343,7 @@ class TestNobodyHolds:
 
 
 class TestSampling:
-    LIMITED = Rules(clients_per_round=2, min_clients=5)
+    LIMITED = RoundRules(clients_per_round=2, min_clients=5)
 
     def asked(self, seed: tuple[int, ...], order: Sequence[ClientId]) -> tuple[ClientId, ...]:
         gathering = Round(rules=self.LIMITED, seed=seed)
@@ -370,7 +370,7 @@ class TestSampling:
         self, order: list[ClientId], least: int
     ) -> None:
         """However few would have been enough."""
-        rules = Rules(clients_per_round=2, min_clients=least)
+        rules = RoundRules(clients_per_round=2, min_clients=least)
         out = Round(rules=rules, seed=(1993, 0, 4)).handle(
             Present(tuple((c, True) for c in order), now=0.0)
         )
@@ -384,7 +384,7 @@ class TestSampling:
         assert set(out[0].asked) < {B, D, E}
 
     def test_zero_asks_all(self) -> None:
-        gathering = Round(rules=Rules(clients_per_round=0, min_clients=5), seed=(7,))
+        gathering = Round(rules=RoundRules(clients_per_round=0, min_clients=5), seed=(7,))
         for client in CLIENTS:
             out = gathering.handle(Available(client, holds=True, now=0.0))
         assert out[0] == Opened(CLIENTS)
@@ -401,7 +401,7 @@ class TestClosing:
 
     def test_a_quorum_does_not_close_it_early(self) -> None:
         """Others are still at work, and the deadline has not passed."""
-        going = opened(Rules(min_clients=1, quorum=1, deadline_s=100.0))
+        going = opened(RoundRules(min_clients=1, quorum=1, deadline_s=100.0))
         assert going.handle(Updated(A, now=1.0)) == []
         assert going.handle(Tick(now=99.9)) == []
 
@@ -484,7 +484,7 @@ class TestClosing:
 
     def test_where_the_rules_say_so_it_is_skipped_after_a_pause_or_at_once(self) -> None:
         for rules, pause in (
-            (Rules(on_short="close"), 30.0), (Rules(max_reopens=0), 30.0), (Rules(retry_s=0), 0.0),
+            (RoundRules(on_short="close"), 30.0), (RoundRules(max_reopens=0), 30.0), (RoundRules(retry_s=0), 0.0),
         ):  # fmt: skip
             going = opened(rules, (A, B))
             going.handle(Declined(A, "x", now=1.0))
@@ -494,7 +494,9 @@ class TestClosing:
             assert close_of(out).outcome is Outcome.SKIPPED
 
     def test_others_who_hold_data_are_asked_in_the_place_of_those_who_declined(self) -> None:
-        going = Round(rules=Rules(clients_per_round=1, min_clients=1, deadline_s=100.0), seed=(1,))
+        going = Round(
+            rules=RoundRules(clients_per_round=1, min_clients=1, deadline_s=100.0), seed=(1,)
+        )
         out = going.handle(Present(((A, True), (B, True), (C, False)), now=0.0))
         assert isinstance(out[0], Opened)
         [first] = out[0].asked
@@ -526,7 +528,7 @@ class TestClosing:
         assert going.handle(Available(A, holds=True, now=3.0)) == []
 
     def test_a_round_is_not_skipped_while_one_that_it_asked_rests(self) -> None:
-        going = opened(Rules(on_short="close", retry_s=0, deadline_s=100.0), (A, B))
+        going = opened(RoundRules(on_short="close", retry_s=0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         assert going.handle(Declined(B, "not_now", now=1.0, resting=True)) == [Unable(None)]
         for now in (101.0, 10_000.0):
@@ -538,7 +540,7 @@ class TestClosing:
         assert close_of(going.handle(Updated(B, now=10_003.0))).outcome is Outcome.DONE
 
     def test_others_are_asked_again_while_one_rests_and_then_it_is_waited_for(self) -> None:
-        going = opened(Rules(max_reopens=1, retry_s=30.0, deadline_s=100.0), (A, B))
+        going = opened(RoundRules(max_reopens=1, retry_s=30.0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         assert going.handle(Declined(B, "disk_full", now=1.0))[0] == Unable(31.0)
         assert going.handle(Tick(now=31.0))[:2] == [
@@ -558,7 +560,7 @@ class TestClosing:
         assert going.handle(Available(A, holds=True, now=2.0))[0] == Ask(A)
 
     def test_nobody_waits_for_one_that_rested_and_was_revoked(self) -> None:
-        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
+        going = opened(RoundRules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         going.handle(Declined(B, "disk_full", now=1.0))
         assert going.handle(Tick(now=31.0)) == [Unable(None)], "it waits for A"
@@ -566,7 +568,7 @@ class TestClosing:
         assert close_of(going.handle(Tick(now=70.0))).outcome is Outcome.SKIPPED
 
     def test_nobody_waits_for_one_that_was_revoked_and_rested(self) -> None:
-        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
+        going = opened(RoundRules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         going.handle(Withdrawn(A, "revoked", now=2.0))
         assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
@@ -576,14 +578,14 @@ class TestClosing:
     def test_nobody_waits_for_one_that_rests_and_cannot_take_part(
         self, asked: Sequence[ClientId]
     ) -> None:
-        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), asked)
+        going = opened(RoundRules(max_reopens=0, retry_s=30.0, deadline_s=100.0), asked)
         going.handle(Withdrawn(A, "revoked", now=1.0))
         going.handle(Declined(A, "not_now", now=2.0, resting=True))
         assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
         assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
 
     def test_nobody_waits_for_one_that_rested_and_has_no_data_any_more(self) -> None:
-        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A,))
+        going = opened(RoundRules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A,))
         assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == [Unable(None)]
         assert going.handle(Available(A, holds=False, now=5.0)) == [SetTimer(5.0)]
         assert going.handle(Tick(now=5.0)) == [Unable(35.0), SetTimer(35.0)]
@@ -593,7 +595,7 @@ class TestClosing:
     def test_a_round_with_one_that_rests_and_one_that_is_lost_or_silent_is_not_skipped(
         self, on_short: str
     ) -> None:
-        rules = Rules(
+        rules = RoundRules(
             on_short=on_short, max_reopens=0, min_clients=2, deadline_s=100.0, grace_s=10.0
         )
         going = opened(rules, (A, B, C))
@@ -635,7 +637,9 @@ class TestClosing:
 
 
 class TestTaking:
-    FIRST_TWO = Rules(clients_per_round=4, take=2, min_clients=1, deadline_s=100.0, grace_s=10.0)
+    FIRST_TWO = RoundRules(
+        clients_per_round=4, take=2, min_clients=1, deadline_s=100.0, grace_s=10.0
+    )
 
     def test_it_closes_with_the_update_that_makes_the_number_and_blames_nobody(self) -> None:
         going = opened(self.FIRST_TWO, (A, B, C, D))
@@ -663,7 +667,7 @@ class TestTaking:
         assert close_of(going.handle(Updated(C, now=4.0))).answers[D] is Answer.SURPLUS
 
     def test_fewer_than_are_taken_close_it_at_the_deadline_if_they_are_a_quorum(self) -> None:
-        going = opened(Rules(take=3, min_clients=1, deadline_s=100.0), (A, B, C, D))
+        going = opened(RoundRules(take=3, min_clients=1, deadline_s=100.0), (A, B, C, D))
         going.handle(Updated(A, now=1.0))
         close = close_of(going.handle(Tick(now=100.0)))
         assert (close.outcome, close.why, close.answers[B]) == (
@@ -672,7 +676,7 @@ class TestTaking:
 
     def test_the_quorum_is_never_more_than_are_taken(self) -> None:
         """Five must be connected, two are enough."""
-        going = opened(Rules(take=2, min_clients=5, deadline_s=100.0), CLIENTS)
+        going = opened(RoundRules(take=2, min_clients=5, deadline_s=100.0), CLIENTS)
         going.handle(Updated(A, now=1.0))
         assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
 
@@ -699,7 +703,7 @@ class TestHolding:
         assert held.handle(Available(C, holds=True, now=4.0))[0] == Opened((B, C))
 
     def test_holding_it_stops_what_was_about_to_happen(self) -> None:
-        settling = Round(rules=Rules(min_clients=2, settle_s=5.0, no_holder_s=9.0), seed=(1,))
+        settling = Round(rules=RoundRules(min_clients=2, settle_s=5.0, no_holder_s=9.0), seed=(1,))
         settling.handle(Available(A, holds=False, now=0.0))
         settling.handle(Available(B, holds=False, now=0.0))
         settling.handle(Hold(now=1.0))
@@ -708,7 +712,7 @@ class TestHolding:
         assert settling.handle(Resume(now=2e6))[0] == Unheld(2e6 + 9.0)
 
     def test_while_it_is_held_no_time_runs_against_a_task_without_data(self) -> None:
-        waits = Round(rules=Rules(min_clients=2, no_holder_s=9.0), seed=(1,))
+        waits = Round(rules=RoundRules(min_clients=2, no_holder_s=9.0), seed=(1,))
         waits.handle(Present(((A, False), (B, False)), now=1.0))
         waits.handle(Hold(now=2.0))
         assert waits.handle(Tick(now=10.0)) == []
@@ -746,17 +750,17 @@ class TestShort:
         assert close_of(going.handle(Updated(B, now=150.0))).outcome is Outcome.DONE
 
     def test_it_closes_short_where_the_rules_say_so(self) -> None:
-        going = opened(Rules(min_clients=2, deadline_s=100.0, on_short="close"))
+        going = opened(RoundRules(min_clients=2, deadline_s=100.0, on_short="close"))
         going.handle(Updated(A, now=1.0))
         assert close_of(going.handle(Tick(now=100.0))).outcome is Outcome.SHORT
 
     def test_without_any_update_it_is_skipped(self) -> None:
-        going = opened(Rules(min_clients=2, deadline_s=100.0, on_short="close"))
+        going = opened(RoundRules(min_clients=2, deadline_s=100.0, on_short="close"))
         close = close_of(going.handle(Tick(now=100.0)))
         assert (close.outcome, set(close.answers.values())) == (Outcome.SKIPPED, {Answer.STRAGGLER})
 
     def test_a_quorum_larger_than_the_sample_is_all_of_the_sample(self) -> None:
-        going = opened(Rules(min_clients=2, quorum=50, deadline_s=100.0), clients=(A, B))
+        going = opened(RoundRules(min_clients=2, quorum=50, deadline_s=100.0), clients=(A, B))
         going.handle(Updated(A, now=1.0))
         assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
 
@@ -764,12 +768,12 @@ class TestShort:
 class TestTooFew:
     """However it ends, a round with fewer updates than `min_updates` makes no state."""
 
-    TWO = Rules(min_clients=2, min_updates=2, deadline_s=100.0, max_reopens=1, retry_s=30.0)
+    TWO = RoundRules(min_clients=2, min_updates=2, deadline_s=100.0, max_reopens=1, retry_s=30.0)
 
     def test_whoever_declines_never_lowers_what_is_needed(self) -> None:
         """Nine of ten decline: what the tenth sent stays its own."""
         ten = [ClientId(c * 26) for c in "abcdefghij"]
-        going = opened(Rules(min_clients=10, quorum=8, min_updates=2, retry_s=0.0), ten)
+        going = opened(RoundRules(min_clients=10, quorum=8, min_updates=2, retry_s=0.0), ten)
         for client in ten[1:]:
             assert going.handle(Declined(client, "epsilon spent", now=1.0)) == []
         close = close_of(going.handle(Updated(ten[0], now=2.0)))
@@ -816,7 +820,7 @@ class TestTooFew:
         assert close.answers == {A: Answer.UPDATED, B: Answer.DECLINED}
 
     def test_as_many_as_are_taken_are_not_enough_if_they_are_too_few(self) -> None:
-        going = opened(Rules(min_clients=1, take=1, min_updates=2, deadline_s=100.0))
+        going = opened(RoundRules(min_clients=1, take=1, min_updates=2, deadline_s=100.0))
         assert going.handle(Updated(A, now=1.0)) == []
         assert close_of(going.handle(Updated(B, now=2.0))).why is Why.TAKEN
 
@@ -878,7 +882,7 @@ class TestLosing:
         going = opened()
         going.handle(Updated(A, now=1.0))
         going.handle(Declined(B, "x", now=1.0))
-        going.rules = Rules(**{**vars(going.rules), "quorum": 2})
+        going.rules = RoundRules(**{**vars(going.rules), "quorum": 2})
         going.handle(Left(C, now=5.0))
         assert going.handle(Tick(now=15.0)) == []
         assert going.handle(Tick(now=100.0))[0] == Reopened((C,), 200.0)
@@ -983,7 +987,7 @@ moves = st.tuples(
     st.sampled_from(KINDS), st.sampled_from([A, B, C]), st.sampled_from([True] * 4 + [False])
 )
 rules = st.builds(
-    Rules,
+    RoundRules,
     clients_per_round=st.integers(0, 4),
     min_clients=st.integers(1, 3),
     quorum=st.integers(0, 5),
@@ -1031,7 +1035,7 @@ def updates_in(answers: dict[ClientId, Answer]) -> int:
 class Watcher:
     """Feeds a round and checks after each event what must always hold."""
 
-    def __init__(self, rules: Rules, *, first: bool) -> None:
+    def __init__(self, rules: RoundRules, *, first: bool) -> None:
         self.least = max(rules.min_updates, 1)
         self.round = Round(rules=rules, seed=(1, 2), first=first)
         self.pending: list[float] = []  # timers that will fire
@@ -1121,7 +1125,7 @@ class Watcher:
 @settings(max_examples=EXAMPLES)
 @given(rules, st.booleans(), st.lists(st.tuples(moves, st.floats(0, 4)), min_size=12, max_size=40))
 def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
-    rules: Rules, first: bool, script: list[tuple[tuple, float]]
+    rules: RoundRules, first: bool, script: list[tuple[tuple, float]]
 ) -> None:
     watcher, now = Watcher(rules, first=first), 0.0
     for move, wait in script:
@@ -1139,7 +1143,7 @@ def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
 def test_two_rounds_with_the_same_events_decide_the_same() -> None:
     """No clock, no chance: the machine is a function of rules, seed and events."""
     script = [Available(c, holds=True, now=float(i)) for i, c in enumerate(CLIENTS)]
-    rules = Rules(clients_per_round=2, min_clients=5)
+    rules = RoundRules(clients_per_round=2, min_clients=5)
     first, second = (Round(rules=rules, seed=(3,)) for _ in range(2))
     assert [first.handle(e) for e in script] == [second.handle(e) for e in script]
 

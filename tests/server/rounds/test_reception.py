@@ -17,7 +17,7 @@ from fcil_protocol.ids import RoundKey
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds.classes import ClassRegistry
-from fcil_server.rounds.events import Phase, Rules
+from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import RunProgress
 from fcil_server.rounds.reception import NO_SAMPLES, Reception
@@ -40,7 +40,7 @@ class Desk:
         ClassRegistry(self.ledger, RUN).announce(ALICE, ["cat"])
         self.ledger.tasks.open(RUN, 0, [0])
         self.ledger.rounds.open(KEY, asked=CLIENTS, base_state=0, remaining_s=9.0)
-        round_ = Round(rules=Rules(take=self.take), seed=(1,), phase=Phase.OPEN)
+        round_ = Round(rules=RoundRules(take=self.take), seed=(1,), phase=Phase.OPEN)
         round_.answers = dict.fromkeys(CLIENTS)
         self.at = RunProgress(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
         self.at.number = 0

@@ -21,7 +21,7 @@ from fcil_server.ledger.enums import UpdateStatus
 from fcil_server.reports import plots, run_directory
 from fcil_server.runs.erase import erase
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Level
+from fcil_server.storage.findings import Severity
 from server.storage_kit import ALICE, BOB, Built, build
 
 NAME, PSEUDONYM = "zaphod-7", "erased-aaaaaaaa"
@@ -101,7 +101,7 @@ def test_all_that_shows_members_still_works_and_check_finds_nothing(built: Built
     KeptUpdates(kept_folder(built.directory, built.run)).remove(["f" * 64])
     before = {(f.level, f.about) for f in check(built.directory)}
     assert run(built, "erase", NAME, "--yes").exit_code == 0
-    after = [f for f in check(built.directory) if f.level is not Level.OK]
+    after = [f for f in check(built.directory) if f.level is not Severity.OK]
     assert not [f for f in after if (f.level, f.about) not in before], after
     for command in ("clients", "rounds", "report", "status"):
         shown = run(built, command, "--json")

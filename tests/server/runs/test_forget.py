@@ -31,7 +31,7 @@ from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.runs import forget_offline
 from fcil_server.runs.forget import Forgetting, finish_emptying
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Level
+from fcil_server.storage.findings import Severity
 from server.forget_kit import COLOURS, Story, here, learners
 from server.storage_kit import flip
 
@@ -193,7 +193,7 @@ def test_nothing_of_the_client_stays_in_the_federations_directory(tmp_path):
     assert not list(states_folder(tmp_path, whole.run).parent.glob("*/*"))
     assert len(KeptUpdates(kept_folder(tmp_path, done.run)).names()) == 5
     found = check(tmp_path)
-    assert [f.text for f in found if f.level is not Level.OK] == []
+    assert [f.text for f in found if f.level is not Severity.OK] == []
 
 
 def test_a_fork_that_a_fault_left_is_no_place_where_somebody_stays(tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ class TestRefusals:
         KeptUpdates(kept_folder(tmp_path, whole.run)).remove([gone.update_id])
         with pytest.raises(UsageError, match=r"not kept any more \(ann\)"):
             whole.forget("ben")
-        texts = [f.text for f in check(tmp_path) if f.level is Level.WARNING]
+        texts = [f.text for f in check(tmp_path) if f.level is Severity.WARNING]
         assert texts == [f"kept updates: {gone.update_id[:16]} is missing"]
 
     def test_a_damaged_kept_update_is_found_and_the_run_stays(self, tmp_path):
@@ -263,7 +263,7 @@ class TestRefusals:
             assert ledger.clients.by_name("ben") is not None, "nor has its membership ended"
             assert len(ledger.runs.all()) == 1
             assert ledger.runs.all()[0].emptied_at is None
-        assert "damaged" in " ".join(f.text for f in check(tmp_path) if f.level is Level.WARNING)
+        assert "damaged" in " ".join(f.text for f in check(tmp_path) if f.level is Severity.WARNING)
 
 
 # --- kill -9 ---------------------------------------------------------------------------------
@@ -350,4 +350,4 @@ def test_killed_at_any_moment_it_is_the_old_run_or_the_new_one(fedncm, point, co
     with copy.ledger() as ledger:
         finish_emptying(ledger, copy.directory)  # as the next start does
     assert not anywhere(copy.directory, before[-400:])
-    assert [f.text for f in check(copy.directory) if f.level is not Level.OK] == []
+    assert [f.text for f in check(copy.directory) if f.level is not Severity.OK] == []

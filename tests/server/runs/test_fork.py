@@ -11,12 +11,12 @@ from fcil_protocol.ids import RunId
 from fcil_server.aggregation.store import kept_states
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.ledger.runs import Forks
 from fcil_server.runs import fork as module
 from fcil_server.runs.fork import choose_state, fork
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Level
+from fcil_server.storage.findings import Severity
 from server.storage_kit import ALICE, BOB, TASKS, Built, build, flip, killed_at, tree
 
 
@@ -25,7 +25,7 @@ def built(tmp_path: Path) -> Built:
     return build(tmp_path / "fed")
 
 
-def forked(built: Built, state: int) -> Run:
+def forked(built: Built, state: int) -> RunRow:
     with built.ledger() as ledger:
         return fork(ledger, built.directory, built.run, state, actor="me", action="rollback")
 
@@ -179,7 +179,7 @@ def test_a_kill_at_any_moment_leaves_the_runs_as_before_or_complete(
             RunStatus.RUNNING if len(runs) == 1 else RunStatus.STOPPED
         ]
         assert ledger.database.faults() == []
-    assert not [f for f in check(built.directory) if f.level is Level.FAILURE]
+    assert not [f for f in check(built.directory) if f.level is Severity.FAILURE]
     forked(built, 5)  # and it can be done now
 
 

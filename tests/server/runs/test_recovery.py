@@ -24,7 +24,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.closing import needed_updates
 from fcil_server.runs.recovery import ensure_state
@@ -73,7 +73,7 @@ class Scene:
     notes: list[tuple[str, str, str]]
     worker: Sums
 
-    def ensure(self) -> Run | None:
+    def ensure(self) -> RunRow | None:
         return asyncio.run(ensure_state(self.kit, self.built.directory))
 
     def exclude(self, client: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.link.zmq_link import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_protocol.messages.frames import encode
 from fcil_protocol.messages.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want
-from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.sessions.byte_meter import Accounts
 from sample_run import ALICE, BOB, RUN, Clock
@@ -206,7 +206,7 @@ def tcp_counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int]]:
     return {
         (c.round, c.client, c.direction): (c.wire, c.retransmitted, c.link)
         for c in ledger.bytes.all(RUN)
-        if c.source is Source.KERNEL
+        if c.source is CountSource.KERNEL
     }
 
 

@@ -32,7 +32,7 @@ from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage import backup as backup_module
 from fcil_server.storage import restore as restore_module
-from fcil_server.storage.archive import MANIFEST, Manifest, verify
+from fcil_server.storage.archive import MANIFEST, BackupManifest, verify
 from fcil_server.storage.backup import audit_backup, backup
 from fcil_server.storage.restore import Keys, Restored, restore
 from server.storage_kit import (
@@ -104,7 +104,7 @@ class TestBackup:
     ) -> None:
         target, real = tmp_path / "b.tar", backup_module._write_patiently
 
-        def slow(*args: Any) -> Manifest:
+        def slow(*args: Any) -> BackupManifest:
             target.write_bytes(b"another")
             return real(*args)
 

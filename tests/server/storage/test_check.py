@@ -19,7 +19,7 @@ from fcil_server.cli.main import app
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.storage import check as module
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Finding, Level
+from fcil_server.storage.findings import Finding, Severity
 from server.storage_kit import OPEN_STATE, Built, build, flip, spoil_index, tree
 
 
@@ -29,7 +29,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def bad(found: list[Finding]) -> list[Finding]:
-    return [f for f in found if f.level is not Level.OK]
+    return [f for f in found if f.level is not Severity.OK]
 
 
 def sql(built: Built, statement: str) -> None:
@@ -154,7 +154,7 @@ def test_whatever_is_lost_is_a_failure_with_an_action(built: Built, what: str) -
     spoil, said = FAILURES[what]
     spoil(built)
     before = tree(built.directory)
-    failures = [f for f in check(built.directory) if f.level is Level.FAILURE]
+    failures = [f for f in check(built.directory) if f.level is Severity.FAILURE]
     assert any(said in f.text for f in failures), failures
     assert all(f.action for f in failures)
     after = {n: d for n, d in tree(built.directory).items() if not n.endswith(("-shm", "-wal"))}
@@ -163,7 +163,7 @@ def test_whatever_is_lost_is_a_failure_with_an_action(built: Built, what: str) -
 
 def test_a_settings_text_that_cannot_be_read_is_named_and_not_shown(built: Built) -> None:
     sql(built, "UPDATE runs SET config = CAST(CAST(config AS BLOB) || x'ff' AS TEXT)")
-    failures = [f for f in check(built.directory) if f.level is Level.FAILURE]
+    failures = [f for f in check(built.directory) if f.level is Severity.FAILURE]
     (text,) = {f.text for f in failures if "config" in f.text}
     assert "the text of column config cannot be read" in text
     assert len(text) < 300
@@ -200,7 +200,7 @@ def test_what_can_be_lived_with_is_a_warning(built: Built, what: str) -> None:
     spoil, said = WARNINGS[what]
     spoil(built)
     (found,) = bad(check(built.directory))
-    assert found.level is Level.WARNING
+    assert found.level is Severity.WARNING
     assert said in found.text
     assert found.action
 
@@ -234,7 +234,11 @@ def test_an_update_that_was_exchanged_under_its_name_is_found(built: Built, piec
 
 
 def test_a_low_disk_is_told(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, level in ((10**12, Level.OK), (10**8, Level.WARNING), (10**6, Level.FAILURE)):
+    for free, level in (
+        (10**12, Severity.OK),
+        (10**8, Severity.WARNING),
+        (10**6, Severity.FAILURE),
+    ):
         monkeypatch.setattr(
             module.shutil, "disk_usage", lambda _, free=free: type("U", (), {"free": free})
         )

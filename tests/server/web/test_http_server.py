@@ -20,13 +20,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from fcil_protocol.errors import ConfigError, LinkError, Unreachable
-from fcil_server.federation.addresses import Certificate, check_door
+from fcil_server.federation.addresses import TlsFiles, check_door
 from fcil_server.web import child as web_child
 from fcil_server.web import http_server
 from fcil_server.web.child import Fresh
 from fcil_server.web.http_server import (
     LIMITS,
-    Limits,
+    HttpLimits,
     endless,
     is_ours,
     make_server,
@@ -184,7 +184,7 @@ def test_many_connections_leave_room_for_those_that_were_there() -> None:
 
 
 def test_the_door_of_figures_takes_few_and_little_and_waits_briefly() -> None:
-    assert Limits(connections=32, body_bytes=0, first_s=2.0, request_s=10.0) == LIMITS
+    assert HttpLimits(connections=32, body_bytes=0, first_s=2.0, request_s=10.0) == LIMITS
     assert inspect.signature(make_server).parameters["limits"].default is LIMITS
 
 
@@ -258,7 +258,7 @@ async def slowly(port: int, take, tls=None) -> int:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_stream_of_many_pieces_comes_whole(certificate: Certificate, sealed: bool) -> None:
+def test_a_stream_of_many_pieces_comes_whole(certificate: TlsFiles, sealed: bool) -> None:
     trusts = ssl.create_default_context(cafile=certificate.chain) if sealed else None
 
     async def work() -> str:
@@ -270,7 +270,7 @@ def test_a_stream_of_many_pieces_comes_whole(certificate: Certificate, sealed: b
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_who_takes_nothing_of_a_stream_is_cut(certificate: Certificate, sealed: bool) -> None:
+def test_who_takes_nothing_of_a_stream_is_cut(certificate: TlsFiles, sealed: bool) -> None:
     size = 4_000_000
     trusts = ssl.create_default_context(cafile=certificate.chain) if sealed else None
     shown = certificate if sealed else NO_CERTIFICATE
@@ -324,9 +324,9 @@ def test_the_loopback_address_needs_no_certificate(address: str) -> None:
 def test_another_address_needs_one(address: str) -> None:
     with pytest.raises(ConfigError, match="in the clear"):
         check_door(address, NO_CERTIFICATE)
-    check_door(address, Certificate("c.pem", "k.pem"))
+    check_door(address, TlsFiles("c.pem", "k.pem"))
     with pytest.raises(ConfigError, match="belong together"):
-        check_door(address, Certificate("c.pem"))
+        check_door(address, TlsFiles("c.pem"))
 
 
 def test_an_address_in_use_is_told_in_a_sentence() -> None:
@@ -337,7 +337,7 @@ def test_an_address_in_use_is_told_in_a_sentence() -> None:
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> Certificate:
+def certificate(tmp_path: Path) -> TlsFiles:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lab")])
     names = [x509.DNSName("lab.example"), x509.DNSName("*.gpu.example")]
@@ -367,10 +367,10 @@ def certificate(tmp_path: Path) -> Certificate:
             serialization.NoEncryption(),
         )
     )
-    return Certificate(str(chain), str(secret))
+    return TlsFiles(str(chain), str(secret))
 
 
-def test_with_a_certificate_it_speaks_tls_alone(certificate: Certificate) -> None:
+def test_with_a_certificate_it_speaks_tls_alone(certificate: TlsFiles) -> None:
     async def work() -> tuple[str, str]:
         trusts = ssl.create_default_context(cafile=certificate.chain)
         async with door(app(), certificate) as port:
@@ -383,7 +383,7 @@ def test_with_a_certificate_it_speaks_tls_alone(certificate: Certificate) -> Non
 
 
 def test_who_never_finishes_the_handshake_of_tls_is_cut(
-    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+    certificate: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "HANDSHAKE_S", 0.2)
 
@@ -395,7 +395,7 @@ def test_who_never_finishes_the_handshake_of_tls_is_cut(
     assert asyncio.run(work()) == ["", ""]  # `ask` ends with the connection
 
 
-def test_the_names_in_the_certificate_are_its_own(certificate: Certificate) -> None:
+def test_the_names_in_the_certificate_are_its_own(certificate: TlsFiles) -> None:
     names = own_names(certificate)
     for name in ("lab.example", "a.gpu.example:1", "localhost", "192.0.2.1", "[2001:db8::1]:7"):
         assert is_ours(name, names), name
@@ -405,10 +405,10 @@ def test_the_names_in_the_certificate_are_its_own(certificate: Certificate) -> N
 
 @pytest.mark.parametrize("damage", ["missing", "no key", "other key"])
 def test_a_certificate_that_cannot_be_used_is_refused(
-    certificate: Certificate, tmp_path: Path, damage: str
+    certificate: TlsFiles, tmp_path: Path, damage: str
 ) -> None:
     if damage == "missing":
-        certificate = Certificate(str(tmp_path / "none.pem"), certificate.key)
+        certificate = TlsFiles(str(tmp_path / "none.pem"), certificate.key)
     elif damage == "no key":
         Path(certificate.key).write_text("not a key")
     else:

@@ -12,12 +12,12 @@ import pytest
 from fcil_protocol.errors import ConfigError
 from fcil_server.federation.sections import FederationSection
 from fcil_server.web import supervisor
-from fcil_server.web.supervisor import Site, WebProcess, figures_site, page_site
+from fcil_server.web.supervisor import WebProcess, WebProgram, figures_site, page_site
 
 SITES = {"metrics": figures_site, "page": page_site}
 
 
-def site(key: str, address: str, **given) -> Site:
+def site(key: str, address: str, **given) -> WebProgram:
     return SITES[key](FederationSection(**{key: address}, **given))
 
 

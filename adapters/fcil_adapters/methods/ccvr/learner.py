@@ -8,8 +8,8 @@ from fcil_adapters.backbones.backbone import cls_features
 from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.ccvr.options import CcvrHparams
 from fcil_adapters.toolkit.gaussians.reports import report_gaussians
-from fcil_adapters.toolkit.lora.client import Bench, train_round
-from fcil_adapters.toolkit.lora.manifest import Received, read_parts
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
+from fcil_adapters.toolkit.lora.manifest import LoraBroadcast, read_parts
 from fcil_adapters.toolkit.lora.views import merged_view
 from fcil_adapters.toolkit.training.optimise import all_features
 
@@ -24,10 +24,10 @@ class Learner:
         received = read_parts(ctx.hparams, broadcast)
         if ctx.kind == "finish":
             return state, _described(ctx, received, data)
-        return state, Payload(train_round(ctx, Bench.of(ctx, received), data))
+        return state, Payload(train_round(ctx, LoraSetup.of(ctx, received), data))
 
 
-def _described(ctx: Context, received: Received, data: ImageSet) -> Payload:
+def _described(ctx: Context, received: LoraBroadcast, data: ImageSet) -> Payload:
     h: CcvrHparams = ctx.hparams
     view = merged_view(ctx.backbone, h, received.lora)
     features = all_features(

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fcil_adapters.toolkit.lora.client import Bench
+from fcil_adapters.toolkit.lora.client import LoraSetup
 from fcil_adapters.toolkit.lora.layer import PLACES, LoRALinear
 
 
-def squared_gradients(bench: Bench, pixels: Tensor, rows: Tensor) -> dict[str, Tensor]:
+def squared_gradients(bench: LoraSetup, pixels: Tensor, rows: Tensor) -> dict[str, Tensor]:
     """Return ``sum_x p(y|x) (d log p(y|x))^2`` for every trained LoRA tensor of a bench.
 
     Args:
@@ -43,7 +43,7 @@ def squared_gradients(bench: Bench, pixels: Tensor, rows: Tensor) -> dict[str, T
 
 
 @contextmanager
-def _watched(bench: Bench) -> Iterator[list[tuple[int, LoRALinear, Tensor, Tensor]]]:
+def _watched(bench: LoraSetup) -> Iterator[list[tuple[int, LoRALinear, Tensor, Tensor]]]:
     """Record inputs and outputs of the adapted layers of each block."""
     passed: list[tuple[int, LoRALinear, Tensor, Tensor]] = []
     hooks = []

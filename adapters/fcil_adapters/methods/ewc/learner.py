@@ -16,8 +16,8 @@ from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.task_parts import find_part
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
-from fcil_adapters.toolkit.lora.client import Bench, lora_tensors, train_round
-from fcil_adapters.toolkit.lora.manifest import Received, read_parts
+from fcil_adapters.toolkit.lora.client import LoraSetup, lora_tensors, train_round
+from fcil_adapters.toolkit.lora.manifest import LoraBroadcast, read_parts
 from fcil_adapters.toolkit.training.optimise import class_counts, schedule_factor
 from fcil_adapters.toolkit.training.prefetch import plain_batches
 
@@ -30,7 +30,7 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train, or measure the Fisher information of the trained model."""
         received = read_parts(ctx.hparams, broadcast)
-        bench = Bench.of(ctx, received)
+        bench = LoraSetup.of(ctx, received)
         if ctx.kind == "finish":
             return state, Payload(_measured(ctx, bench, data))
         held = Held.of(ctx, bench, received, broadcast)
@@ -51,7 +51,11 @@ class Held:
 
     @classmethod
     def of(
-        cls, ctx: Context, bench: Bench, received: Received, broadcast: Mapping[str, Payload]
+        cls,
+        ctx: Context,
+        bench: LoraSetup,
+        received: LoraBroadcast,
+        broadcast: Mapping[str, Payload],
     ) -> Held | None:
         """Return the penalty from theta* and F; the first task has none."""
         if received.teacher is None:
@@ -66,7 +70,7 @@ class Held:
             parameter.register_hook(partial(_divided, by=1 + 2 * rate * weights[name]))  # type: ignore[no-untyped-call]
         return held
 
-    def __call__(self, bench: Bench) -> Tensor:
+    def __call__(self, bench: LoraSetup) -> Tensor:
         """Return the penalty of a step."""
         terms = [
             (self.weights[name] * (p - self.anchor[name]).square()).sum()
@@ -79,7 +83,7 @@ def _divided(grad: Tensor, by: Tensor) -> Tensor:
     return grad / by
 
 
-def _measured(ctx: Context, bench: Bench, data: ImageSet) -> dict[str, Array]:
+def _measured(ctx: Context, bench: LoraSetup, data: ImageSet) -> dict[str, Array]:
     """Return the mean of ``p(y|x) (d log p(y|x))^2`` over this client's images, and the counts."""
     h: EwcHparams = ctx.hparams
     counts = class_counts(data, ctx.task.classes)

@@ -18,15 +18,15 @@ from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.fed_cprompt.options import FedCPromptHparams
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.prompts.client import (
-    Bench,
     Features,
+    PromptSetup,
     component_features,
     own_cross_entropy,
 )
 from fcil_adapters.toolkit.prompts.parts import F32, PromptModel
 from fcil_adapters.toolkit.prompts.pools import TaskPrompts
 from fcil_adapters.toolkit.prompts.prefix import Queries
-from fcil_adapters.toolkit.training.optimise import Batch, Piece
+from fcil_adapters.toolkit.training.optimise import Batch, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Contrast:
 
     @classmethod
     def of(
-        cls, bench: Bench, h: FedCPromptHparams, start: PromptModel, first: Sequence[F32]
+        cls, bench: PromptSetup, h: FedCPromptHparams, start: PromptModel, first: Sequence[F32]
     ) -> Contrast:
         """Build the teachers from a broadcast.
 
@@ -94,7 +94,7 @@ class Contrast:
         previous = Teacher(same, _fixed(same, h, start.prompts[:-1]), before[0], before[1])
         return cls(h, server, previous, past_weight, past_bias)
 
-    def add(self, bench: Bench, batch: Batch, queries: Queries) -> None:
+    def add(self, bench: PromptSetup, batch: Batch, queries: Queries) -> None:
         """Add the gradient of the entire objective of one batch.
 
         The hinge is over the batch's sum: where a batch passes in pieces, a pass without a gradient
@@ -113,7 +113,9 @@ class Contrast:
                 loss = loss + self.h.contrast * (torch.relu(apart) if alone else apart)
             batch.backward(loss)
 
-    def _gap(self, bench: Bench, piece: Piece, asked: Tensor, features: Tensor) -> Tensor:
+    def _gap(
+        self, bench: PromptSetup, piece: MicroBatch, asked: Tensor, features: Tensor
+    ) -> Tensor:
         """Return `gap` of some images with features (b, d)."""
         past = functional.linear(features, self.past_weight, self.past_bias)
         local = torch.cat([past, bench.logits(features)], dim=1)  # (b, C)
@@ -122,7 +124,7 @@ class Contrast:
         )
         return gap(self.h, local, server, previous)
 
-    def _total(self, bench: Bench, pieces: Sequence[Piece], queries: Queries) -> float:
+    def _total(self, bench: PromptSetup, pieces: Sequence[MicroBatch], queries: Queries) -> float:
         total = 0.0
         with torch.no_grad():
             for piece in pieces:

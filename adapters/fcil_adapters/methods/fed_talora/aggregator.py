@@ -14,7 +14,7 @@ from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.residuals import Residual
 from fcil_adapters.toolkit.lora.manifest import places, trained_names
 from fcil_adapters.toolkit.lora.server import (
-    Told,
+    LoraReports,
     average_round,
     client_weights,
     first_state,
@@ -43,7 +43,7 @@ class Aggregator:
         changes.
         """
         h: FedTaloraHparams = ctx.hparams
-        told = Told.of(updates, len(ctx.task.classes))
+        told = LoraReports.of(updates, len(ctx.task.classes))
         version = position(state)[0]
         fresh = np.array([meta["version"] == version for meta in told.metas])  # (K,)
         if not fresh.any():

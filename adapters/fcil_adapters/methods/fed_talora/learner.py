@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.fed_talora.parts import read_parts
 from fcil_adapters.methods.fed_talora.views import training_view
-from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 
 
 class Learner:
@@ -19,5 +19,5 @@ class Learner:
         """Train LoRA and head; for a task of one class, return its mean feature instead."""
         received = read_parts(ctx.hparams, broadcast)
         view = training_view(ctx.backbone, ctx.hparams, received)
-        bench = Bench.of(ctx, received.room, view)
+        bench = LoraSetup.of(ctx, received.room, view)
         return state, Payload(train_round(ctx, bench, data), {"version": received.version})

@@ -49,7 +49,7 @@ class Received:
     version: int
     base: Mapping[str, F32]
     residuals: tuple[Mapping[str, F32], ...]
-    room: lora_head.Received
+    room: lora_head.LoraBroadcast
 
     @property
     def lora(self) -> Mapping[str, F32]:

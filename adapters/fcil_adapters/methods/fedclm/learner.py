@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
-from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.nearest_mean import report_means
 
@@ -20,4 +20,4 @@ class Learner:
         received = read_parts(ctx.hparams, broadcast)
         if ctx.kind == "finish":
             return state, report_means(ctx, received, data)
-        return state, Payload(train_round(ctx, Bench.of(ctx, received), data))
+        return state, Payload(train_round(ctx, LoraSetup.of(ctx, received), data))

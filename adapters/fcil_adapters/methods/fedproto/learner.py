@@ -14,7 +14,7 @@ from fcil_adapters.methods.fedproto.options import FedprotoHparams
 from fcil_adapters.methods.fedproto.parts import read_prototypes
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.rows import F32
-from fcil_adapters.toolkit.lora.client import Bench, Pass, cross_entropy, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, Pass, cross_entropy, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.training.optimise import FeatureSums, sum_features
 
@@ -31,7 +31,7 @@ class Learner:
         has not been trained on it (docs/privacy.md).
         """
         h: FedprotoHparams = ctx.hparams
-        bench = Bench.of(ctx, read_parts(h, broadcast))
+        bench = LoraSetup.of(ctx, read_parts(h, broadcast))
         classes, rows = read_prototypes(broadcast)
         pull = Pull.of(bench, ctx.task.classes, classes, rows)
 
@@ -47,7 +47,7 @@ class Learner:
         return state, Payload(sent)
 
 
-def _sums(ctx: Context, bench: Bench, data: ImageSet) -> FeatureSums:
+def _sums(ctx: Context, bench: LoraSetup, data: ImageSet) -> FeatureSums:
     size = bench.h.batch_size
     return sum_features(ctx, bench.features, data, batch_size=size, report=False)
 
@@ -67,7 +67,7 @@ class Pull:
     @classmethod
     def of(
         cls,
-        bench: Bench,
+        bench: LoraSetup,
         task: tuple[int, ...],
         classes: tuple[int, ...],
         rows: F32,

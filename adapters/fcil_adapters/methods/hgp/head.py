@@ -12,7 +12,7 @@ from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
 from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
-from fcil_adapters.toolkit.gaussians.store import Entry, read_entries
+from fcil_adapters.toolkit.gaussians.store import ClassEntry, read_entries
 from fcil_adapters.toolkit.heads.distances import mean_row
 
 F32 = NDArray[np.float32]
@@ -21,7 +21,7 @@ Head = tuple[F32, F32]  # weight (C, d), bias (C,)
 _SAMPLES, _ORDER = 3, 4  # purposes of the random streams, beside the aggregator's
 
 
-def with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
+def with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[ClassEntry]) -> Head:
     """Set the only new class's row to its federated mean; without one it stays as it was."""
     label = ctx.task.classes[0]
     mixture = _mixture(ctx, entries)
@@ -33,7 +33,7 @@ def with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Entr
     return with_rows(state, [label], (row[None], np.zeros(1, dtype=np.float32)), head)
 
 
-def rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
+def rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[ClassEntry]) -> Head:
     """Retrain the rows of the classes that can be sampled; the others stay."""
     h: HgpHparams = ctx.hparams
     if h.rebalance == "off":
@@ -48,7 +48,7 @@ def rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry])
     return with_rows(state, mixture.classes, fitted, head)
 
 
-def _mixture(ctx: Context, entries: Sequence[Entry]) -> Mixture:
+def _mixture(ctx: Context, entries: Sequence[ClassEntry]) -> Mixture:
     weights = ctx.hparams.class_weights
     return make_mixture(entries, ctx.task.seen, weights, ctx.max_weight_share, ctx.device)
 

@@ -25,7 +25,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.numerics.scores import unit_rows
 from fcil_adapters.numerics.torch_numpy import to_numpy
-from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.distillation import SigmoidTargets
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.views import merged_view
@@ -51,7 +51,7 @@ class Learner:
             features = _unit_features(ctx, view, images)
             state, chosen = _choose(ctx, state, features, images.labels, len(data))
             return state, Payload(_told(ctx, data, features, images.labels, chosen))
-        bench = Bench.of(ctx, received)
+        bench = LoraSetup.of(ctx, received)
         loss = SigmoidTargets.of(ctx, bench, received)
         return state, Payload(train_round(ctx, bench, data, loss=loss, beside=again))
 

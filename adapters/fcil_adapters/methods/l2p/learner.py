@@ -10,7 +10,7 @@ from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
 from fcil_adapters.numerics.torch_numpy import to_torch
-from fcil_adapters.toolkit.prompts.client import Bench, learn, own_cross_entropy
+from fcil_adapters.toolkit.prompts.client import PromptSetup, learn, own_cross_entropy
 from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.prompts.prefix import Queries, with_pixels
 from fcil_adapters.toolkit.training.optimise import Batch, class_counts
@@ -30,14 +30,14 @@ class Learner:
         tensors = {n: nn.Parameter(to_torch(array, backbone.device)) for n, array in first.items()}
         pool = Pool.of(h, backbone, tensors)
 
-        def objective(bench: Bench, batch: Batch, queries: Queries) -> None:
+        def objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
             for piece in batch.pieces():
                 asked = queries.of(piece.index, piece.pixels)  # (b, d)
                 logits = bench.logits(bench.prompted(piece, asked))
                 loss = own_cross_entropy(logits, piece.rows) + h.pull * pool.pull(asked)
                 batch.backward(loss / len(batch))
 
-        bench = Bench.of(ctx, backbone, pool.features, tensors, start)
+        bench = PromptSetup.of(ctx, backbone, pool.features, tensors, start)
         trained = learn(ctx, bench, data, objective)
         counts = class_counts(data, ctx.task.classes)
         return state, upload(trained, ctx.task.classes, counts)

@@ -12,7 +12,7 @@ from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.lwf.options import LwfHparams
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_torch
-from fcil_adapters.toolkit.lora.client import Bench, Pass, Teacher, cross_entropy, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, Pass, Teacher, cross_entropy, train_round
 from fcil_adapters.toolkit.lora.distillation import softened
 from fcil_adapters.toolkit.lora.manifest import read_parts
 
@@ -26,7 +26,7 @@ class Learner:
         """Train; for a task whose loss has one column, return its mean feature instead."""
         h: LwfHparams = ctx.hparams
         received = read_parts(h, broadcast)
-        bench = Bench.of(ctx, received)
+        bench = LoraSetup.of(ctx, received)
         teacher = Teacher.of(ctx, received)
 
         def loss(seen: Pass) -> Tensor:
@@ -39,7 +39,7 @@ class Learner:
         return state, Payload(train_round(ctx, bench, data, loss=loss))
 
 
-def past_scores(bench: Bench, teacher: Teacher, seen: Pass) -> Tensor:
+def past_scores(bench: LoraSetup, teacher: Teacher, seen: Pass) -> Tensor:
     """Return the model's scores of the teacher's classes: (b, C)."""
     if bench.h.past_rows == "together":
         past = np.asarray(teacher.classes, dtype=np.int64)

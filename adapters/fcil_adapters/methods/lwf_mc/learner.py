@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
-from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.distillation import SigmoidTargets
 from fcil_adapters.toolkit.lora.manifest import read_parts
 
@@ -18,6 +18,6 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train; for a very first task of one class, return its mean feature instead."""
         received = read_parts(ctx.hparams, broadcast)
-        bench = Bench.of(ctx, received)
+        bench = LoraSetup.of(ctx, received)
         loss = SigmoidTargets.of(ctx, bench, received)
         return state, Payload(train_round(ctx, bench, data, loss=loss))

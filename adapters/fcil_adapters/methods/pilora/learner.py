@@ -18,7 +18,7 @@ from fcil_adapters.methods.pilora.parts import TaskPart, future_rows, read_parts
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.lora.qv_layer import adapter_params
 from fcil_adapters.toolkit.lora.tensors import lora_places
-from fcil_adapters.toolkit.prototypes.client import Trainee, answer
+from fcil_adapters.toolkit.prototypes.client import PrototypeSetup, answer
 from fcil_adapters.toolkit.prototypes.rows import known
 
 
@@ -33,7 +33,9 @@ class Learner:
         return state, answer(ctx, _trainee(ctx, read_parts(broadcast), future), data)
 
 
-def _trainee(ctx: Context, tasks: tuple[TaskPart, ...], future: NDArray[np.float32]) -> Trainee:
+def _trainee(
+    ctx: Context, tasks: tuple[TaskPart, ...], future: NDArray[np.float32]
+) -> PrototypeSetup:
     """Return the trainee of a round with ``l_dce + lambda l_pl + gamma l_ort`` (Eq. 15)."""
     h: PiloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
@@ -47,7 +49,7 @@ def _trainee(ctx: Context, tasks: tuple[TaskPart, ...], future: NDArray[np.float
     def features(pixels: Tensor) -> Tensor:
         return cls_features(view, backbone.normalise(pixels))
 
-    return Trainee(
+    return PrototypeSetup(
         lora=lora,
         proto=nn.Parameter(to_torch(current.rows.proto, backbone.device)),
         fixed=to_torch(np.concatenate([learned, future]), backbone.device),

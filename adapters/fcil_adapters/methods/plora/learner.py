@@ -14,7 +14,7 @@ from fcil_adapters.methods.plora.parts import Received, read_parts
 from fcil_adapters.methods.plora.views import Student, Teacher, training_view
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.lora.qv_layer import adapter_params
-from fcil_adapters.toolkit.prototypes.client import Trainee, answer
+from fcil_adapters.toolkit.prototypes.client import PrototypeSetup, answer
 from fcil_adapters.toolkit.prototypes.rows import known
 
 
@@ -31,7 +31,7 @@ class Learner:
         return state, answer(ctx, trainee, data)
 
 
-def _trainee(ctx: Context, received: Received) -> Trainee:
+def _trainee(ctx: Context, received: Received) -> PrototypeSetup:
     """Return the trainee of a round with ``l_dce + lambda l_pl + gamma l_kd`` (Eq. 12)."""
     h: PloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
@@ -46,7 +46,7 @@ def _trainee(ctx: Context, received: Received) -> Trainee:
         features, tapped = student.features(x)  # (b, d) each
         return features, None if teacher is None else h.gamma_kd * _distil(h, teacher, x, tapped)
 
-    return Trainee(
+    return PrototypeSetup(
         lora=adapter_params(view, h.blocks),
         proto=nn.Parameter(to_torch(current.proto, backbone.device)),
         fixed=to_torch(known(past, backbone.info.dim)[1], backbone.device),

@@ -19,7 +19,7 @@ from fcil_adapters.numerics.client_weights import allowed_counts, sample_weights
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.gaussians.batches import pooled_covariances, sample_gaussians
 from fcil_adapters.toolkit.gaussians.gaussian import Gaussian
-from fcil_adapters.toolkit.gaussians.store import Entry
+from fcil_adapters.toolkit.gaussians.store import ClassEntry
 
 F64 = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ class Mixture:
 
 
 def make_mixture(
-    entries: Sequence[Entry],
+    entries: Sequence[ClassEntry],
     classes: Sequence[int],
     class_weights: Literal["counts", "uniform"],
     max_share: float = 1.0,
@@ -111,7 +111,7 @@ def make_mixture(
     return Mixture(tuple(present), omega, tuple(pi), tuple(gaussians))
 
 
-def _capped_counts(entries: Sequence[Entry], max_share: float) -> F64:
+def _capped_counts(entries: Sequence[ClassEntry], max_share: float) -> F64:
     """Return each entry's count (E,), lowered so that no client exceeds its share of a task.
 
     Without this, a client could claim enough images of a class that nothing else is sampled, of
@@ -130,8 +130,8 @@ def _capped_counts(entries: Sequence[Entry], max_share: float) -> F64:
 
 
 def _with_covariances(
-    entries: Sequence[Entry], counts: F64, max_share: float, device: str
-) -> list[Entry]:
+    entries: Sequence[ClassEntry], counts: F64, max_share: float, device: str
+) -> list[ClassEntry]:
     """Give entries of a single image the covariance that describes them best.
 
     Lenders are weighed by ``counts`` (E,), those of one class with the cap of a class.
@@ -158,7 +158,7 @@ def _with_covariances(
     return filled
 
 
-def _groups(entry: Entry) -> tuple[_Group, _Group, _Group]:
+def _groups(entry: ClassEntry) -> tuple[_Group, _Group, _Group]:
     """Return the groups that may lend a covariance: the same class, the client's task, the task."""
     task = entry.task
     of_class = ("class", task, str(entry.label))

@@ -25,7 +25,7 @@ _NAMES = ("count", "mean", "rest", "rows", "factor", "label", "client")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ClassEntry:
     """One client's latest Gaussian of one class.
 
     Attributes:
@@ -40,17 +40,19 @@ class Entry:
     gaussian: Gaussian
 
 
-def read_entries(state: State, tasks: Iterable[int]) -> list[Entry]:
+def read_entries(state: State, tasks: Iterable[int]) -> list[ClassEntry]:
     """Return the entries of some tasks in their order in the state."""
     return [entry for task in tasks for entry in _of_task(state, task)]
 
 
-def sent_entries(h: Described, updates: Updates, task: int, device: str) -> tuple[list[Entry], I64]:
+def sent_entries(
+    h: Described, updates: Updates, task: int, device: str
+) -> tuple[list[ClassEntry], I64]:
     """Return this round's clients' entries of the task's classes, and image counts (K, c).
 
     One update is open at a time; only its Gaussians stay, which the state will hold anyway.
     """
-    entries: list[Entry] = []
+    entries: list[ClassEntry] = []
     counts: list[I64] = []
     for update in updates:
         entries += _of_update(h, update, task, device)
@@ -59,8 +61,12 @@ def sent_entries(h: Described, updates: Updates, task: int, device: str) -> tupl
 
 
 def merge_entries(
-    old: Sequence[Entry], new: Sequence[Entry], classes: Sequence[int], *, drop_stale: bool
-) -> list[Entry]:
+    old: Sequence[ClassEntry],
+    new: Sequence[ClassEntry],
+    classes: Sequence[int],
+    *,
+    drop_stale: bool,
+) -> list[ClassEntry]:
     """Put new entries in the place of old ones, ordered by class and client.
 
     Args:
@@ -76,7 +82,7 @@ def merge_entries(
     return sorted(kept.values(), key=lambda e: (position[e.label], e.client))
 
 
-def entry_tensors(entries: Sequence[Entry], task: int, d: int) -> dict[str, Array]:
+def entry_tensors(entries: Sequence[ClassEntry], task: int, d: int) -> dict[str, Array]:
     """Return the state's tensors that hold a task's entries (d: width of a feature)."""
     clients = [np.frombuffer(e.client.encode("ascii"), dtype=np.uint8) for e in entries]
     tensors: dict[str, Array] = {
@@ -91,19 +97,20 @@ def _name(task: int, name: str) -> str:
     return f"gauss.{task}.{name}"
 
 
-def _of_task(state: State, task: int) -> list[Entry]:
+def _of_task(state: State, task: int) -> list[ClassEntry]:
     tensors = {name: state.tensors[_name(task, name)] for name in _NAMES}
     clients = [row.tobytes().decode("ascii") for row in tensors["client"]]
     labels = np.asarray(tensors["label"], dtype=np.int64).tolist()
     gaussians = stored_gaussians(tensors)
-    return [Entry(task, c, k, g) for c, k, g in zip(labels, clients, gaussians, strict=True)]
+    return [ClassEntry(task, c, k, g) for c, k, g in zip(labels, clients, gaussians, strict=True)]
 
 
-def _of_update(h: Described, update: Update, task: int, device: str) -> list[Entry]:
+def _of_update(h: Described, update: Update, task: int, device: str) -> list[ClassEntry]:
     counts = update.payload.i64("count").tolist()
     labels = update.payload.i64("classes").tolist()
     owned = [(c, n) for c, n in zip(labels, counts, strict=True) if n >= h.min_count_upload]
     gaussians = unpack_gaussians(update.payload, [n for _, n in owned], h.cov, h.cov_rank, device)
     return [
-        Entry(task, c, str(update.client), g) for (c, _), g in zip(owned, gaussians, strict=True)
+        ClassEntry(task, c, str(update.client), g)
+        for (c, _), g in zip(owned, gaussians, strict=True)
     ]

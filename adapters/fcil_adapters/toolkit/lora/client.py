@@ -27,12 +27,12 @@ from fcil_adapters.contract.exemplars import Joined
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.heads.rows import F32, HeadRows
 from fcil_adapters.toolkit.lora.layer import trained_params
-from fcil_adapters.toolkit.lora.manifest import Received
+from fcil_adapters.toolkit.lora.manifest import LoraBroadcast
 from fcil_adapters.toolkit.lora.options import LoraHparams
 from fcil_adapters.toolkit.lora.views import merged_view, training_view
 from fcil_adapters.toolkit.training.optimise import (
     Batch,
-    Piece,
+    MicroBatch,
     class_counts,
     optimise,
     schedule_factor,
@@ -46,14 +46,14 @@ class Pass:
     """Results for the images of a step, or for a piece of them that fits the device.
 
     Attributes:
-        piece: the images, and each one's own column of the logits (`Piece.rows`).
+        piece: the images, and each one's own column of the logits (`MicroBatch.rows`).
         features: (b, d).
-        logits: (b, columns): the trained rows first, in the order of `Bench.classes`, then frozen
-            ones; -inf for past classes that no client ever had.
+        logits: (b, columns): the trained rows first, in the order of `LoraSetup.classes`, then
+            frozen ones; -inf for past classes that no client ever had.
         images: B, of the entire step.
     """
 
-    piece: Piece
+    piece: MicroBatch
     features: Tensor
     logits: Tensor
     images: int
@@ -68,7 +68,7 @@ def cross_entropy(seen: Pass) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LoraSetup:
     """The model and parameters of one round.
 
     Attributes:
@@ -90,7 +90,7 @@ class Bench:
     frozen: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, ctx: Context, received: Received, view: Any = None) -> Bench:
+    def of(cls, ctx: Context, received: LoraBroadcast, view: Any = None) -> LoraSetup:
         """Prepare a round from a broadcast.
 
         Args:
@@ -153,7 +153,7 @@ class Teacher:
     bias: Tensor
 
     @classmethod
-    def of(cls, ctx: Context, received: Received) -> Teacher | None:
+    def of(cls, ctx: Context, received: LoraBroadcast) -> Teacher | None:
         """Return the broadcast's teacher; the first task has none."""
         if received.teacher is None:
             return None
@@ -183,11 +183,11 @@ class Teacher:
 
 def train_round(
     ctx: Context,
-    bench: Bench,
+    bench: LoraSetup,
     data: ImageSet,
     *,
     loss: Loss = cross_entropy,
-    penalty: Callable[[Bench], Tensor] | None = None,
+    penalty: Callable[[LoraSetup], Tensor] | None = None,
     beside: ImageSet | None = None,
 ) -> dict[str, Array]:
     """Train on the task's images and return the upload of `manifest.train_exchange`.
@@ -212,18 +212,18 @@ def train_round(
 
 def train(
     ctx: Context,
-    bench: Bench,
+    bench: LoraSetup,
     data: ImageSet,
     *,
     loss: Loss = cross_entropy,
-    penalty: Callable[[Bench], Tensor] | None = None,
+    penalty: Callable[[LoraSetup], Tensor] | None = None,
 ) -> None:
     """Run the local epochs by SGD; the bench's parameters change.
 
     Args:
         ctx: seed, round, micro-batch and progress.
         bench: the model and its parameters.
-        data: images of `Bench.classes`.
+        data: images of `LoraSetup.classes`.
         loss: summed over a pass's images.
         penalty: once per step, independent of the images.
     """
@@ -246,7 +246,7 @@ def train(
     )  # fmt: skip
 
 
-def _backward(bench: Bench, batch: Batch, loss: Loss) -> None:
+def _backward(bench: LoraSetup, batch: Batch, loss: Loss) -> None:
     """Add the gradient of one batch's mean loss."""
     for piece in batch.pieces():
         with bench.backbone.training():
@@ -256,6 +256,6 @@ def _backward(bench: Bench, batch: Batch, loss: Loss) -> None:
         batch.backward(loss(seen) / len(batch))
 
 
-def lora_tensors(bench: Bench, received: Mapping[str, F32]) -> dict[str, Tensor]:
-    """Return a broadcast's values of each trained LoRA tensor, by the names of `Bench.lora`."""
+def lora_tensors(bench: LoraSetup, received: Mapping[str, F32]) -> dict[str, Tensor]:
+    """Return a broadcast's values of each trained LoRA tensor, by the names of `LoraSetup.lora`."""
     return {n: to_torch(received[f"lora.{n}"], bench.backbone.device) for n in bench.lora}

@@ -18,8 +18,8 @@ from torch.nn import functional
 from fcil_adapters.contract import Context
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_torch
-from fcil_adapters.toolkit.lora.client import Bench, Pass, Teacher
-from fcil_adapters.toolkit.lora.manifest import Received
+from fcil_adapters.toolkit.lora.client import LoraSetup, Pass, Teacher
+from fcil_adapters.toolkit.lora.manifest import LoraBroadcast
 
 
 def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -54,7 +54,7 @@ class SigmoidTargets:
     own: Tensor
 
     @classmethod
-    def of(cls, ctx: Context, bench: Bench, received: Received) -> SigmoidTargets:
+    def of(cls, ctx: Context, bench: LoraSetup, received: LoraBroadcast) -> SigmoidTargets:
         """Determine the columns of a bench whose past rows are trained with the others."""
         teacher = Teacher.of(ctx, received)
         columns = [

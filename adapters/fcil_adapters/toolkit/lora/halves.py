@@ -16,7 +16,7 @@ from fcil_adapters.contract import Context, ImageSet, Part, Payload, Predictor, 
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.rows import HeadRows
 from fcil_adapters.toolkit.heads.scorer import Scorer
-from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, parts_of
 from fcil_adapters.toolkit.lora.views import merged_view
@@ -32,7 +32,7 @@ class LoraLearner:
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Train; a task of a lone class is answered with its mean feature."""
-        bench = Bench.of(ctx, read_parts(ctx.hparams, broadcast))
+        bench = LoraSetup.of(ctx, read_parts(ctx.hparams, broadcast))
         return state, Payload(train_round(ctx, bench, data))
 
 

@@ -20,7 +20,7 @@ from fcil_protocol.errors import DataError
 
 
 @dataclass(frozen=True)
-class Place:
+class AdaptedLinear:
     """A Linear of a block that holds adapted modules.
 
     Attributes:
@@ -35,9 +35,9 @@ class Place:
 
 # timm computes q, k and v of a block by one Linear (d -> 3d)
 PLACES = (
-    Place("attn", "qkv", ("q", "k", "v")),
-    Place("mlp", "fc1", ("fc1",)),
-    Place("mlp", "fc2", ("fc2",)),
+    AdaptedLinear("attn", "qkv", ("q", "k", "v")),
+    AdaptedLinear("mlp", "fc1", ("fc1",)),
+    AdaptedLinear("mlp", "fc2", ("fc2",)),
 )
 
 
@@ -172,7 +172,7 @@ def _changed(weight: Tensor, slices: tuple[str, ...], change: Mapping[str, Tenso
 
 def _check_shapes(
     linear: nn.Linear,
-    place: Place,
+    place: AdaptedLinear,
     block: int,
     changes: Mapping[str, Tensor],
     pairs: Mapping[str, LoraPair],

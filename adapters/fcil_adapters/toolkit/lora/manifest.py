@@ -215,7 +215,7 @@ def lora_method(
 
 
 @dataclass(frozen=True)
-class Received:
+class LoraBroadcast:
     """A complete broadcast.
 
     Attributes:
@@ -229,7 +229,7 @@ class Received:
     teacher: tuple[Mapping[str, F32], HeadRows] | None = None
 
 
-def read_parts(h: LoraHparams, broadcast: Mapping[str, Payload]) -> Received:
+def read_parts(h: LoraHparams, broadcast: Mapping[str, Payload]) -> LoraBroadcast:
     """Read a broadcast.
 
     Raises:
@@ -245,7 +245,7 @@ def read_parts(h: LoraHparams, broadcast: Mapping[str, Payload]) -> Received:
         part = find_part(broadcast, TEACHER)
         known = HeadRows.joined(past) if past else HeadRows.of(part.tensors)
         teacher = ({**fixed, **lora_of(part)}, known)
-    return Received(
+    return LoraBroadcast(
         lora={**lora_of(current), **fixed},
         tasks=(*past, HeadRows.of(current.tensors)),
         teacher=teacher,

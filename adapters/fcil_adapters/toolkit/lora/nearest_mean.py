@@ -14,13 +14,13 @@ from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.distances import squared_distances
 from fcil_adapters.toolkit.heads.scorer import Scorer
 from fcil_adapters.toolkit.lora.class_means import MEAN, ClassMeans, with_means
-from fcil_adapters.toolkit.lora.manifest import Received
+from fcil_adapters.toolkit.lora.manifest import LoraBroadcast
 from fcil_adapters.toolkit.lora.views import merged_view
 from fcil_adapters.toolkit.training.optimise import sum_features
 from fcil_protocol.payloads.payload import Payload
 
 
-def report_means(ctx: Context, received: Received, data: ImageSet) -> Payload:
+def report_means(ctx: Context, received: LoraBroadcast, data: ImageSet) -> Payload:
     """Return the mean features of the task's classes under the broadcast's model."""
     h = ctx.hparams
     view = merged_view(ctx.backbone, h, received.lora)

@@ -65,7 +65,7 @@ def open_task(ctx: Context, state: State) -> State:
 
 
 @dataclass(frozen=True)
-class Told:
+class LoraReports:
     """Facts of the updates besides the averaged tensors.
 
     Attributes:
@@ -80,7 +80,7 @@ class Told:
     means: F32
 
     @classmethod
-    def of(cls, updates: Updates, c: int) -> Told:
+    def of(cls, updates: Updates, c: int) -> LoraReports:
         """Read all updates of a task of c classes, one open at a time."""
         metas, counts, means = [], [], []
         width = 0
@@ -98,10 +98,10 @@ class Told:
             kept = np.where(told[:, None], kept, 0)
         return cls(tuple(metas), kept, stacked)
 
-    def chosen(self, some: NDArray[np.bool_]) -> Told:
+    def chosen(self, some: NDArray[np.bool_]) -> LoraReports:
         """Return the facts of some of the updates."""
         metas = tuple(m for m, ok in zip(self.metas, some, strict=True) if ok)
-        return Told(metas, self.counts[some], self.means[some])
+        return LoraReports(metas, self.counts[some], self.means[some])
 
 
 def client_weights(ctx: Context, updates: Updates) -> NDArray[np.float64]:
@@ -110,17 +110,19 @@ def client_weights(ctx: Context, updates: Updates) -> NDArray[np.float64]:
     return sample_weights(counted, ctx.max_weight_share)
 
 
-def average_round(ctx: Context, state: State, updates: Updates, told: Told | None = None) -> State:
+def average_round(
+    ctx: Context, state: State, updates: Updates, told: LoraReports | None = None
+) -> State:
     """Average LoRA and head rows; a lone class's row comes from its mean, and LoRA stays.
 
     Args:
         ctx: options, the rule of averaging and the cap.
         state: before the round.
         updates: of a `manifest.train_exchange`, at least one.
-        told: their `Told.of`, if the caller has read it.
+        told: their `LoraReports.of`, if the caller has read it.
     """
     h: LoraHparams = ctx.hparams
-    told = told or Told.of(updates, len(ctx.task.classes))
+    told = told or LoraReports.of(updates, len(ctx.task.classes))
     current = current_task(state)
     rows = rows_of(h, state, current)
     if h.single_column(ctx.task):

@@ -1,7 +1,7 @@
 """A client's training of prompts and of the current task's head rows (torch).
 
-Methods differ in how prompts enter the transformer (`Bench.features`) and in the terms added to the
-cross-entropy (``objective``).
+Methods differ in how prompts enter the transformer (`PromptSetup.features`) and in the terms added
+to the cross-entropy (``objective``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fcil_adapters.toolkit.prompts.pools import (
     orthogonality,
 )
 from fcil_adapters.toolkit.prompts.prefix import Queries, query_features, with_pixels
-from fcil_adapters.toolkit.training.optimise import Batch, Piece, optimise, sum_features
+from fcil_adapters.toolkit.training.optimise import Batch, MicroBatch, optimise, sum_features
 from fcil_protocol.payloads.payload import Array
 
 # Images (b, S, S, 3) in [0, 255] and queries (b, d), which choose the prompts -> (b, d).
@@ -38,7 +38,7 @@ Features = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Bench:
+class PromptSetup:
     """The model and parameters of one round.
 
     Attributes:
@@ -63,7 +63,7 @@ class Bench:
         features: Features,
         prompts: Mapping[str, nn.Parameter],
         start: PromptModel,
-    ) -> Bench:
+    ) -> PromptSetup:
         """Prepare a round; the trained head rows are those of the task's classes."""
         rows = class_positions(np.asarray(ctx.task.classes), start.classes.tolist())
         weight, bias = (
@@ -77,7 +77,7 @@ class Bench:
         """All tensors that are trained and sent, by name."""
         return {**self.prompts, HEAD[0]: self.weight, HEAD[1]: self.bias}
 
-    def prompted(self, piece: Piece, queries: Tensor) -> Tensor:
+    def prompted(self, piece: MicroBatch, queries: Tensor) -> Tensor:
         """Return the features (b, d) of a step's images, in float32."""
         with self.backbone.training():
             features = self.features(piece.pixels, queries)
@@ -89,7 +89,7 @@ class Bench:
 
 
 # Adds the gradient of one batch's objective.
-Objective = Callable[[Bench, Batch, Queries], None]
+Objective = Callable[[PromptSetup, Batch, Queries], None]
 
 
 def own_cross_entropy(logits: Tensor, rows: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def own_cross_entropy(logits: Tensor, rows: Tensor) -> Tensor:
     return -(logits.log_softmax(1) * own).sum()
 
 
-def plain_objective(bench: Bench, batch: Batch, queries: Queries) -> None:
+def plain_objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
     """Add the gradient of the mean cross-entropy."""
     for piece in batch.pieces():
         features = bench.prompted(piece, queries.of(piece.index, piece.pixels))
@@ -107,7 +107,7 @@ def plain_objective(bench: Bench, batch: Batch, queries: Queries) -> None:
 
 
 def learn(
-    ctx: Context, bench: Bench, data: ImageSet, objective: Objective = plain_objective
+    ctx: Context, bench: PromptSetup, data: ImageSet, objective: Objective = plain_objective
 ) -> dict[str, Array]:
     """Train on local images; in a task of a single class send its mean feature as head row.
 
@@ -124,7 +124,7 @@ def learn(
     return {name: to_numpy(p) for name, p in bench.trained.items()}
 
 
-def _train(ctx: Context, bench: Bench, data: ImageSet, objective: Objective) -> None:
+def _train(ctx: Context, bench: PromptSetup, data: ImageSet, objective: Objective) -> None:
     """Run the local epochs; Adam starts afresh in each round."""
     h = bench.h
     queries = Queries(bench.backbone, data, h.query, ctx.micro_batch or h.batch_size)
@@ -146,7 +146,7 @@ def schedule_factor(h: PromptHparams, epoch: int) -> float:
     return math.cos(99 * math.pi * epoch / (200 * (h.epochs - 1)))
 
 
-def _set_mean_row(ctx: Context, bench: Bench, data: ImageSet) -> None:
+def _set_mean_row(ctx: Context, bench: PromptSetup, data: ImageSet) -> None:
     """Make the only head row the mean prompted feature of the images, with bias 0."""
 
     def features(pixels: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def learn_pools(
     (first,) = start.prompts
     pools = {n: nn.Parameter(to_torch(array, backbone.device)) for n, array in first.items()}
     features = Prompted(backbone, h.blocks).features(from_pools(pools, h.blocks))
-    return learn(ctx, Bench.of(ctx, backbone, features, pools, start), data, objective)
+    return learn(ctx, PromptSetup.of(ctx, backbone, features, pools, start), data, objective)
 
 
 def pool_scorer(ctx: Context, h: PoolHparams, model: PromptModel, backbone: Backbone) -> Scorer:
@@ -184,12 +184,12 @@ def pool_scorer(ctx: Context, h: PoolHparams, model: PromptModel, backbone: Back
 
 def component_bench(
     ctx: Context, h: ComponentHparams, start: PromptModel
-) -> tuple[Bench, TaskPrompts]:
+) -> tuple[PromptSetup, TaskPrompts]:
     """Return the bench that trains the last task's components, and the components of all tasks."""
     backbone = with_pixels(ctx.backbone, h.pixels)
     tasks = TaskPrompts.of(start.prompts, backbone.device)
     features = component_features(backbone, h, lambda: tasks.whole)
-    return Bench.of(ctx, backbone, features, tasks.current, start), tasks
+    return PromptSetup.of(ctx, backbone, features, tasks.current, start), tasks
 
 
 def with_orthogonality(
@@ -199,7 +199,7 @@ def with_orthogonality(
     if h.orthogonality == 0:
         return plain
 
-    def objective(bench: Bench, batch: Batch, queries: Queries) -> None:
+    def objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
         plain(bench, batch, queries)
         batch.backward(h.orthogonality * orthogonality(tasks.whole))
 

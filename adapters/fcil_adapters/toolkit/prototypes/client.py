@@ -26,7 +26,7 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 
 @dataclass(frozen=True)
-class Trainee:
+class PrototypeSetup:
     """A client's trained tensors, and the terms of its method's objective besides l_dce and l_pl.
 
     Attributes:
@@ -46,7 +46,7 @@ class Trainee:
     penalty: Callable[[], Tensor | None]
 
 
-def answer(ctx: Context, trainee: Trainee, data: ImageSet) -> Payload:
+def answer(ctx: Context, trainee: PrototypeSetup, data: ImageSet) -> Payload:
     """Answer ``prepare`` with class means and counts, and ``train`` with trained tensors too."""
     h: PrototypeHparams = ctx.hparams
     trained: dict[str, Array] = {}
@@ -64,13 +64,13 @@ def answer(ctx: Context, trainee: Trainee, data: ImageSet) -> Payload:
     return Payload({**trained, **facts})
 
 
-def _sum(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums:
+def _sum(ctx: Context, trainee: PrototypeSetup, data: ImageSet) -> FeatureSums:
     size = ctx.hparams.batch_size
     report = ctx.kind == "prepare"
     return sum_features(ctx, trainee.features, data, batch_size=size, report=report)
 
 
-def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None:
+def _train(ctx: Context, trainee: PrototypeSetup, data: ImageSet) -> FeatureSums | None:
     """Run the local epochs; return the sums of the features on the way if the options use them."""
     h: PrototypeHparams = ctx.hparams
     factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
@@ -91,7 +91,9 @@ def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None
     return seen
 
 
-def _backward(ctx: Context, trainee: Trainee, batch: Batch, seen: FeatureSums | None) -> None:
+def _backward(
+    ctx: Context, trainee: PrototypeSetup, batch: Batch, seen: FeatureSums | None
+) -> None:
     """Add the gradient of one batch's objective, and its features to the sums, if any.
 
     ``mean(l_dce + lambda l_pl + further losses) + penalty``

@@ -52,7 +52,7 @@ def step_count(count: int, *, epochs: int, batch_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBatch:
     """Images of a batch that pass through the model at once.
 
     Attributes:
@@ -76,7 +76,7 @@ class Batch:
         scaler: of losses, where fp16 could not hold their gradients.
     """
 
-    whole: Piece
+    whole: MicroBatch
     micro: int | None = None
     scaler: torch.amp.GradScaler | None = None
     _terms: list[Tensor] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.whole.index)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[MicroBatch]:
         """Yield the batch in pieces.
 
         If every image counts 1 / B in the pieces' terms, the sum of the gradients is that of the
@@ -93,7 +93,7 @@ class Batch:
         size = self.micro or len(self)
         for i in range(0, len(self), size):
             part = slice(i, i + size)
-            yield Piece(self.whole.index[part], self.whole.pixels[part], self.whole.rows[part])
+            yield MicroBatch(self.whole.index[part], self.whole.pixels[part], self.whole.rows[part])
 
     def backward(self, term: Tensor) -> None:
         """Add the gradient of a term of the objective."""
@@ -171,14 +171,14 @@ def _batches(
     epochs: int,
     batch_size: int,
     view: Augmentation,
-) -> Iterator[Piece]:
+) -> Iterator[MicroBatch]:
     """Yield the views of all batches; all randomness comes from one generator, in order."""
     generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
     sizes = {"epochs": epochs, "batch_size": batch_size}
     for index in shuffled_batches(len(data), **sizes, generator=generator):
         pixels = augment(on_device(data.take(index), ctx.device), view, generator)  # (B, S, S, 3)
         rows = class_positions(data.labels[index], classes)  # (B,)
-        yield Piece(index, pixels, on_device(rows, ctx.device))
+        yield MicroBatch(index, pixels, on_device(rows, ctx.device))
 
 
 def _scaler(ctx: Context) -> torch.amp.GradScaler | None:

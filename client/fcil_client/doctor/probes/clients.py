@@ -175,7 +175,7 @@ def _wanted(home: Home, status: Mapping[str, Any] | None, terms: Terms | None) -
     return _of_record(record) if record is not None else None
 
 
-def _of_record(record: current_model.Record) -> Wanted | None:
+def _of_record(record: current_model.ModelRecord) -> Wanted | None:
     try:
         method = registry.load_method(record.method)
         info = backbone_from_fields(record.context["backbone_info"])

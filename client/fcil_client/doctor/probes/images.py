@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
+from fcil_adapters.images.decoding import ImageEntry, ImageSource, Listing, open_source
 from fcil_client.data import manifest as manifests
-from fcil_client.data.manifest import Manifest
+from fcil_client.data.manifest import ImageManifest
 from fcil_client.doctor.checks.facts import ImageFacts
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_protocol.errors import DataError, FcilError
@@ -37,13 +37,13 @@ class _Hurried(ImageSource):
         self.listed = self._source.listing()
         return self.listed
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: ImageEntry) -> bytes:
         if time.monotonic() > self._ends:
             self.late = True
             raise DataError(_UNLOOKED)
         return self._source.read(entry)
 
-    def unchanged(self, entry: Entry) -> bool:
+    def unchanged(self, entry: ImageEntry) -> bool:
         return self._source.unchanged(entry)
 
 
@@ -103,15 +103,15 @@ def _own_split(home: Home | None) -> tuple[bytes | None, Path | None]:
     return home.salt(), home.directory / manifests.NAME
 
 
-def _counts(manifest: Manifest) -> dict[str, dict[str, int]]:
+def _counts(manifest: ImageManifest) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for image in manifest.images:
         found[image.entry.class_name][image.side] += 1
     return found
 
 
-def _duplicates(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
-    by_digest: dict[str, list[Entry]] = defaultdict(list)
+def _duplicates(manifest: ImageManifest) -> tuple[tuple[str, ...], ...]:
+    by_digest: dict[str, list[ImageEntry]] = defaultdict(list)
     for image in manifest.images:
         by_digest[image.digest].append(image.entry)
     # Of each class the first one, by class.

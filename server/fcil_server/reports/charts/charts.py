@@ -17,7 +17,17 @@ from fcil_server.ledger.enums import Direction
 from fcil_server.reports.charts.drawing import draw
 from fcil_server.reports.charts.history import RoundLine
 from fcil_server.reports.charts.render import template
-from fcil_server.reports.charts.spec import STYLES, Chart, Level, Mark, Series, X, Y, keys, written
+from fcil_server.reports.charts.spec import (
+    STYLES,
+    Chart,
+    LevelLine,
+    Mark,
+    Series,
+    X,
+    Y,
+    keys,
+    written,
+)
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.run_data import CAUSES, REST, format_bytes
 
@@ -124,7 +134,7 @@ def traffic(rounds: Sequence[RoundLine], claimed: float | None = None) -> Chart:
     title = f"Bytes on the wire per {x.title}, all clients: up (left bars) and down (right bars)"
     level = None
     if claimed and x.title == "round":
-        level = Level(claimed, f"the paper counts {format_bytes(claimed)} for such a round")
+        level = LevelLine(claimed, f"the paper counts {format_bytes(claimed)} for such a round")
     return Chart("bytes", "bars", title, x, Y("B"), tuple(series), level, marks)
 
 

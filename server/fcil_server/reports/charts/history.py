@@ -1,4 +1,4 @@
-"""One run as the dashboard and the reports show it; `page.reader.Reader` reads it.
+"""One run as the dashboard and the reports show it; `page.reader.HistoryReader` reads it.
 
 Compact and bounded: a round is one line for any number of clients; long lists of clients are cut,
 with their full number next to them.
@@ -14,10 +14,10 @@ from functools import cached_property
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
-from fcil_server.ledger.rows import ByteCount, ClassRow, Event, Run, Task
+from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
 from fcil_server.reports.results.metrics import Measured, Metrics
 from fcil_server.reports.results.run_data import CAUSES, Bytes, RoundView, RunData
-from fcil_server.reports.traffic.paper_claims import Paper, paper_of
+from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 
 NAMED = 12  # clients of a round that are listed with name and reason
 EXCLUDED = "left out"
@@ -67,7 +67,7 @@ class RoundLine:
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberLine:
     """A client as the dashboard lists it.
 
     Attributes:
@@ -138,8 +138,8 @@ class History(Measured):
     """
 
     version: int = 0
-    run: Run | None = None
-    tasks: tuple[Task, ...] = ()
+    run: RunRow | None = None
+    tasks: tuple[TaskRow, ...] = ()
     classes: tuple[ClassRow, ...] = ()
     rounds: tuple[RoundLine, ...] = ()
     open: RoundLine | None = None
@@ -148,11 +148,11 @@ class History(Measured):
     outside: Mapping[Direction, Bytes] = field(default_factory=dict)
     pooled: Metrics | None = None
     central: Metrics | None = None
-    members: tuple[Member, ...] = ()
+    members: tuple[MemberLine, ...] = ()
     tickets: tuple[OpenTicket, ...] = ()
     events: tuple[Event, ...] = ()
     older: int = 0
-    paper: Paper = field(default_factory=Paper)
+    paper: PaperTraffic = field(default_factory=PaperTraffic)
     runs: tuple[RunName, ...] = ()
     frozen: bool = False
     marks: Mapping[str, int] = field(default_factory=dict)
@@ -253,14 +253,14 @@ def by_cause(flows: Iterable[ByteCount], direction: Direction) -> tuple[int, ...
     return tuple(found[cause] for cause in CAUSES)
 
 
-def _members(data: RunData) -> Iterable[Member]:
+def _members(data: RunData) -> Iterable[MemberLine]:
     counted = Counter(c for view in data.rounds for c in view.counted)
     flows: defaultdict[tuple[ClientId | None, Direction], list[ByteCount]] = defaultdict(list)
     for flow in data.flows:
         flows[flow.client, flow.direction].append(flow)
     for row in data.clients.values():
         up, down = (Bytes.total(flows[row.client_id, d]).true_wire for d in Direction)
-        yield Member(
+        yield MemberLine(
             client=row.client_id,
             name=row.name,
             standing="",

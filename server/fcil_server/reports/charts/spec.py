@@ -61,7 +61,7 @@ class Y:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelLine:
     """A line across the chart at a value."""
 
     value: float
@@ -86,7 +86,7 @@ class Chart:
     x: X
     y: Y
     series: tuple[Series, ...]
-    level: Level | None = None
+    level: LevelLine | None = None
     marks: tuple[Mark, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

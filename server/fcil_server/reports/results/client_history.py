@@ -12,7 +12,7 @@ from fcil_server.ledger.byte_counts import IN_INDEX
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.decoding import build
 from fcil_server.ledger.enums import Direction
-from fcil_server.ledger.rows import ByteCount, ClassRow, Round
+from fcil_server.ledger.rows import ByteCount, ClassRow, RoundRow
 from fcil_server.reports.results.run_data import Bytes
 
 _OF_CLIENT_IN_ROUND = f"{IN_INDEX} AND ifnull(client, '') = ?"
@@ -29,7 +29,7 @@ class ClientRound:
         flows: its bytes in this round.
     """
 
-    round: Round
+    round: RoundRow
     became: str
     reason: str
     flows: tuple[ByteCount, ...]
@@ -93,7 +93,7 @@ class ClientReader:
         return [self._client_round(row, client) for row in found]
 
     def _client_round(self, row: sqlite3.Row, client: ClientId) -> ClientRound:
-        one = build(Round, row)
+        one = build(RoundRow, row)
         sql = f"SELECT * FROM bytes WHERE {_OF_CLIENT_IN_ROUND}"  # noqa: S608 - ours
         flows = self._db.all(ByteCount, sql, (*one.key, client))
         return ClientRound(one, row["became"], row["because"], tuple(flows))

@@ -15,9 +15,9 @@ from typing import Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.ledger.enums import Answer, Cause, Direction, Source, UpdateStatus
+from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ByteCount, ClassRow, Client, Event, Round, Run, Task
+from fcil_server.ledger.rows import ByteCount, ClassRow, ClientRow, Event, RoundRow, RunRow, TaskRow
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Measured, Metrics
 
@@ -61,8 +61,8 @@ class Bytes:
     @classmethod
     def of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
         """Sum the counts of one round and direction."""
-        wire = sum(c.wire for c in counts if c.source is not Source.KERNEL)
-        kernel = sum(c.wire for c in counts if c.source is Source.KERNEL)
+        wire = sum(c.wire for c in counts if c.source is not CountSource.KERNEL)
+        kernel = sum(c.wire for c in counts if c.source is CountSource.KERNEL)
         return cls(
             tensor=sum(c.tensor for c in counts),
             sealed=sum(c.sealed for c in counts),
@@ -90,7 +90,7 @@ class RoundView:
         updates: number received, counted or not.
     """
 
-    round: Round
+    round: RoundRow
     updates: int
     counted: tuple[ClientId, ...]
     excluded: Mapping[ClientId, str]  # client -> reason
@@ -136,11 +136,11 @@ class RunData(Measured):
         events: the run's newest warnings and errors, the newest first.
     """
 
-    run: Run
-    tasks: tuple[Task, ...]
+    run: RunRow
+    tasks: tuple[TaskRow, ...]
     classes: tuple[ClassRow, ...]
     rounds: tuple[RoundView, ...]
-    clients: Mapping[ClientId, Client]
+    clients: Mapping[ClientId, ClientRow]
     pooled: Metrics | None
     central: Metrics | None
     flows: tuple[ByteCount, ...]
@@ -216,7 +216,7 @@ def round_views(
     return [_round_view(ledger, row, by_round[row.key]) for row in ledger.rounds.all(run)]
 
 
-def round_view(ledger: Ledger, row: Round) -> RoundView:
+def round_view(ledger: Ledger, row: RoundRow) -> RoundView:
     """Read one round."""
     return _round_view(ledger, row, ledger.bytes.of_round(row.key))
 
@@ -247,7 +247,7 @@ def format_bytes(count: float) -> str:
     return f"{count:,.{digits}f} {unit}"
 
 
-def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundView:
+def _round_view(ledger: Ledger, row: RoundRow, mine: Sequence[ByteCount]) -> RoundView:
     updates = ledger.updates.of_round(row.key)
     return RoundView(
         round=row,
@@ -263,7 +263,7 @@ def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundV
 
 def _participants(
     ledger: Ledger, views: Sequence[RoundView], flows: Sequence[ByteCount]
-) -> dict[ClientId, Client]:
+) -> dict[ClientId, ClientRow]:
     took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
     took_part |= {f.client for f in flows if f.client is not None}
     return {c.client_id: c for c in ledger.clients.all() if c.client_id in took_part}

@@ -19,7 +19,7 @@ _SHOWN = {"50": 20, "200": 50, "all": 100}  # tasks of the matrix, by the visito
 
 
 @dataclass(frozen=True)
-class Cell:
+class AccuracyCell:
     """One accuracy: as text, and the class of its colour."""
 
     text: str
@@ -31,7 +31,7 @@ class MatrixRow:
     """The accuracies after a task, on the classes of each visible task."""
 
     task: int
-    cells: tuple[Cell, ...]
+    cells: tuple[AccuracyCell, ...]
     mean: float | None
 
 
@@ -86,9 +86,9 @@ def _row(m: Metrics, t: int, first: int) -> MatrixRow:
     return MatrixRow(t, tuple(_cell(v, digits) for v in m.matrix[t][first:]), m.task_mean[t])
 
 
-def _cell(value: float | None, digits: int) -> Cell:
+def _cell(value: float | None, digits: int) -> AccuracyCell:
     text = NOTHING if value is None else f"{value:.{digits}f}"
-    return Cell(text, look_of(value))
+    return AccuracyCell(text, look_of(value))
 
 
 def look_of(value: float | None) -> str:

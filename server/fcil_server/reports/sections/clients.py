@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcil_server.ledger.labels import GONE, progress_of
-from fcil_server.reports.charts.history import History, Member
+from fcil_server.reports.charts.history import History, MemberLine
 from fcil_server.reports.sections.params import ROWS, Params, cut, matches
 
 # Ratings of a client's states; the page's style gives each rating a sign.
@@ -29,7 +29,7 @@ _GONE = frozenset(GONE)
 
 
 @dataclass(frozen=True)
-class Row:
+class ClientLine:
     """One client.
 
     Attributes:
@@ -39,7 +39,7 @@ class Row:
         device: its hardware and software.
     """
 
-    member: Member
+    member: MemberLine
     state: str
     look: str
     here: bool
@@ -68,12 +68,12 @@ def view(history: History, live: Mapping[str, Any] | None, params: Params) -> di
     }
 
 
-def _is_meant(row: Row, find: str) -> bool:
+def _is_meant(row: ClientLine, find: str) -> bool:
     m = row.member
     return matches(find, m.name, m.client, row.state, row.device, m.via, m.refusal)
 
 
-def row_of(member: Member, live: Mapping[str, Any] | None) -> Row:
+def row_of(member: MemberLine, live: Mapping[str, Any] | None) -> ClientLine:
     """Return a client's current row."""
     peer: Mapping[str, Any] = {}
     if live is not None:
@@ -87,7 +87,7 @@ def row_of(member: Member, live: Mapping[str, Any] | None) -> Row:
     note = member.why or str(peer.get("why") or "") or _doing(peer)
     device = str(peer.get("device") or "") or member.device
     look = "warn" if missed else _STATES.get(state, "quiet")
-    return Row(member, state, look, state in _HERE, note or missed * _MISSED, device)
+    return ClientLine(member, state, look, state in _HERE, note or missed * _MISSED, device)
 
 
 def _doing(peer: Mapping[str, Any]) -> str:

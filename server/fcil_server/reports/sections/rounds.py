@@ -17,7 +17,7 @@ _LISTED = 200  # rounds that a report lists; more are summed by task
 
 
 @dataclass(frozen=True)
-class RoundRow:
+class RoundText:
     """A round in words."""
 
     line: RoundLine
@@ -60,7 +60,7 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
     }
 
 
-def _row(line: RoundLine) -> RoundRow:
+def _row(line: RoundLine) -> RoundText:
     outcome = line.outcome.value if line.outcome else ""
     told = [CLOSED_BY.get(line.why, ""), f"reopened {line.reopened} x" if line.reopened else ""]
     how = ", ".join(filter(None, told))
@@ -71,7 +71,7 @@ def _row(line: RoundLine) -> RoundRow:
     if (other := seconds - sum(spent.values())) > max(OTHER_S, seconds / 20):
         spent["before a restart, or waiting"] = other
     phases = ", ".join(f"{k} {v:.2f} s" for k, v in spent.items())
-    return RoundRow(line, f"{outcome} ({how})" if how else outcome, look, seconds, phases)
+    return RoundText(line, f"{outcome} ({how})" if how else outcome, look, seconds, phases)
 
 
 def _sum(task: int, lines: Sequence[RoundLine]) -> TaskSum:

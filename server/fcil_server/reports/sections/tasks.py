@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcil_server.ledger.rows import ClassRow, Task
+from fcil_server.ledger.rows import ClassRow, TaskRow
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.sections.params import Params, cut, matches
 
@@ -16,10 +16,10 @@ _NAMED = 12  # classes of a task that are named in its line
 
 
 @dataclass(frozen=True)
-class TaskRow:
+class TaskText:
     """A task with the names of its first classes."""
 
-    task: Task
+    task: TaskRow
     names: tuple[str, ...]
     more: int
     rounds: int
@@ -68,10 +68,10 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
     }
 
 
-def _task(history: History, task: Task, rounds: int) -> TaskRow:
+def _task(history: History, task: TaskRow, rounds: int) -> TaskText:
     ids = task.class_ids
     names = tuple(history.name_of_class(i) for i in ids[:_NAMED])
-    return TaskRow(task, names, len(ids) - len(names), rounds)
+    return TaskText(task, names, len(ids) - len(names), rounds)
 
 
 def _line(row: ClassRow, names: Mapping[str, str]) -> ClassLine:

@@ -15,7 +15,7 @@ TRAIN, FINISH = "train", "finish"
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrafficSetting:
     """The task of a prediction.
 
     Attributes:
@@ -72,7 +72,7 @@ class BroadcastParts:
     """The parts of one method in one setting."""
 
     def __init__(
-        self, method: Method, hparams: Any, setting: Setting, bounds: Largest, trained: int
+        self, method: Method, hparams: Any, setting: TrafficSetting, bounds: Largest, trained: int
     ) -> None:
         self._method = method
         self._trained = trained  # training rounds of a task

@@ -22,10 +22,10 @@ from fcil_protocol.envelopes.window import MAX_SPAN_BYTES
 from fcil_protocol.errors import ConfigError
 from fcil_server.federation.config import Config
 from fcil_server.federation.sections import MethodSection
-from fcil_server.ledger.enums import Cause, Source
+from fcil_server.ledger.enums import Cause, CountSource
 from fcil_server.ledger.rows import ByteCount
 from fcil_server.reports.results.run_data import format_bytes
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
 from fcil_server.reports.traffic.sizes import Size
 
@@ -59,7 +59,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BudgetChoice:
     """Result of fitting a run to a budget.
 
     Attributes:
@@ -109,8 +109,8 @@ class Choice:
 
 
 def choose(
-    method: Method, config: Config, settings: Sequence[Setting], basis: str, limit: int
-) -> Choice:
+    method: Method, config: Config, settings: Sequence[TrafficSetting], basis: str, limit: int
+) -> BudgetChoice:
     """Adopt economies until the largest round of some tasks fits, or there are none left.
 
     Options that the operator set stay; economies that would not make the round cheaper are skipped.
@@ -138,10 +138,10 @@ def choose(
         tried = _tried(method, config, settings, (*taken, economy))
         if tried is not None and tried.bytes < cost.bytes:
             taken, cost = (*taken, economy), tried
-    return Choice(limit, taken, tuple(kept), cost, basis)
+    return BudgetChoice(limit, taken, tuple(kept), cost, basis)
 
 
-def fitted(method: Method, config: Config, info: BackboneInfo) -> Choice:
+def fitted(method: Method, config: Config, info: BackboneInfo) -> BudgetChoice:
     """Choose for a run's future tasks, and require that its ``[wire] budget_mb`` fits.
 
     Raises:
@@ -176,7 +176,7 @@ def over_budget(counts: Sequence[ByteCount], limit: int) -> tuple[str, int] | No
     """
     spent: dict[str, int] = {}
     for count in counts:
-        if count.client and count.cause in COUNTED and count.source is Source.PREDICTED:
+        if count.client and count.cause in COUNTED and count.source is CountSource.PREDICTED:
             spent[count.client] = spent.get(count.client, 0) + count.wire
     worst = max(spent, key=lambda client: spent[client], default=None)
     if worst is None or spent[worst] <= limit + JOINING_BYTES:
@@ -184,7 +184,7 @@ def over_budget(counts: Sequence[ByteCount], limit: int) -> tuple[str, int] | No
     return worst, spent[worst]
 
 
-def known_settings(config: Config, info: BackboneInfo) -> tuple[list[Setting], str]:
+def known_settings(config: Config, info: BackboneInfo) -> tuple[list[TrafficSetting], str]:
     """Return one setting per task, and the assumptions in words."""
     rounds = config.round
     clients = rounds.take or rounds.clients_per_round or rounds.min_clients
@@ -195,7 +195,7 @@ def known_settings(config: Config, info: BackboneInfo) -> tuple[list[Setting], s
         basis = f"assuming {ASSUMED_TASKS} tasks of {ASSUMED_CLASSES} classes"
     who = "" if rounds.take or rounds.clients_per_round else " (round.min_clients)"
     made = [
-        Setting(
+        TrafficSetting(
             backbone=info,
             classes=size,
             past=sum(sizes[:task]),
@@ -212,7 +212,7 @@ def known_settings(config: Config, info: BackboneInfo) -> tuple[list[Setting], s
 def _tried(
     method: Method,
     config: Config,
-    settings: Sequence[Setting],
+    settings: Sequence[TrafficSetting],
     economies: tuple[Economy, ...],
 ) -> Cost | None:
     """Return the cost with some economies; None if they contradict the configuration."""
@@ -223,7 +223,7 @@ def _tried(
         return None
 
 
-def _cost(method: Method, config: Config, settings: Sequence[Setting]) -> Cost:
+def _cost(method: Method, config: Config, settings: Sequence[TrafficSetting]) -> Cost:
     """Return the cost of the largest round of all tasks."""
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
@@ -233,7 +233,7 @@ def _cost(method: Method, config: Config, settings: Sequence[Setting]) -> Cost:
     return max(costs, key=lambda cost: cost.bytes)
 
 
-def _costs(method: Method, hparams: Hparams, setting: Setting) -> Iterator[Cost]:
+def _costs(method: Method, hparams: Hparams, setting: TrafficSetting) -> Iterator[Cost]:
     task = setting.tasks[-1].index
     classes = setting.past + setting.classes
     for one in task_rounds(method, hparams, setting):

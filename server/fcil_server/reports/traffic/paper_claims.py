@@ -10,8 +10,8 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.traffic import Claim
 from fcil_protocol.errors import FcilError
 from fcil_server.federation import config as configuration
-from fcil_server.ledger.rows import Run
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.ledger.rows import RunRow
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import predict
 
 
@@ -25,14 +25,14 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Paper:
+class PaperTraffic:
     """A paper's claim about a method's bytes, and the method's bytes in the paper's setting."""
 
     claim: Claim | None = None
     accounts: tuple[Account, ...] = ()
 
 
-def paper_of(run: Run) -> Paper:
+def paper_of(run: RunRow) -> PaperTraffic:
     """Return the claims of the paper of a run's method; none without the method's package.
 
     The method's bytes in the paper's setting are predicted from its schemas.
@@ -40,17 +40,21 @@ def paper_of(run: Run) -> Paper:
     try:
         method: Method = _in_forms(registry.load_method(run.method), run)
     except FcilError:
-        return Paper()
+        return PaperTraffic()
     claim = method.claim
-    return Paper() if claim is None else Paper(claim, tuple(_accounts(run, method, claim)))
+    return (
+        PaperTraffic()
+        if claim is None
+        else PaperTraffic(claim, tuple(_accounts(run, method, claim)))
+    )
 
 
-def _in_forms(method: Method, run: Run) -> Method:
+def _in_forms(method: Method, run: RunRow) -> Method:
     half = configuration.parse(run.config).wire.half
     return registry.in_forms(method, forms_of(half, method.name, method.half))
 
 
-def _accounts(run: Run, method: Method, claim: Claim) -> list[Account]:
+def _accounts(run: RunRow, method: Method, claim: Claim) -> list[Account]:
     where = f"{claim.backbone}, {claim.classes} classes a task"
     found = [Account(f"the paper ({where})", claim.up_bytes, claim.down_bytes)]
     try:
@@ -58,7 +62,7 @@ def _accounts(run: Run, method: Method, claim: Claim) -> list[Account]:
         traffic = predict(
             method,
             hparams,
-            Setting(backbone_by_name(claim.backbone), claim.classes, clients=claim.clients),
+            TrafficSetting(backbone_by_name(claim.backbone), claim.classes, clients=claim.clients),
         )
     except FcilError:  # the run's options do not fit that backbone, or are another version's
         return found

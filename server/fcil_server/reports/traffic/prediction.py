@@ -15,13 +15,18 @@ from typing import Any
 from fcil_adapters.contract import Method
 from fcil_adapters.contract.traffic import Cadence, Largest
 from fcil_protocol.payloads.builtin import EVALUATE, EVALUATE_SCHEMA
-from fcil_server.reports.traffic.broadcast_parts import TRAIN, BroadcastParts, Download, Setting
+from fcil_server.reports.traffic.broadcast_parts import (
+    TRAIN,
+    BroadcastParts,
+    Download,
+    TrafficSetting,
+)
 from fcil_server.reports.traffic.sizes import NOTHING, Size, size_of
 from fcil_server.rounds.schedule import task_steps
 
 
 @dataclass(frozen=True)
-class Upload:
+class PredictedUpload:
     """One client's upload in one round of an exchange, of which a task has ``rounds``."""
 
     exchange: str
@@ -42,14 +47,14 @@ class Traffic:
     Logs and bases are those of logs as large as possible.
     """
 
-    up: tuple[Upload, ...]
+    up: tuple[PredictedUpload, ...]
     down: tuple[Download, ...]
     round: tuple[Size, Size]
     task: tuple[Size, Size]
     missed: Size
 
 
-def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
+def predict(method: Method, hparams: Any, setting: TrafficSetting) -> Traffic:
     """Compute a method's traffic.
 
     Raises:
@@ -60,10 +65,16 @@ def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
     dims = method.dims(hparams, setting.backbone, now)
     exchanges = method.exchanges(hparams, setting.backbone)
     steps = Counter(s.kind for s in task_steps(exchanges, setting.rounds, evaluate=False))
-    up = [Upload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds)) for e in exchanges]
+    up = [
+        PredictedUpload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds)) for e in exchanges
+    ]
     largest = max((upload.size for upload in up), key=lambda size: size.bytes)
     if setting.evaluate:
-        up.append(Upload(EVALUATE, 1, size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())))
+        up.append(
+            PredictedUpload(
+                EVALUATE, 1, size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
+            )
+        )
     down = BroadcastParts(method, hparams, setting, bounds, steps[TRAIN]).downloads(steps.total())
     return Traffic(
         up=tuple(up),
@@ -87,7 +98,7 @@ class RoundTraffic:
     down: tuple[Size, ...]
 
 
-def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[RoundTraffic]:
+def task_rounds(method: Method, hparams: Any, setting: TrafficSetting) -> Iterator[RoundTraffic]:
     """Yield every round of a task, for an earlier client.
 
     Raises:

@@ -20,7 +20,7 @@ MAX_HASHES = 1 << 20  # of all known headers together: 32 MiB
 
 
 @dataclass
-class _Part:
+class _FetchedPart:
     """One part: its header, the lanes that wait for its chunks, and the requested chunks."""
 
     header: Header
@@ -40,11 +40,11 @@ class Fetches:
 
     def __init__(self, most_bytes: int) -> None:
         self.pace = Pace(most_bytes)
-        self._parts: OrderedDict[str, _Part] = OrderedDict()
+        self._parts: OrderedDict[str, _FetchedPart] = OrderedDict()
 
     def learn(self, header: Header) -> None:
         """Store a verified header; headers unused for long are forgotten."""
-        part = self._parts.setdefault(header.update_id, _Part(header))
+        part = self._parts.setdefault(header.update_id, _FetchedPart(header))
         self._parts.move_to_end(header.update_id)
         known = sum(len(p.header.hashes) for p in self._parts.values())
         for other, old in list(self._parts.items()):

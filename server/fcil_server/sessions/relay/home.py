@@ -29,7 +29,7 @@ _RECORD, _KEYS = "relay.json", "keys.json"
 
 
 @dataclass(frozen=True)
-class Record:
+class RelayRecord:
     """A relay's record of its enrolment.
 
     Attributes:
@@ -58,12 +58,12 @@ def load_keys(directory: Path) -> PrivateKeys:
     return PrivateKeys.load_or_new(directory / _KEYS)
 
 
-def save_record(directory: Path, record: Record) -> None:
+def save_record(directory: Path, record: RelayRecord) -> None:
     """Save the relay's identity and the newest certificate of its server."""
     write_atomic(directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
 
-def load_record(directory: Path) -> Record | None:
+def load_record(directory: Path) -> RelayRecord | None:
     """Return the relay's identity, or None before its enrolment.
 
     Raises:
@@ -73,7 +73,7 @@ def load_record(directory: Path) -> Record | None:
     try:
         fields = json.loads(path.read_bytes())
         fields["addresses"] = tuple(fields["addresses"])
-        record = Record(**fields)
+        record = RelayRecord(**fields)
         if not is_client_id(record.client_id) or not record.addresses:
             raise ValueError("client_id or addresses")
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def load_record(directory: Path) -> Record | None:
 
 async def enrol(
     directory: Path, ticket: Ticket | None, say: Callable[[str], None], make: Dial = dial
-) -> Record:
+) -> RelayRecord:
     """Return the relay's record, enrolling it first if the ticket is new.
 
     Raises:
@@ -120,7 +120,7 @@ async def enrol(
         )
     keys = load_keys(directory)
     address, answer, certificate = await show_anywhere(ticket, keys, make, say)
-    record = Record(
+    record = RelayRecord(
         client_id=ClientId(answer.client),
         name=answer.name,
         federation=ticket.federation,

@@ -28,8 +28,8 @@ from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions.relay.cache import Cache
-from fcil_server.sessions.relay.home import Record
-from fcil_server.sessions.relay.session import Door, Session
+from fcil_server.sessions.relay.home import RelayRecord
+from fcil_server.sessions.relay.session import Door, RelaySession
 
 # Refusals that a retry cannot mend.
 FATAL = frozenset({
@@ -60,14 +60,14 @@ class Relay:
 
     def __init__(
         self,
-        record: Record,
+        record: RelayRecord,
         keys: PrivateKeys,
         *,
         address: str,
         cache: Cache,
         door: Door,
         say: Say,
-        keep: Callable[[Record], None],
+        keep: Callable[[RelayRecord], None],
         make: Dial = dial,
     ) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))
@@ -83,7 +83,7 @@ class Relay:
         self._at = 0
         self._uplink: ClientLink
         self._said = ""
-        self._session: Session | None = None
+        self._session: RelaySession | None = None
         self._channel = Channel(keys, self._server)
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
@@ -250,7 +250,7 @@ class Relay:
         if message.certificate.hex() != self._record.certificate:
             self._record = replace(self._record, certificate=message.certificate.hex())
             self._keep(self._record)
-        session = Session(
+        session = RelaySession(
             self._channel,
             server,
             message,

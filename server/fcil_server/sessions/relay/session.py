@@ -34,7 +34,7 @@ _MAX_PLAIN = 1 << 40  # the client, which knows the federation's limit, checks t
 Door = Callable[[Doorkeeper], ServerLink]
 
 
-class Session:
+class RelaySession:
     """Lists, lanes and fetches, as long as the session with the server lasts.
 
     Args:

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from fcil_server.ledger.enums import SILENT, Cause, Direction, Outcome, Source, UpdateStatus
+from fcil_server.ledger.enums import SILENT, Cause, CountSource, Direction, Outcome, UpdateStatus
 from fcil_server.web.metrics.totals import Counts, Totals
 
 PHASES = (
@@ -207,16 +207,16 @@ def _of_counts(counts: Counts) -> Iterator[Sample]:
     for flow in counts.flows:
         yield from _of_flow(*flow, counts.flows[flow])
     if counts.flows:
-        kernel = any(source is Source.KERNEL for _, _, source in counts.flows)
-        source = Source.KERNEL if kernel else Source.PREDICTED
+        kernel = any(source is CountSource.KERNEL for _, _, source in counts.flows)
+        source = CountSource.KERNEL if kernel else CountSource.PREDICTED
         yield "fcil_wire_source_info", (source.value,), 1
 
 
 def _of_flow(
-    direction: Direction, cause: Cause, source: Source, sizes: tuple[int, ...]
+    direction: Direction, cause: Cause, source: CountSource, sizes: tuple[int, ...]
 ) -> Iterator[Sample]:
     tensor, sealed, application, wire, retransmitted, link = sizes
-    if source is Source.KERNEL:
+    if source is CountSource.KERNEL:
         way = (direction.value,)
         yield "fcil_kernel_wire_bytes_total", way, wire
         yield "fcil_kernel_link_bytes_total", way, link

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from fcil_server.child_process import limit
-from fcil_server.federation.addresses import Certificate
+from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
 from fcil_server.web.http_server import make_server
 from fcil_server.web.metrics.endpoints import Figures
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = Figures(MetricsSource(args.dir, clients=args.clients))
 
     async def serve() -> None:
-        server = make_server(make_app(figures), Certificate(args.cert, args.key))
+        server = make_server(make_app(figures), TlsFiles(args.cert, args.key))
         warming = asyncio.get_running_loop().create_task(figures.warm_up())
         await web_child.until_orphaned(server, args.fd, args.parent)
         warming.cancel()

@@ -17,10 +17,10 @@ from typing import Self, TypeVar
 
 from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS
 from fcil_server.ledger.database import Database, log_path
-from fcil_server.ledger.enums import CENTRAL, Cause, Direction, Role, Source
+from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction, Role
 from fcil_server.ledger.events import RefusalTable
 from fcil_server.ledger.rounds import IN_ROUND
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.ledger.runs import RunTable
 from fcil_server.ledger.tasks import EvaluationTable, TaskTable
 from fcil_server.reports.results import metrics
@@ -32,7 +32,7 @@ SETTLED_S = 120.0
 K = TypeVar("K")
 N = TypeVar("N", int, float)
 
-Flow = tuple[Direction, Cause, Source]
+Flow = tuple[Direction, Cause, CountSource]
 
 
 def _increase(mine: dict[K, N], more: Mapping[K, N]) -> None:
@@ -101,7 +101,7 @@ class Totals:
         size_bytes: of the ledger with its log.
     """
 
-    run: Run | None
+    run: RunRow | None
     state: int | None
     tasks: int
     tasks_done: int
@@ -191,7 +191,7 @@ class TotalsReader:
         paths = (self.database.path, log_path(self.database.path))
         return sum(p.stat().st_size for p in paths if p.exists())
 
-    def _accuracy_of(self, run: Run | None, rounds: int) -> metrics.Metrics | None:
+    def _accuracy_of(self, run: RunRow | None, rounds: int) -> metrics.Metrics | None:
         if run is None:
             return None
         newest = self.database.number(
@@ -265,7 +265,7 @@ class TotalsReader:
             "GROUP BY direction, cause, source"
         )
         for row in self.database.rows(sql, key):
-            flow = (Direction(row["direction"]), Cause(row["cause"]), Source(row["source"]))
+            flow = (Direction(row["direction"]), Cause(row["cause"]), CountSource(row["source"]))
             counts.add_flow(flow, tuple(int(row[level]) for level in LEVELS))
         if not self._told_apart:
             return

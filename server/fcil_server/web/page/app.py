@@ -29,12 +29,17 @@ from fcil_server.web.page import pictures
 from fcil_server.web.page.access import errors as problems
 from fcil_server.web.page.access.errors import DEFECT, Faults
 from fcil_server.web.page.access.guard import Guard, number_of, parameters, run_of
-from fcil_server.web.page.access.sessions import GET_A_LINK, KeyedSessions, Session, set_cookie
+from fcil_server.web.page.access.sessions import (
+    GET_A_LINK,
+    BrowserSession,
+    KeyedSessions,
+    set_cookie,
+)
 from fcil_server.web.page.client_view import client_html
 from fcil_server.web.page.compare_view import Comparison
 from fcil_server.web.page.event_stream import EventStream, Hub
 from fcil_server.web.page.thread_pool import Pool
-from fcil_server.web.page.watch import Watch
+from fcil_server.web.page.watch import PageWatch
 
 STREAM_S = 3600.0  # lifetime of a stream; then the dashboard opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
@@ -49,7 +54,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Site:
+class PageSite:
     """Subject of the dashboard, and its settings.
 
     Attributes:
@@ -75,7 +80,7 @@ class Pages:
         keyed: the sessions.
     """
 
-    def __init__(self, site: Site, watch: Watch, hub: Hub, keyed: KeyedSessions) -> None:
+    def __init__(self, site: PageSite, watch: PageWatch, hub: Hub, keyed: KeyedSessions) -> None:
         self._site = site
         self._watch = watch
         self._hub = hub
@@ -100,7 +105,7 @@ class Pages:
 
     # --- access -------------------------------------------------------------------------------
 
-    def _inside(self, handle: Callable[[Request, Session], Awaitable[Response]]) -> Handler:
+    def _inside(self, handle: Callable[[Request, BrowserSession], Awaitable[Response]]) -> Handler:
         """Require a session."""
 
         async def answer(request: Request) -> Response:
@@ -115,7 +120,7 @@ class Pages:
 
         return answer
 
-    def _renewal(self, session: Session) -> dict[str, str]:
+    def _renewal(self, session: BrowserSession) -> dict[str, str]:
         """Return the header that extends a session in use."""
         if session.renewal is None:
             return {}
@@ -160,7 +165,7 @@ class Pages:
         )
         return HTMLResponse(html, headers=self._renewal(session))
 
-    async def part(self, request: Request, _: Session) -> Response:
+    async def part(self, request: Request, _: BrowserSession) -> Response:
         """Show one section with the visitor's parameters."""
         name = request.path_params["name"]
         if name not in SECTIONS:
@@ -168,7 +173,7 @@ class Pages:
         given = parameters(request, "run", "last", "page", "find")
         return HTMLResponse(await self._watch.part(name, run_of(given), Params.parse(given)))
 
-    async def client(self, request: Request, _: Session) -> Response:
+    async def client(self, request: Request, _: BrowserSession) -> Response:
         """Show one client in detail."""
         given = parameters(request, "run", "id")
         history, live = await self._watch.history(run_of(given))
@@ -181,13 +186,13 @@ class Pages:
             return _refused(request, known, 404)
         return HTMLResponse(html)
 
-    async def compare(self, request: Request, _: Session) -> Response:
+    async def compare(self, request: Request, _: BrowserSession) -> Response:
         """Show a comparison of runs."""
         parameters(request, many="run")
         wanted = request.query_params.getlist("run")
         return HTMLResponse(await self._aside.do(self._comparison.html, wanted))
 
-    async def picture(self, request: Request, _: Session) -> Response:
+    async def picture(self, request: Request, _: BrowserSession) -> Response:
         """Show a picture of a run's directory."""
         parameters(request)
         run, name = request.path_params["run"], request.path_params["name"]
@@ -213,7 +218,7 @@ class Pages:
             raise HTTPException(404) from None
         return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
 
-    async def stream(self, request: Request, session: Session) -> Any:
+    async def stream(self, request: Request, session: BrowserSession) -> Any:
         """Send a dashboard the news as long as it is open."""
         given = parameters(request, "run", "since")
         if request.method == "HEAD":

@@ -22,7 +22,7 @@ from fcil_server.reports.charts.render import template
 from fcil_server.reports.sections.sections import SECTIONS, Params, section
 from fcil_server.web.page.access.errors import DEFECT, Faults
 from fcil_server.web.page.event_stream import event
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 
 # These sections also show the server's live answer; the others show only the ledger.
 LIVE_SECTIONS = frozenset({"head", "now", "clients"})
@@ -34,7 +34,7 @@ Live = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
+class BoardPiece:
     """A section's current content.
 
     Attributes:
@@ -60,9 +60,9 @@ class Board:
     """
 
     history: History | None = None
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, BoardPiece] = field(default_factory=dict)
     trouble: str = ""
-    reader: Reader | None = field(default=None, repr=False)
+    reader: HistoryReader | None = field(default=None, repr=False)
 
     @property
     def run(self) -> str:
@@ -102,7 +102,7 @@ class Boards:
         self._faults = faults
         self._acts = acts
         self._clock = clock
-        self._reader: Reader | None = None
+        self._reader: HistoryReader | None = None
         self._place: tuple[int, int] | None = None
         self._version = 0
         self._newest = Board()
@@ -156,7 +156,7 @@ class Boards:
             place = _place(self._path)
             if self._reader is None or place != self._place:
                 self.close()  # another file is in its place
-                self._reader, self._place = Reader(self._path, patience_s=PATIENCE_S), place
+                self._reader, self._place = HistoryReader(self._path, patience_s=PATIENCE_S), place
             return self._reader.read(run)
         except FcilError:
             self.close()  # opened again the next time: it may have been mended
@@ -188,10 +188,10 @@ class Boards:
             self._faults.tell(error, f"section {name}")
             return template("defect.html", id=name, says=DEFECT)
 
-    def _piece(self, name: str, history: History, html: Markup) -> Piece:
+    def _piece(self, name: str, history: History, html: Markup) -> BoardPiece:
         self._version = max(self._version + 1, int(self._clock() * 1000))
         said = {"name": name, "version": self._version, "run": _run_of(history), "html": html}
-        return Piece(html, self._version, event("section", said, self._version))
+        return BoardPiece(html, self._version, event("section", said, self._version))
 
 
 def _run_of(history: History) -> str:

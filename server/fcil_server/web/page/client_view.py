@@ -12,13 +12,13 @@ from markupsafe import Markup
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import Client, Refusal, Run, Task
+from fcil_server.ledger.rows import ClientRow, RefusalRow, RunRow, TaskRow
 from fcil_server.reports.charts.charts import figure
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.charts.spec import Chart, Mark, Series, X, Y
 from fcil_server.reports.results.client_history import ClientReader, ClientRound
-from fcil_server.reports.sections.clients import Row, row_of
+from fcil_server.reports.sections.clients import ClientLine, row_of
 from fcil_server.reports.sections.events import advice_for
 
 MAX_ROUNDS = 200
@@ -42,7 +42,7 @@ _WELL = frozenset({"counted", "accepted", "asked"})
 
 
 @dataclass(frozen=True)
-class Told:
+class ClientFact:
     """A fact about a client; empty: unknown."""
 
     title: str
@@ -118,7 +118,7 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _in_run(reader: ClientReader, history: History, known: Client) -> dict[str, Any]:
+def _in_run(reader: ClientReader, history: History, known: ClientRow) -> dict[str, Any]:
     """Return the client's part in the run."""
     assert history.run is not None, "there is a run"
     run, client = history.run.run_id, known.client_id
@@ -144,61 +144,61 @@ def _in_words(became: str) -> tuple[str, str]:
     return _BECAME.get(became, (became, "quiet"))
 
 
-def _is_missed(task: Task, took_part: set[int]) -> bool:
+def _is_missed(task: TaskRow, took_part: set[int]) -> bool:
     return task.closed_at is not None and task.task not in took_part
 
 
-def _missed(task: Task, known: Client) -> str:
+def _missed(task: TaskRow, known: ClientRow) -> str:
     assert task.closed_at is not None, "only a closed one is missed"
     later = task.closed_at < known.enrolled_at
     return f"{task.task} (before it was enrolled)" if later else str(task.task)
 
 
 def _facts(
-    run: Run | None,
-    row: Row,
+    run: RunRow | None,
+    row: ClientLine,
     peer: Mapping[str, Any],
     became: Mapping[str, int],
-    refusals: Sequence[Refusal],
-) -> list[Told]:
+    refusals: Sequence[RefusalRow],
+) -> list[ClientFact]:
     images, classes = peer.get("images"), peer.get("classes")
     holds = "" if images is None else f"{images:,} images of {classes:,} classes"
     while_away = "" if row.here else "told while it is connected"
     return [
-        Told("Device", row.device),
-        Told("Package", str(peer.get("package") or ""), while_away),
-        Told("Holds", holds, while_away),
+        ClientFact("Device", row.device),
+        ClientFact("Package", str(peer.get("package") or ""), while_away),
+        ClientFact("Holds", holds, while_away),
         _backbone(run, peer, became, refusals),
     ]
 
 
 def _backbone(
-    run: Run | None,
+    run: RunRow | None,
     peer: Mapping[str, Any],
     became: Mapping[str, int],
-    refusals: Sequence[Refusal],
-) -> Told:
+    refusals: Sequence[RefusalRow],
+) -> ClientFact:
     """Return the known facts about its backbone; a client with another one is refused."""
     title = "Backbone"
     ours = _ours(run)
     if not ours:
-        return Told(title, "", "the method needs none, or the run has not said which")
+        return ClientFact(title, "", "the method needs none, or the run has not said which")
     if peer.get("state") in ("ready", "resting"):
         agreement = peer.get("agreement")
         if agreement is None:
-            return Told(title, ours, "that of the run")
-        return Told(
+            return ClientFact(title, ours, "that of the run")
+        return ClientFact(
             title,
             ours,
             f"that of the run; its features of the probe images differ by {agreement:.1e}",
         )
     if became.get("counted"):
-        return Told(title, ours, "that of the run, when it last took part")
+        return ClientFact(title, ours, "that of the run, when it last took part")
     other = next((r.reason for r in refusals if r.code == "backbone_mismatch"), "")
-    return Told(title, other, "it was turned away" if other else "known once it takes part")
+    return ClientFact(title, other, "it was turned away" if other else "known once it takes part")
 
 
-def _ours(run: Run | None) -> str:
+def _ours(run: RunRow | None) -> str:
     backbone = run.backbone if run else {}
     digest = str(backbone.get("digest") or "")
     return f"{backbone.get('name', '')} {digest[:12]}".strip() if digest else ""

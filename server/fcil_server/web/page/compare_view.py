@@ -15,12 +15,12 @@ from fcil_protocol.errors import FcilError, NotYet, UsageError
 from fcil_protocol.ids import RunId
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts.charts import cost, figure
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.results.run_paths import HEAD, where
 from fcil_server.web.page.compared import Compared, compared, differences, warnings
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 
 MAX_RUNS = 12
 MAX_OWN = 100  # of this federation's runs, the newest are listed
@@ -35,7 +35,7 @@ _MAX_KEY = 200  # characters
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """Location of a run that can be chosen.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunChoice:
     """A line of the form.
 
     Attributes:
@@ -100,7 +100,7 @@ class Comparison:
         with Ledger(self._directory / LEDGER_NAME, read_only=True) as ledger:
             own = ledger.runs.all()
         newest = own[::-1][:MAX_OWN]
-        places = {str(r.run_id): Place(r.run_id, self._directory, r.run_id) for r in own}
+        places = {str(r.run_id): RunPlace(r.run_id, self._directory, r.run_id) for r in own}
         keys = _checked(wanted, [*places, *self._beside]) or self._usual(newest)
         shown, problems = self._read(keys, places)
         listed = [r for r in own[::-1] if r in newest or r.run_id in keys]
@@ -108,7 +108,7 @@ class Comparison:
         choices += [self._choice_beside(key, keys, shown, problems) for key in self._beside]
         return _compared_html(shown, choices, len(own) - len(listed))
 
-    def _usual(self, newest: Sequence[Run]) -> list[str]:
+    def _usual(self, newest: Sequence[RunRow]) -> list[str]:
         """Return the default choice of runs."""
         own = [str(run.run_id) for run in newest[:MAX_CHOSEN]]
         return [*own[:1], *list(self._beside)[: MAX_CHOSEN - 1], *own[1:]][:MAX_CHOSEN]
@@ -119,14 +119,14 @@ class Comparison:
         keys: Sequence[str],
         shown: Mapping[str, Compared],
         problems: Mapping[str, str],
-    ) -> Choice:
+    ) -> RunChoice:
         found = shown.get(key)
         about = f"{found.method}, {found.status.value} ({found.run})" if found else ""
         problem = problems.get(key) or _missing(self._beside[key])
-        return Choice(key, key.removeprefix(BESIDE), about, key in keys, True, problem)
+        return RunChoice(key, key.removeprefix(BESIDE), about, key in keys, True, problem)
 
     def _read(
-        self, keys: Iterable[str], places: Mapping[str, Place]
+        self, keys: Iterable[str], places: Mapping[str, RunPlace]
     ) -> tuple[dict[str, Compared], dict[str, str]]:
         """Return the compared data of each run, and the problems of those that cannot be read."""
         shown: dict[str, Compared] = {}
@@ -142,7 +142,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedRun:
     """Data read of a run, and the end of its freshness."""
 
     found: Compared
@@ -159,11 +159,11 @@ class Runs:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()  # for the two below, never held during a read
-        self._kept: dict[str, tuple[tuple[object, ...], _Kept]] = {}
+        self._kept: dict[str, tuple[tuple[object, ...], _CachedRun]] = {}
         self._under_way: dict[tuple[object, ...], Future[Compared]] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compare")
 
-    def get(self, place: Place, patience_s: float) -> Compared:
+    def get(self, place: RunPlace, patience_s: float) -> Compared:
         """Return a run's data, perhaps a short while old.
 
         Raises:
@@ -193,10 +193,10 @@ class Runs:
                 "its ledger is long, and still being read.", action="Look again in a moment."
             ) from None
 
-    def _read(self, path: Path, run: Run, stamp: tuple[object, ...]) -> Compared:
+    def _read(self, path: Path, run: RunRow, stamp: tuple[object, ...]) -> Compared:
         began = self._clock()
         try:
-            reader = Reader(path)
+            reader = HistoryReader(path)
             try:
                 found = compared(reader.read(run.run_id))
             finally:
@@ -204,7 +204,7 @@ class Runs:
             now = self._clock()
             fresh_s = FRESH_S if run.status is RunStatus.RUNNING else KEPT_S
             # Slow reads are repeated less often.
-            kept = _Kept(found, now + max(fresh_s, 10 * (now - began)))
+            kept = _CachedRun(found, now + max(fresh_s, 10 * (now - began)))
             with self._lock:
                 self._kept[str(stamp[0])] = stamp, kept
             return found
@@ -213,7 +213,7 @@ class Runs:
                 del self._under_way[stamp]
 
 
-def _run_at(ledger: Ledger, place: Place) -> Run:
+def _run_at(ledger: Ledger, place: RunPlace) -> RunRow:
     run = ledger.runs.newest() if place.run is None else ledger.runs.get(place.run)
     if run is None:
         missing = "any run yet" if place.run is None else f"the run {place.run!r}"
@@ -242,9 +242,9 @@ def _missing(place: Path) -> str:
     return ""
 
 
-def _place_beside(key: str, place: Path) -> Place:
+def _place_beside(key: str, place: Path) -> RunPlace:
     directory, run = where(place)
-    return Place(key, directory, None if run is None else RunId(run))
+    return RunPlace(key, directory, None if run is None else RunId(run))
 
 
 def _checked(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -269,16 +269,18 @@ def _checked(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _choices_of(
-    runs: Iterable[Run], keys: Sequence[str], problems: Mapping[str, str]
-) -> Iterator[Choice]:
+    runs: Iterable[RunRow], keys: Sequence[str], problems: Mapping[str, str]
+) -> Iterator[RunChoice]:
     for place, run in enumerate(runs):
         key, chosen = str(run.run_id), run.run_id in keys
         about = f"{run.method}, {run.status.value}"
         at_hand = chosen or place < AT_HAND
-        yield Choice(key, key, about, chosen, at_hand, problems.get(key, ""))
+        yield RunChoice(key, key, about, chosen, at_hand, problems.get(key, ""))
 
 
-def _compared_html(shown: Mapping[str, Compared], choices: Sequence[Choice], older: int) -> Markup:
+def _compared_html(
+    shown: Mapping[str, Compared], choices: Sequence[RunChoice], older: int
+) -> Markup:
     runs = list(shown.values())
     names = _names(shown)
     different = differences(runs) if len(runs) > 1 else []

@@ -12,7 +12,7 @@ from typing import Any
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RunId
 from fcil_server.ledger.enums import Direction, RunStatus
-from fcil_server.ledger.rows import Run
+from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.results.run_paths import row
 from fcil_server.reports.sections.accuracy import cost_by_task
@@ -64,7 +64,7 @@ def compared(history: History) -> Compared:
     )
 
 
-def settings(run: Run, tasks: int) -> dict[str, str]:
+def settings(run: RunRow, tasks: int) -> dict[str, str]:
     """Return a run's settings at its start, flat, as texts.
 
     Raises:

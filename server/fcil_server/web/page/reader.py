@@ -19,17 +19,17 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_server.federation.eligibility import gone
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import HARMLESS, Direction
-from fcil_server.ledger.rows import Event, Run
+from fcil_server.ledger.rows import Event, RunRow
 from fcil_server.ledger.runs import RunTable
 from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
-from fcil_server.reports.charts.history import History, Member, OpenTicket, RunName
+from fcil_server.reports.charts.history import History, MemberLine, OpenTicket, RunName
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.run_data import Bytes
-from fcil_server.reports.traffic.paper_claims import Paper, paper_of
+from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 from fcil_server.web.page.tally import Tallied, Tally, counts, no_round, of_place
 
-__all__ = ["History", "Reader"]
+__all__ = ["History", "HistoryReader"]
 
 KEPT_EVENTS = 2_000  # the newest, for browsing
 _KEPT_RUNS = 4  # runs whose data is remembered
@@ -67,7 +67,7 @@ class _Known:
     """
 
     tally: Tally
-    paper: Paper
+    paper: PaperTraffic
     forgotten: object
     tested: object = None
     pooled: Metrics | None = None
@@ -77,7 +77,7 @@ class _Known:
     history: History = field(default_factory=History)
 
 
-class Reader:
+class HistoryReader:
     """A reader of histories, for one thread.
 
     Args:
@@ -136,7 +136,7 @@ class Reader:
                 self._newest, self._looked = row.run_id if row else None, written
             return self._nothing(written) if row is None else self._read(row, written)
 
-    def _run(self, run: RunId | None) -> Run | None:
+    def _run(self, run: RunId | None) -> RunRow | None:
         if run is None:
             return self._runs.newest()
         row = self._runs.get(run)
@@ -161,7 +161,7 @@ class Reader:
         self._remember(None, known, written)
         return self._keep(known, found)
 
-    def _read(self, run: Run, written: int) -> History:
+    def _read(self, run: RunRow, written: int) -> History:
         known = self._known_of(run)
         people = self._people()
         names = {ClientId(row["client_id"]): row["name"] for row in people}
@@ -191,7 +191,7 @@ class Reader:
         self._remember(run.run_id, known, written)
         return self._keep(known, found)
 
-    def _known_of(self, run: Run | None) -> _Known:
+    def _known_of(self, run: RunRow | None) -> _Known:
         """Take out a run's remembered data, or start from scratch if it is no longer true."""
         name = run.run_id if run else None
         forgotten = (run and run.emptied_at, self._erased())
@@ -200,7 +200,7 @@ class Reader:
             history = known.history if known else History()
             tally, paper = (
                 Tally(name or RunId(""), self.database.rows),
-                paper_of(run) if run else Paper(),
+                paper_of(run) if run else PaperTraffic(),
             )
             known = _Known(tally, paper, forgotten, history=history)
         return known
@@ -282,12 +282,12 @@ class Reader:
 
     def _members(
         self, people: Sequence[Row], names: Mapping[ClientId, str], tallied: Tallied
-    ) -> Iterator[Member]:
+    ) -> Iterator[MemberLine]:
         refusals, now = self._newest_refusals(), self.database.now
         for row in people:
             client = ClientId(row["client_id"])
             refused = refusals.get(client)
-            yield Member(
+            yield MemberLine(
                 client=client,
                 name=row["name"],
                 standing=_standing(row, now),

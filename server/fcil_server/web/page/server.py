@@ -20,22 +20,22 @@ from starlette.routing import BaseRoute, Route
 
 from fcil_protocol.process import control_socket
 from fcil_server.child_process import limit
-from fcil_server.federation.addresses import Certificate
+from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
-from fcil_server.web.http_server import Limits, make_server
+from fcil_server.web.http_server import HttpLimits, make_server
 from fcil_server.web.metrics.health import Health
 from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.access.guard import Guard
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
 from fcil_server.web.page.actions.actions import Acts
-from fcil_server.web.page.app import Pages, Site, make_app
+from fcil_server.web.page.app import Pages, PageSite, make_app
 from fcil_server.web.page.board import Boards
 from fcil_server.web.page.event_stream import Hub
-from fcil_server.web.page.watch import Watch
+from fcil_server.web.page.watch import PageWatch
 
 # 100 streams, and room for new visitors, script requests, and refusals.
-LIMITS = Limits(connections=256, body_bytes=4096)
+LIMITS = HttpLimits(connections=256, body_bytes=4096)
 MAX_FILES = 512
 STACK_BYTES = 1 << 20  # of a thread; all of them count as memory of the process
 THREADS = 4  # for short file reads
@@ -63,10 +63,10 @@ class Page:
         def order(op: str, **fields: Any) -> dict[str, Any]:
             return control_socket.ask(directory, op, ORDER_S, **fields)
 
-        self.watch = Watch(boards, ask, self.hub, greeting, faults)
+        self.watch = PageWatch(boards, ask, self.hub, greeting, faults)
         keyed = KeyedSessions(directory)
         secure = bool(args.cert)
-        site = Site(directory, tuple(args.beside), read_only=args.read_only, secure=secure)
+        site = PageSite(directory, tuple(args.beside), read_only=args.read_only, secure=secure)
         acts = None if args.read_only else Acts(directory, order)
         self.app: Guard = make_app(
             Pages(site, self.watch, self.hub, keyed),
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(THREADS))
         page = Page(args)
-        server = make_server(page.app, Certificate(args.cert, args.key), LIMITS)
+        server = make_server(page.app, TlsFiles(args.cert, args.key), LIMITS)
         watching = loop.create_task(page.watch.run())
         warming = loop.create_task(page.watch.warm_up())
         await web_child.until_orphaned(server, args.fd, args.parent, page.hub.end)

@@ -18,7 +18,7 @@ from typing import Any
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS
-from fcil_server.ledger.enums import Cause, Direction, Outcome, Source, UpdateStatus
+from fcil_server.ledger.enums import Cause, CountSource, Direction, Outcome, UpdateStatus
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rounds import IN_ROUND
 from fcil_server.ledger.rows import ByteCount
@@ -52,7 +52,7 @@ def counts(rows: Rows, place: Place) -> list[ByteCount]:
     return [
         ByteCount(
             None, None, None, None, None,
-            Direction(row["direction"]), Cause(row["cause"]), Source(row["source"]),
+            Direction(row["direction"]), Cause(row["cause"]), CountSource(row["source"]),
             *(int(row[level]) for level in LEVELS),
         )
         for row in rows(sql, place)
@@ -98,7 +98,7 @@ RECENT = 3  # rounds; a client that took part in one of the newest and is away n
 
 
 @dataclass
-class _Held:
+class _OpenRound:
     """A round that is read again: open, or closed a short while ago."""
 
     line: RoundLine
@@ -138,7 +138,7 @@ class Tally:
         self._newest = -1  # by seq, of the known rounds
         self._unread: list[Row] = []  # those of them that are not read yet, in order
         self._lines: dict[int, RoundLine] = {}  # by seq
-        self._held: dict[int, _Held] = {}  # by seq
+        self._held: dict[int, _OpenRound] = {}  # by seq
         self._settled = Sums.none()
         self._rounds: tuple[RoundLine, ...] = ()
         self._senders: dict[int, frozenset[ClientId]] = {}  # by seq, of the newest rounds
@@ -221,7 +221,7 @@ class Tally:
             self._settled.add(sums)
             self._held.pop(seq, None)
         else:
-            self._held[seq] = _Held(line, sums, aged)
+            self._held[seq] = _OpenRound(line, sums, aged)
 
     def _round(self, row: Row, names: Mapping[ClientId, str]) -> tuple[RoundLine, Sums]:
         key = RoundKey(RunId(row["run"]), row["task"], row["kind"], row["round"])

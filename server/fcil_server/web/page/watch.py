@@ -18,7 +18,7 @@ from fcil_server.reports.charts.history import History
 from fcil_server.reports.sections.params import Params
 from fcil_server.web.child import Fresh
 from fcil_server.web.page.access.errors import DEFECT, Faults
-from fcil_server.web.page.board import Board, Boards, Live, Piece
+from fcil_server.web.page.board import Board, BoardPiece, Boards, Live
 from fcil_server.web.page.event_stream import HELLO, Hub, Stream, event
 from fcil_server.web.page.thread_pool import Pool
 
@@ -32,7 +32,7 @@ Ask = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerNews:
     """The server's last answer about itself.
 
     Attributes:
@@ -60,14 +60,14 @@ class Questions:
         self._here: tuple[int, int] | None = None  # clients at that time
         self._until: float | None = None
 
-    def look(self) -> Told:
+    def look(self) -> ServerNews:
         """Ask the server; about each client only if one came or left, or some time has passed."""
         peers = self._here is None or self._clock() - self._asked_at >= PEERS_S
         try:
             live = self._ask("live", peers=peers)
         except FcilError as error:
             self._here = None
-            return Told(None, f"The server does not answer: {error}")
+            return ServerNews(None, f"The server does not answer: {error}")
         here = (live["connected"], live["ready"])
         if peers:
             self._peers = {name: live[name] for name in ("peers", "relays")}
@@ -76,7 +76,7 @@ class Questions:
             self._here = None  # ask about all the next time
         if live["round"] is not None:
             live["round"]["until"] = self._steady(live)
-        return Told({**live, **_as_in_round(self._peers, live["round"])}, "")
+        return ServerNews({**live, **_as_in_round(self._peers, live["round"])}, "")
 
     def _steady(self, live: Live) -> float | None:
         """Return when the round's time is over, unchanged as long as it does not move."""
@@ -101,7 +101,7 @@ def _as_in_round(told: dict[str, Any], at: Mapping[str, Any] | None) -> dict[str
     return {**told, "peers": {**peers, **changed}} if changed else told
 
 
-class Watch:
+class PageWatch:
     """Keeps the dashboard's content fresh, and sends the news to open dashboards.
 
     Args:
@@ -120,9 +120,9 @@ class Watch:
         self._greeting = greeting
         self._faults = faults
         self._ledger = Pool("ledger")
-        self._asking: Fresh[Told] = Fresh(Questions(ask).look)
+        self._asking: Fresh[ServerNews] = Fresh(Questions(ask).look)
         self._looking: Fresh[Board] = Fresh(self._look, self._ledger.threads)
-        self._told = Told()
+        self._told = ServerNews()
         self._board = Board()
         self._gone = ""  # reason, last sent to open dashboards, why their content is old
 
@@ -230,7 +230,7 @@ class Watch:
             return
         except Exception as error:  # the ledger is shown all the same
             self._faults.tell(error, "what the server says")
-            self._told = Told(None, DEFECT)
+            self._told = ServerNews(None, DEFECT)
 
     def _look(self) -> Board:
         return self._boards.newest(self._told.live)
@@ -273,5 +273,5 @@ def _gone(why: str) -> bytes:
     return event(_TROUBLE, {"says": why})
 
 
-def _is_new(piece: Piece, before: Piece | None) -> bool:
+def _is_new(piece: BoardPiece, before: BoardPiece | None) -> bool:
     return before is None or piece.version > before.version

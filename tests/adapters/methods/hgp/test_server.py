@@ -16,7 +16,12 @@ from fcil_adapters.methods.hgp import METHOD
 from fcil_adapters.toolkit.gaussians.gaussian import describe
 from fcil_adapters.toolkit.gaussians.mixture import make_mixture
 from fcil_adapters.toolkit.gaussians.rebalance import head_loss, rebalance
-from fcil_adapters.toolkit.gaussians.store import Entry, entry_tensors, merge_entries, read_entries
+from fcil_adapters.toolkit.gaussians.store import (
+    ClassEntry,
+    entry_tensors,
+    merge_entries,
+    read_entries,
+)
 from fcil_adapters.toolkit.prompts.initial import draw_pool, orthonormal_rows
 
 
@@ -30,7 +35,7 @@ def stream(seed=0):
 
 def entry(task, label, k, n, form="lowrank", seed=0):
     x = rng([task, label, k, n, seed]).normal(size=(n, DIM)) + label
-    return Entry(task, label, client_id(k), describe(x, form, 3))
+    return ClassEntry(task, label, client_id(k), describe(x, form, 3))
 
 
 class TestDrawing:

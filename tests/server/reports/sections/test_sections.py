@@ -15,14 +15,14 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ClassRow, Event, Task
+from fcil_server.ledger.rows import ClassRow, Event, TaskRow
 from fcil_server.reports.charts.history import History, RunName
 from fcil_server.reports.results.run_data import format_bytes
 from fcil_server.reports.run_directory import summary
 from fcil_server.reports.sections.accuracy import forgotten
 from fcil_server.reports.sections.params import Params
 from fcil_server.reports.sections.sections import SECTIONS, section
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 from markup import Page
 from sample_run import ALICE, BOB, GONE, RUN
 
@@ -30,7 +30,7 @@ BOUND = 300_000  # characters of a section
 
 
 def read(ledger: Ledger) -> History:
-    with Reader(ledger.path) as reader:
+    with HistoryReader(ledger.path) as reader:
         return reader.read()
 
 
@@ -192,7 +192,7 @@ def test_who_took_part_and_is_away_is_seen_and_who_is_revoked_comes_last(
 
 
 def test_tickets_are_seen_while_they_are_open(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.sqlite") as ledger, Reader(ledger.path) as reader:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger, HistoryReader(ledger.path) as reader:
         ledger.tickets.add("over", curve=b"a" * 32, signing=b"s", expires_at=page_kit.NOW)
         later = ledger.now + 3600
         ledger.tickets.add("<b>van</b>", curve=b"b" * 32, signing=b"s", expires_at=later)
@@ -304,7 +304,7 @@ def test_a_long_run_of_many_clients_stays_bounded(tmp_path: Path) -> None:
         for i in range(1000)
     )
     classes = tuple(_class(i, long) for i in range(1000))
-    tasks = tuple(Task(task.run, i, tuple(range(1000)), 1.0, 2.0) for i in range(1000))
+    tasks = tuple(TaskRow(task.run, i, tuple(range(1000)), 1.0, 2.0) for i in range(1000))
     event = base.events[0]
     events = tuple(Event(i, event.at, "error", RUN, None, "x", long * 10) for i in range(2000))
     peers = {m.client: {"state": "refused", "why": long * 10} for m in members}

@@ -18,9 +18,9 @@ from fcil_protocol.payloads.payload import pack
 from fcil_server.cli.main import app
 from fcil_server.cli.options import read_budget, with_budget
 from fcil_server.federation.config import load, parse, to_toml
-from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.rows import ByteCount
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.budget import (
     JOINING_BYTES,
     applied,
@@ -39,7 +39,7 @@ BASIS = "as it is"
 
 def settled(name, limit, *, classes=10, past=0, clients=10, overrides=()):
     config = load(None, (f"method.name={name}", *overrides))
-    setting = Setting(VIT, classes=classes, past=past, clients=clients)
+    setting = TrafficSetting(VIT, classes=classes, past=past, clients=clients)
     return choose(load_method(name), config, [setting], BASIS, limit)
 
 
@@ -77,7 +77,7 @@ class TestChoice:
             config = load(None, (f"method.name={name}",))
             options = {k: v for e in least.taken[:count] for k, v in e.options.items()}
             tried = applied(config, options)
-            costs.append(choose(method, tried, [Setting(VIT)], BASIS, 10**12).cost.bytes)
+            costs.append(choose(method, tried, [TrafficSetting(VIT)], BASIS, 10**12).cost.bytes)
         assert costs == sorted(costs, reverse=True)
         assert len(set(costs)) == len(costs)
         assert costs[-1] == least.cost.bytes
@@ -100,7 +100,7 @@ class TestChoice:
         wrong = Economy("something else", "sense", {"side": 1000})
         method = replace(method, economies=(wrong, *method.economies))
         config = load(None, ("method.name=running_mean",))
-        choice = choose(method, config, [Setting(VIT)], BASIS, 1)
+        choice = choose(method, config, [TrafficSetting(VIT)], BASIS, 1)
         assert choice.options == {"side": 4}
 
     def test_nothing_that_fits_is_refused_with_the_smallest_figure(self):
@@ -162,7 +162,7 @@ class TestRounds:
         may_be_less = Cadence.LOG in fed.method.cadence.values()  # ranks, by what was learned
         for task in make_tasks([1, 0], [4, 2], [5, 3]):
             fed.open(task)
-            setting = Setting(
+            setting = TrafficSetting(
                 fed.backbone.info, 2, 2 * task.index, clients=2, rounds=2, evaluate=evaluate
             )
             for said in task_rounds(fed.method, fed.hparams, setting):
@@ -183,7 +183,7 @@ class TestRounds:
         method, hparams = load_method("fed_talora"), load_method("fed_talora").hparams()
         few, many = (
             max(sum(s.bytes for s in r.down) for r in task_rounds(
-                method, hparams, Setting(VIT, rounds=rounds)))
+                method, hparams, TrafficSetting(VIT, rounds=rounds)))
             for rounds in (15, 16)
         )  # fmt: skip
         assert few < 8_000_000 < 94_000_000 < many
@@ -202,7 +202,7 @@ def test_an_envelope_is_said_to_take_what_was_measured():
         )
 
 
-def count(client, wire, cause=Cause.UPDATE, source=Source.PREDICTED):
+def count(client, wire, cause=Cause.UPDATE, source=CountSource.PREDICTED):
     return ByteCount(
         RunId("r"), 0, "train", 0, ClientId(client), Direction.UP, cause, source, 0, 0, 0, wire
     )
@@ -212,7 +212,7 @@ def test_a_round_over_its_budget_names_who_it_cost_the_most():
     """Both ways and control count; catching up, joining and the kernel's figure do not."""
     a = [count("a", 50), count("a", 60, Cause.BROADCAST), count("a", 10, Cause.CONTROL)]
     b = [count("b", 100), count("b", 1000, Cause.CATCH_UP), count("b", 1000, Cause.HANDSHAKE)]
-    kernel = [count("b", 5000, Cause.CONNECTION, Source.KERNEL)]
+    kernel = [count("b", 5000, Cause.CONNECTION, CountSource.KERNEL)]
     assert over_budget([*a, *b, *kernel], 119 - JOINING_BYTES) == ("a", 120)
     assert over_budget([*a, *b, *kernel], 120 - JOINING_BYTES) is None
     assert over_budget([], 1) is None

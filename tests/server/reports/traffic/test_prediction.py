@@ -19,7 +19,7 @@ from fcil_adapters.contract.traffic import Cadence, Largest
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
-from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import predict
 from fcil_server.reports.traffic.sizes import NOTHING, Size
 from tiers import sampled
@@ -32,7 +32,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "methods" / "README.md").read_text(
 
 def vit_base(name, /, options=None, **kw):
     method = load_method(name)
-    setting = Setting(backbone_by_name("vit_base_patch16_224"), **kw)
+    setting = TrafficSetting(backbone_by_name("vit_base_patch16_224"), **kw)
     return predict(method, make_hparams(method, options or {}), setting)
 
 
@@ -196,7 +196,7 @@ class TestTasks:
         assert (unseen.task.bytes, unseen.missed.bytes) == (5 * lora, 0)
 
     def test_earlier_tasks_are_as_large_as_this_but_for_the_first(self):
-        tasks = Setting(backbone_by_name("embedded"), classes=10, past=25).tasks
+        tasks = TrafficSetting(backbone_by_name("embedded"), classes=10, past=25).tasks
         assert [len(t.classes) for t in tasks] == [5, 10, 10, 10]
         assert [t.index for t in tasks] == [0, 1, 2, 3]
         assert tasks[-1].past == tuple(range(25))
@@ -211,7 +211,7 @@ class TestTasks:
         loose = PayloadSchema((TensorSpec("mean", Kind.PROTOTYPE, ("rows", 4)),))
         method = replace(method, broadcast=lambda _h, _b: {"current": loose})
         with pytest.raises(ConfigError, match="'mean': nothing bounds the size 'rows'"):
-            predict(method, method.hparams(), Setting(backbone_by_name("embedded")))
+            predict(method, method.hparams(), TrafficSetting(backbone_by_name("embedded")))
 
     def test_sums_are_exact_only_if_all_their_terms_are(self):
         exact, bound = Size({"lora": 2}), Size({"lora": 3, "head": 1}, exact=False)
@@ -223,7 +223,9 @@ class TestTasks:
         method = load_method("running_mean")
         (train,) = method.exchanges(method.hparams(), backbone_by_name("embedded"))
         once = replace(method, exchanges=lambda _h, _b: (Exchange("train", train.upload, 1),))
-        traffic = predict(once, method.hparams(), Setting(backbone_by_name("embedded"), rounds=9))
+        traffic = predict(
+            once, method.hparams(), TrafficSetting(backbone_by_name("embedded"), rounds=9)
+        )
         assert [u.rounds for u in traffic.up] == [1, 1]
         assert part(traffic, "current").task.bytes == 2 * part(traffic, "current").each.bytes
 
@@ -268,7 +270,7 @@ def federation(name, options, backbone):
 
 
 def prediction(fed, task):
-    setting = Setting(
+    setting = TrafficSetting(
         fed.backbone.info, len(task.classes), len(task.past), clients=CLIENTS, rounds=ROUNDS
     )
     return predict(fed.method, fed.hparams, setting)

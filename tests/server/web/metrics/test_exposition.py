@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from byte_counts import add_bytes
 from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_server.ledger.enums import Cause, Direction, Source, UpdateStatus
+from fcil_server.ledger.enums import Cause, CountSource, Direction, UpdateStatus
 from fcil_server.ledger.events import RefusalTable
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.web.metrics.exposition import CATALOGUE, PHASES, Snapshot, Usage, render
@@ -77,7 +77,9 @@ def test_bytes_are_those_of_the_ledger_by_direction_cause_and_level(ledger: Ledg
             assert found[key] == sum(getattr(f, level) for f in mine) > 0
     for name, level in (("wire", "wire"), ("link", "link"), ("retransmitted", "retransmitted")):
         key = (f"fcil_kernel_{name}_bytes_total", "direction=down")
-        mine = [f for f in flows if f.source is Source.KERNEL and f.direction is Direction.DOWN]
+        mine = [
+            f for f in flows if f.source is CountSource.KERNEL and f.direction is Direction.DOWN
+        ]
         assert found[key] == sum(getattr(f, level) for f in mine) > 0
     outside = ("fcil_predicted_wire_bytes_total", "cause=handshake", "direction=up")
     assert found[outside] == 900  # what belongs to no run counts, too
@@ -199,7 +201,7 @@ def test_what_is_remembered_of_old_rounds_is_what_is_read_anew(tmp_path: Path) -
             grown = reader.read().counts
         with TotalsReader(ledger.path, clients=3) as anew:
             assert anew.read().counts == grown
-    flow = (Direction.UP, Cause.UPDATE, Source.PREDICTED)
+    flow = (Direction.UP, Cause.UPDATE, CountSource.PREDICTED)
     assert grown.flows[flow][3] == fresh.flows[flow][3] + 11
     assert grown.clients[ALICE][1] == fresh.clients[ALICE][1] + 11
 
@@ -227,7 +229,9 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
         reader.read()
         late = ledger.rounds.all(RUN)[-1].key
         add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=late, client=BOB, wire=7)
-        assert reader.read().counts.flows[Direction.UP, Cause.CONTROL, Source.PREDICTED][3] == 7
+        assert (
+            reader.read().counts.flows[Direction.UP, Cause.CONTROL, CountSource.PREDICTED][3] == 7
+        )
 
 
 def test_a_reading_sees_one_moment_and_leaves_no_lock(ledger: Ledger) -> None:

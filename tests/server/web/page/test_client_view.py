@@ -18,12 +18,12 @@ from fcil_server.reports.charts.history import History
 from fcil_server.reports.results.client_history import ClientReader
 from fcil_server.web.page import client_view
 from fcil_server.web.page.client_view import bytes_chart, client_html
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 from sample_run import ALICE, BOB, GONE, RUN, Clock
 
 
 def history_of(path: Path) -> History:
-    reader = Reader(path)
+    reader = HistoryReader(path)
     try:
         return reader.read(None)
     finally:

@@ -18,9 +18,9 @@ from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison
 from fcil_server.web.page import compare_view
-from fcil_server.web.page.compare_view import FRESH_S, KEPT_S, MAX_RUNS, Comparison, Place, Runs
+from fcil_server.web.page.compare_view import FRESH_S, KEPT_S, MAX_RUNS, Comparison, RunPlace, Runs
 from fcil_server.web.page.compared import Compared, differences, settings, warnings
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 from sample_run import RUN
 
 OTHER = RunId("r20260104-000000-cafe")
@@ -174,12 +174,12 @@ def test_of_many_runs_the_newest_are_offered(places, monkeypatch: pytest.MonkeyP
 def test_a_run_is_read_again_only_when_its_time_is_over(places, monkeypatch) -> None:
     read: list[str] = []
 
-    class Counting(Reader):
+    class Counting(HistoryReader):
         def read(self, run=None):
             read.append(str(run))
             return super().read(run)
 
-    monkeypatch.setattr(compare_view, "Reader", Counting)
+    monkeypatch.setattr(compare_view, "HistoryReader", Counting)
     clock = Clock()
     view = Comparison(places[0], clock=clock)
     view.html([RUN, OTHER])
@@ -196,14 +196,14 @@ def test_a_run_is_read_again_only_when_its_time_is_over(places, monkeypatch) -> 
 def test_a_ledger_that_takes_long_to_read_holds_nobody_up(places, monkeypatch) -> None:
     may_go_on = threading.Event()
 
-    class Slow(Reader):
+    class Slow(HistoryReader):
         def read(self, run=None):
             may_go_on.wait()
             return super().read(run)
 
-    monkeypatch.setattr(compare_view, "Reader", Slow)
+    monkeypatch.setattr(compare_view, "HistoryReader", Slow)
     clock = Clock()
-    runs, place = Runs(clock), Place(RUN, places[0], RUN)
+    runs, place = Runs(clock), RunPlace(RUN, places[0], RUN)
     with pytest.raises(NotYet, match="still being read"):
         runs.get(place, 0.0)
     may_go_on.set()

@@ -14,12 +14,20 @@ import pytest
 import sample_run
 from byte_counts import add_bytes
 from fcil_protocol.ids import RoundKey, RunId, UpdateId
-from fcil_server.ledger.enums import CENTRAL, OPENING, Answer, Cause, Direction, RunStatus, Source
+from fcil_server.ledger.enums import (
+    CENTRAL,
+    OPENING,
+    Answer,
+    Cause,
+    CountSource,
+    Direction,
+    RunStatus,
+)
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.charts.history import History, frozen
 from fcil_server.reports.results.run_data import collect
-from fcil_server.reports.traffic.paper_claims import Paper
-from fcil_server.web.page.reader import Reader
+from fcil_server.reports.traffic.paper_claims import PaperTraffic
+from fcil_server.web.page.reader import HistoryReader
 from sample_run import CLIENTS, RUN, Clock, digest
 
 KINDS = ("prepare", "train", "train", "evaluate")
@@ -168,7 +176,7 @@ class Growth:
             round_key=key,
             run=run,
             client=self.dice.choice([*CLIENTS, None]),
-            source=Source.KERNEL if kernel else Source.PREDICTED,
+            source=CountSource.KERNEL if kernel else CountSource.PREDICTED,
             **sizes,
         )
 
@@ -232,7 +240,7 @@ def told(history: History) -> dict[str, Any]:
     return {**{name: getattr(history, name) for name in names}, "people": busy}
 
 
-def whole(reader: Reader, run: RunId | None) -> History:
+def whole(reader: HistoryReader, run: RunId | None) -> History:
     found = reader.read(run)
     while found.unread:
         found = reader.read(run)
@@ -242,7 +250,7 @@ def whole(reader: Reader, run: RunId | None) -> History:
 def follow(path: Path, seed: int, steps: int) -> None:
     """Read a ledger at each step of its growth; every second seed reads it in small pieces."""
     clock, patience_s = Clock(), 0.0 if seed % 2 else math.inf
-    with Ledger(path, clock=clock) as ledger, Reader(path, patience_s=patience_s) as reader:
+    with Ledger(path, clock=clock) as ledger, HistoryReader(path, patience_s=patience_s) as reader:
         reader.database.clock = clock
         sample_run.add_clients(ledger)
         growth = Growth(ledger, clock, seed)
@@ -252,7 +260,7 @@ def follow(path: Path, seed: int, steps: int) -> None:
             chosen = growth.dice.choice(ledger.runs.all()).run_id
             for run in growth.dice.sample((chosen, None), 2):
                 found = whole(reader, run)
-                with Reader(path) as other:
+                with HistoryReader(path) as other:
                     other.database.clock = clock
                     fresh = shown(other.read(run))
                 late = {name for name, value in shown(found).items() if value != fresh[name]}
@@ -272,5 +280,5 @@ def test_reading_while_it_grows_is_reading_it_anew(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("web.page.reader", "reports.charts.history"):
-        monkeypatch.setattr(f"fcil_server.{module}.paper_of", lambda _: Paper())
+        monkeypatch.setattr(f"fcil_server.{module}.paper_of", lambda _: PaperTraffic())
     follow(tmp_path / "ledger.sqlite", seed, steps=8)

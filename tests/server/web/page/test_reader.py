@@ -20,7 +20,7 @@ from fcil_server.ledger.tasks import TaskTable
 from fcil_server.reports.charts.history import History, frozen
 from fcil_server.reports.results.run_data import collect
 from fcil_server.web.page import tally
-from fcil_server.web.page.reader import Reader
+from fcil_server.web.page.reader import HistoryReader
 from sample_run import ALICE, BOB, GONE, RUN, Clock
 
 SIZES = {"tensor": 10, "sealed": 20, "application": 30, "wire": 1_000}
@@ -38,8 +38,8 @@ def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def reader(ledger: Ledger, clock: Clock) -> Iterator[Reader]:
-    with Reader(ledger.path) as opened:
+def reader(ledger: Ledger, clock: Clock) -> Iterator[HistoryReader]:
+    with HistoryReader(ledger.path) as opened:
         opened.database.clock = clock
         yield opened
 
@@ -52,20 +52,20 @@ def numbers(history: History) -> dict[str, Any]:
     return {**found, "people": people}
 
 
-def test_a_reader_has_the_numbers_of_a_report(ledger: Ledger, reader: Reader) -> None:
+def test_a_reader_has_the_numbers_of_a_report(ledger: Ledger, reader: HistoryReader) -> None:
     assert numbers(reader.read()) == numbers(frozen(collect(ledger, RUN)))
 
 
 def test_it_has_them_at_every_moment_of_a_run(tmp_path: Path, clock: Clock) -> None:
     """What is remembered of closed rounds never stands in the way of what is new."""
     path = tmp_path / "ledger.sqlite"
-    readers: list[Reader] = []
+    readers: list[HistoryReader] = []
     real = TaskTable.close
 
     def close_task(self: TaskTable, run: RunId, task: int) -> None:
         real(self, run, task)
         if not readers:
-            readers.append(Reader(path))
+            readers.append(HistoryReader(path))
             readers[0].database.clock = clock
         for passed in (0, 10, 200):
             clock.now += passed
@@ -80,7 +80,7 @@ def test_it_has_them_at_every_moment_of_a_run(tmp_path: Path, clock: Clock) -> N
     reader.close()
 
 
-def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: Reader) -> None:
+def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: HistoryReader) -> None:
     first = reader.read()
     assert reader.read() is first
     ledger.audit.add("uid 0", "pause")  # written, but nothing that is shown
@@ -99,7 +99,7 @@ def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: Reader) 
 )
 def test_a_change_names_the_sections_that_show_it(
     ledger: Ledger,
-    reader: Reader,
+    reader: HistoryReader,
     clock: Clock,
     write: Callable[[Ledger], None],
     names: set[str] | None,
@@ -115,7 +115,7 @@ def test_a_change_names_the_sections_that_show_it(
 
 
 def test_bytes_that_come_after_a_rounds_end_are_counted(
-    ledger: Ledger, reader: Reader, clock: Clock
+    ledger: Ledger, reader: HistoryReader, clock: Clock
 ) -> None:
     """Counts are flushed some seconds later; nobody writes anything when they are looked for."""
     key = reader.read().rounds[-1].key
@@ -132,7 +132,7 @@ def test_a_settled_round_is_not_read_again(
     ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.now += 10_000
-    with Reader(ledger.path) as reader:
+    with HistoryReader(ledger.path) as reader:
         reader.database.clock = clock
         reader.read()
         taken: list[Any] = []
@@ -144,7 +144,10 @@ def test_a_settled_round_is_not_read_again(
 
 def test_a_round_that_goes_on_is_open_again(tmp_path: Path, clock: Clock) -> None:
     key = RoundKey(RUN, 3, "train", 0)
-    with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
+    with (
+        sample_run.build(tmp_path / "l", clock=clock) as ledger,
+        HistoryReader(tmp_path / "l") as reader,
+    ):
         reader.database.clock = clock
         ledger.tasks.open(RUN, 3, [6])
         ledger.rounds.open(key, asked=(ALICE, BOB), base_state=9)
@@ -161,10 +164,10 @@ def test_a_round_that_goes_on_is_open_again(tmp_path: Path, clock: Clock) -> Non
 
 
 def test_a_long_history_is_read_in_pieces_the_newest_first(
-    ledger: Ledger, clock: Clock, reader: Reader
+    ledger: Ledger, clock: Clock, reader: HistoryReader
 ) -> None:
     whole = numbers(reader.read())
-    with Reader(ledger.path, patience_s=0.0) as hasty:
+    with HistoryReader(ledger.path, patience_s=0.0) as hasty:
         hasty.database.clock = clock
         for left in range(11, -1, -1):
             found = hasty.read()  # goes on though nobody writes
@@ -178,7 +181,10 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = RoundKey(RUN, 3, "train", 0)
-    with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
+    with (
+        sample_run.build(tmp_path / "l", clock=clock) as ledger,
+        HistoryReader(tmp_path / "l") as reader,
+    ):
         reader.database.clock = clock
         ledger.tasks.open(RUN, 3, [6])
         ledger.rounds.open(key, asked=(ALICE, BOB), base_state=9)
@@ -198,7 +204,7 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
         assert taken == [12]
 
 
-def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> None:
+def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: HistoryReader) -> None:
     ledger.events.add("warning", "lost", "gone is away", run=RUN)
     assert "gone" in {m.name for m in reader.read().members}
     ledger.clients.revoke(GONE, "sold")
@@ -214,7 +220,7 @@ def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> N
 
 
 def test_who_was_erased_before_the_first_run_is_nowhere_either(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+    with Ledger(tmp_path / "l") as ledger, HistoryReader(tmp_path / "l") as reader:
         sample_run.add_clients(ledger)
         ledger.events.add("info", "x", "alice knows gone")
         ledger.refusals.add(ALICE, "x", "alice knows gone")
@@ -227,7 +233,7 @@ def test_who_was_erased_before_the_first_run_is_nowhere_either(tmp_path: Path) -
 
 
 def test_a_new_run_is_found_though_the_older_one_was_just_read(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+    with Ledger(tmp_path / "l") as ledger, HistoryReader(tmp_path / "l") as reader:
         sample_run.add_run(ledger)
         reader.read()
         other = RunId("r20260103-030405-abcd")
@@ -237,7 +243,7 @@ def test_a_new_run_is_found_though_the_older_one_was_just_read(tmp_path: Path) -
 
 
 def test_an_older_run_can_be_read_beside_the_newest(tmp_path: Path) -> None:
-    with page_kit.small(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+    with page_kit.small(tmp_path / "l") as ledger, HistoryReader(tmp_path / "l") as reader:
         other = RunId("r20260103-030405-abcd")
         sample_run.add_run(ledger, other)
         assert (reader.read().run.run_id, len(reader.read().rounds)) == (other, 0)
@@ -252,7 +258,7 @@ def test_an_older_run_can_be_read_beside_the_newest(tmp_path: Path) -> None:
         assert numbers(reader.read(RUN)) == numbers(older)
 
 
-def test_an_unknown_run_is_named(reader: Reader) -> None:
+def test_an_unknown_run_is_named(reader: HistoryReader) -> None:
     with pytest.raises(UsageError, match="there is no run 'r1'"):
         reader.read(RunId("r1"))
 
@@ -261,10 +267,10 @@ def test_a_missing_or_damaged_ledger_is_named_and_read_again_once_it_is_mended(
     ledger: Ledger, clock: Clock, tmp_path: Path
 ) -> None:
     with pytest.raises(StorageError, match="no ledger at"):
-        Reader(tmp_path / "none")
+        HistoryReader(tmp_path / "none")
     phases = ledger.database.number("SELECT phases FROM rounds WHERE seq = 3")
     ledger.database.write("UPDATE rounds SET phases = 'x' WHERE seq = 3")
-    with Reader(ledger.path) as reader:
+    with HistoryReader(ledger.path) as reader:
         reader.database.clock = clock
         for _ in range(2):
             with pytest.raises(CorruptFile, match="column phases"):
@@ -274,7 +280,7 @@ def test_a_missing_or_damaged_ledger_is_named_and_read_again_once_it_is_mended(
 
 
 def test_the_newest_events_are_kept_and_the_others_counted(
-    ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, reader: HistoryReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcil_server.web.page.reader.KEPT_EVENTS", 5)
     for number in range(7):
@@ -290,7 +296,9 @@ def test_the_newest_events_are_kept_and_the_others_counted(
 
 
 @pytest.mark.parametrize("client", [ALICE, GONE])  # GONE's are the newest rows
-def test_metrics_follow_the_evaluations(ledger: Ledger, reader: Reader, client: ClientId) -> None:
+def test_metrics_follow_the_evaluations(
+    ledger: Ledger, reader: HistoryReader, client: ClientId
+) -> None:
     before = reader.read()
     ledger.evaluations.add(RUN, 2, client, dict.fromkeys(range(6), (0, 10)))
     after = reader.read()

@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Session:
+class BrowserSession:
     """A browser's valid session.
 
     Attributes:
@@ -56,7 +56,7 @@ class Session:
     renewal: str | None = field(default=None, repr=False)
 
 
-class Sessions:
+class BrowserSessions:
     """Sessions that are signed with one key.
 
     Args:
@@ -84,7 +84,7 @@ class Sessions:
         now = int(self._clock())
         return self._value(secrets.token_hex(16), now, now)
 
-    def check(self, cookie: str) -> Session | None:
+    def check(self, cookie: str) -> BrowserSession | None:
         """Return the session that a cookie proves; None if it is invalid, forged, or over."""
         match = _COOKIE.fullmatch(cookie)
         if match is None:
@@ -96,7 +96,7 @@ class Sessions:
         # A clock that was set back makes no session longer.
         if abs(now - used) > IDLE_S or abs(now - begun) > LIFE_S or name in self._left:
             return None
-        return Session(
+        return BrowserSession(
             id=name,
             begun=float(begun),
             ends_at=min(used + IDLE_S, begun + LIFE_S),
@@ -104,7 +104,7 @@ class Sessions:
             renewal=self._value(name, begun, int(now)) if abs(now - used) > RENEW_S else None,
         )
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: BrowserSession) -> None:
         """End a session now, including all copies of its cookie.
 
         Raises:
@@ -137,9 +137,9 @@ class KeyedSessions:
         self._left_path = directory / LEFT_NAME
         self._clock = clock
         self._stamp: tuple[int, ...] | None = None
-        self._sessions: Sessions | None = None
+        self._sessions: BrowserSessions | None = None
 
-    def current(self) -> Sessions:
+    def current(self) -> BrowserSessions:
         """Return the sessions of the current key; costs one `stat` if it is unchanged.
 
         Raises:
@@ -152,11 +152,11 @@ class KeyedSessions:
             self._sessions = None
             key = read_private(self._path)
             left = LeftSessions(self._left_path, self._clock, LIFE_S)
-            self._sessions = Sessions(key, self._clock, left)
+            self._sessions = BrowserSessions(key, self._clock, left)
             self._stamp = stamp
         return self._sessions
 
-    def of(self, cookies: Mapping[str, str]) -> Session | None:
+    def of(self, cookies: Mapping[str, str]) -> BrowserSession | None:
         """Return the session of a request with these cookies; None: it has none."""
         try:
             sessions = self.current()
@@ -172,7 +172,7 @@ class KeyedSessions:
         return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
 
 
-def set_cookie(sessions: Sessions, value: str, *, secure: bool) -> str:
+def set_cookie(sessions: BrowserSessions, value: str, *, secure: bool) -> str:
     """Return the ``Set-Cookie`` header that gives a session to its browser.
 
     Args:

@@ -26,10 +26,10 @@ from fcil_server.federation.operator_text import (
 from fcil_server.federation.roster import MAX_WHY, check_name, named
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.rows import Client
+from fcil_server.ledger.rows import ClientRow
 from fcil_server.reports.results.client_history import ClientReader
-from fcil_server.web.page.access.sessions import Session
-from fcil_server.web.page.actions.confirmations import GOOD_S, Confirmations, Plan
+from fcil_server.web.page.access.sessions import BrowserSession
+from fcil_server.web.page.actions.confirmations import GOOD_S, Confirmations, PlannedAct
 
 Ask = Callable[..., dict[str, Any]]
 Fields = Mapping[str, Any]
@@ -64,7 +64,7 @@ class Acts:
         self._ask = ask
         self._waiting = Confirmations() if waiting is None else waiting
 
-    def prepare(self, session: Session, fields: Fields) -> dict[str, Any]:
+    def prepare(self, session: BrowserSession, fields: Fields) -> dict[str, Any]:
         """Describe the effect an action would have now, and return its confirmation token.
 
         Args:
@@ -80,7 +80,7 @@ class Acts:
         word = self._waiting.add(session.id, request, plan)
         return {"confirm": word, "says": plan.says, "act": plan.act, "good_s": GOOD_S}
 
-    def carry_out(self, session: Session, fields: Fields) -> dict[str, Any]:
+    def carry_out(self, session: BrowserSession, fields: Fields) -> dict[str, Any]:
         """Carry out a confirmed action, and return the sentence about it.
 
         Raises:
@@ -111,7 +111,7 @@ class Acts:
             return _issued(request, told)
         return {"says": said(plan.op, told)}
 
-    def _plan(self, request: Fields) -> Plan:
+    def _plan(self, request: Fields) -> PlannedAct:
         """Plan the effect of an action now, from the server's answer and the ledger."""
         live = self._ask("live")  # raises if the server does not run
         act = request["act"]
@@ -123,7 +123,7 @@ class Acts:
                 return _plan_revoke(ledger, request, live)
         if act == "close_round":
             return _plan_close(request, live)
-        return Plan(act, act, {}, (), _MODES[act](live))
+        return PlannedAct(act, act, {}, (), _MODES[act](live))
 
 
 def _checked(fields: Fields) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
     return request
 
 
-def _plan_enrol(ledger: Ledger, request: Fields) -> Plan:
+def _plan_enrol(ledger: Ledger, request: Fields) -> PlannedAct:
     name = check_name(request["name"])
     ledger.clients.refuse_taken(name)
     lasts_s = check_lasts(seconds(request["lasts"]))
@@ -167,14 +167,14 @@ def _plan_enrol(ledger: Ledger, request: Fields) -> Plan:
         f"{way}, once, within {request['lasts']}. It holds a secret and is shown once: hand it "
         f"over as you would a key.{older}"
     )
-    return Plan("enrol", "enrol", fields, (), says)
+    return PlannedAct("enrol", "enrol", fields, (), says)
 
 
-def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> Plan:
+def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> PlannedAct:
     name = request["client"] or request["name"]
     if ledger.clients.by_name(name) is None and ledger.tickets.is_open(name):
         says = f"Withdraws the open ticket for {name!r}: nobody can join with it any more."
-        return Plan("revoke", "revoke", {"name": name}, ("ticket", name), says)
+        return PlannedAct("revoke", "revoke", {"name": name}, ("ticket", name), says)
     row = named(ledger, name)
     why, keep = request["why"][:MAX_WHY], request["keep_update"]
     fields = {"name": row.client_id, "why": why, "keep": keep}
@@ -183,10 +183,10 @@ def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> Plan:
         f"Revokes {_who(ledger, row)}: its connection ends now and its key is refused from now "
         f"on.{update} It is told: {why or REVOKED!r}."
     )
-    return Plan("revoke", "revoke", fields, ("client", row.client_id), says)
+    return PlannedAct("revoke", "revoke", fields, ("client", row.client_id), says)
 
 
-def _who(ledger: Ledger, row: Client) -> str:
+def _who(ledger: Ledger, row: ClientRow) -> str:
     """Return a member in words: name, id, and its part in rounds."""
     known = f"{row.name!r} (id {row.client_id[:8]}"
     if row.role is Role.RELAY:
@@ -203,7 +203,7 @@ def _update_stays(live: Fields, keep: bool) -> str:
     return f"What it has sent to the round under way ({_place(live)}) {kept}."
 
 
-def _plan_close(request: Fields, live: Fields) -> Plan:
+def _plan_close(request: Fields, live: Fields) -> PlannedAct:
     under_way = live["round"]
     if under_way is None:
         raise UsageError(
@@ -218,7 +218,7 @@ def _plan_close(request: Fields, live: Fields) -> Plan:
         f"have answered; {left}.{more}"
     )
     target = (live["run"], under_way["task"], under_way["kind"], under_way["round"])
-    return Plan("close_round", "close_round", {"rest_of_task": rest}, target, says)
+    return PlannedAct("close_round", "close_round", {"rest_of_task": rest}, target, says)
 
 
 def _place(live: Fields) -> str:

@@ -17,7 +17,7 @@ MAX_ALL = 256  # of all sessions together
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedAct:
     """Effect of an action, decided and not carried out yet.
 
     Attributes:
@@ -39,7 +39,7 @@ class Plan:
 class _Waiting:
     session: str
     request: dict[str, Any]
-    plan: Plan
+    plan: PlannedAct
     until: float
 
 
@@ -57,7 +57,7 @@ class Confirmations:
     _waiting: dict[str, _Waiting] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, session: str, request: dict[str, Any], plan: Plan) -> str:
+    def add(self, session: str, request: dict[str, Any], plan: PlannedAct) -> str:
         """Return the token for a request and its plan."""
         word = secrets.token_urlsafe(24)
         with self._lock:
@@ -71,7 +71,7 @@ class Confirmations:
             self._waiting[word] = _Waiting(session, dict(request), plan, until)
         return word
 
-    def burn(self, session: str, word: str) -> tuple[dict[str, Any], Plan]:
+    def burn(self, session: str, word: str) -> tuple[dict[str, Any], PlannedAct]:
         """Return the request and plan of a token, and void it, even for a wrong session.
 
         Raises:

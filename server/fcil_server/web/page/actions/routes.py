@@ -31,8 +31,8 @@ from fcil_protocol.errors import (
 from fcil_server.web.page.access import errors as problems
 from fcil_server.web.page.access.sessions import (
     GET_A_LINK,
+    BrowserSession,
     KeyedSessions,
-    Session,
     forget_cookies,
     set_cookie,
 )
@@ -51,7 +51,7 @@ _LATER = "Try the link again when it runs."
 T = TypeVar("T")
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """A request that is answered with a sentence and not processed."""
 
     def __init__(self, status: int, error: FcilError) -> None:
@@ -97,7 +97,9 @@ class Posts:
         fields = await _json(request)
         token = fields.get("token")
         if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
-            raise Refusal(400, UsageError("to enter, give the token of a link.", action=GET_A_LINK))
+            raise RefusedRequest(
+                400, UsageError("to enter, give the token of a link.", action=GET_A_LINK)
+            )
         sessions = self._keyed.current()  # without a key, a token would be wasted
         await self._try_token(token, request.client.host if request.client else "")
         answer = JSONResponse({"ok": True, "says": "You are let in."})
@@ -113,11 +115,13 @@ class Posts:
             async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
                 await _in_thread(self._knocks, order)
         except (Unreachable, Timeout) as error:  # their own messages name the server's directory
-            raise Refusal(503, type(error)("the server does not answer.", action=_LATER)) from error
+            raise RefusedRequest(
+                503, type(error)("the server does not answer.", action=_LATER)
+            ) from error
         except TrustError as error:
             # After the place is free: many wrong links must not delay the right one.
             await self._pause(PAUSE_S)
-            raise Refusal(403, error) from error
+            raise RefusedRequest(403, error) from error
 
     async def leave(self, request: Request) -> Response:
         """End the session, in this process and in the browser."""
@@ -139,7 +143,7 @@ class Posts:
     async def _order(
         self,
         request: Request,
-        step: Callable[[Acts], Callable[[Session, Mapping[str, Any]], dict[str, Any]]],
+        step: Callable[[Acts], Callable[[BrowserSession, Mapping[str, Any]], dict[str, Any]]],
     ) -> Response:
         assert self._acts is not None, "a page that is for reading has no such route"
         session = self._check(request)
@@ -149,7 +153,7 @@ class Posts:
         async with _one_of(self._turns, ORDER_PATIENCE_S, many):
             return JSONResponse(await _in_thread(self._orders, do))
 
-    def _check(self, request: Request) -> Session:
+    def _check(self, request: Request) -> BrowserSession:
         """Return the session of a request that our own page sent.
 
         Raises:
@@ -158,10 +162,12 @@ class Posts:
         self._check_sender(request)
         session = self._keyed.of(request.cookies)
         if session is None:
-            raise Refusal(401, TrustError("you are not let in, or no longer.", action=GET_A_LINK))
+            raise RefusedRequest(
+                401, TrustError("you are not let in, or no longer.", action=GET_A_LINK)
+            )
         word = request.headers.get(CSRF_HEADER, "").encode("latin-1")
         if not hmac.compare_digest(word, session.csrf.encode("ascii")):
-            raise Refusal(
+            raise RefusedRequest(
                 403, TrustError("this request is not the page's own.", action="Load it anew.")
             )
         return session
@@ -174,12 +180,12 @@ class Posts:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(415, UsageError("expected a body of type application/json."))
+            raise RefusedRequest(415, UsageError("expected a body of type application/json."))
         scheme = "https" if self._secure else "http"
         own = f"{scheme}://{request.headers.get('host', '')}"
         site = request.headers.get("sec-fetch-site", "same-origin")
         if request.headers.get("origin", "").lower() != own.lower() or site != "same-origin":
-            raise Refusal(
+            raise RefusedRequest(
                 403, TrustError("this request comes from another page.", action=GET_A_LINK)
             )
 
@@ -195,7 +201,7 @@ async def _one_of(places: asyncio.Semaphore, patience_s: float, many: str) -> As
         async with asyncio.timeout(patience_s):
             await places.acquire()
     except TimeoutError as error:
-        raise Refusal(429, NotNow(many, action="Try again in a few seconds.")) from error
+        raise RefusedRequest(429, NotNow(many, action="Try again in a few seconds.")) from error
     try:
         yield
     finally:
@@ -214,15 +220,15 @@ async def _json(request: Request) -> dict[str, Any]:
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
-                raise Refusal(413, long)
+                raise RefusedRequest(413, long)
     except ClientDisconnect as error:  # no client is left to answer
-        raise Refusal(400, UsageError("the request ended before its body did.")) from error
+        raise RefusedRequest(400, UsageError("the request ended before its body did.")) from error
     try:
         fields = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, UsageError("expected a JSON object.")) from error
+        raise RefusedRequest(400, UsageError("expected a JSON object.")) from error
     if not isinstance(fields, dict):
-        raise Refusal(400, UsageError("expected a JSON object."))
+        raise RefusedRequest(400, UsageError("expected a JSON object."))
     return fields
 
 
@@ -232,7 +238,7 @@ def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
     async def answer(request: Request) -> Response:
         try:
             return await handle(request)
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             return problems.told(refusal.error, refusal.status)
         except FcilError as error:
             return problems.told(error)

@@ -16,8 +16,8 @@ from fcil_server.web.page.access.sessions import (
     LIFE_S,
     MAX_COOKIES,
     RENEW_S,
+    BrowserSessions,
     KeyedSessions,
-    Sessions,
     forget_cookies,
     set_cookie,
 )
@@ -26,8 +26,8 @@ from sample_run import Clock
 KEY = b"k" * 32
 
 
-def sessions(clock: Clock, key: bytes = KEY) -> Sessions:
-    return Sessions(key, clock)
+def sessions(clock: Clock, key: bytes = KEY) -> BrowserSessions:
+    return BrowserSessions(key, clock)
 
 
 def put_key(directory, key: bytes, mode: int = 0o600) -> None:
@@ -42,7 +42,7 @@ def keyed(directory) -> KeyedSessions:
     return KeyedSessions(directory, Clock())
 
 
-def jar(let_in: Sessions) -> dict[str, str]:
+def jar(let_in: BrowserSessions) -> dict[str, str]:
     """Return the cookies of a browser that has just entered."""
     return {let_in.cookie: let_in.begin(), "other": "1"}
 

@@ -15,7 +15,7 @@ from fcil_protocol.errors import NotNow, Timeout, TrustError, Unreachable, Usage
 from fcil_server.federation import operator_text
 from fcil_server.federation.page_key import KEY_NAME
 from fcil_server.ledger.ledger import LEDGER_NAME
-from fcil_server.web.page.access.sessions import KeyedSessions, Session
+from fcil_server.web.page.access.sessions import BrowserSession, KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
 from fcil_server.web.page.actions.actions import Acts, qr_svg
 from fcil_server.web.page.actions.confirmations import (
@@ -23,13 +23,13 @@ from fcil_server.web.page.actions.confirmations import (
     MAX_ALL,
     MAX_OPEN,
     Confirmations,
-    Plan,
+    PlannedAct,
 )
 from fcil_server.web.page.actions.routes import MAX_BODY_BYTES, routes
 from fcil_server.web.page.server import LIMITS, ORDER_S
 from sample_run import ALICE, BOB
 
-ME, OTHER = (Session(id=i, begun=0.0, ends_at=1.0, csrf="") for i in ("me", "other"))
+ME, OTHER = (BrowserSession(id=i, begun=0.0, ends_at=1.0, csrf="") for i in ("me", "other"))
 TICKET = "FCIL1-ABCDEFGHIJKLMNOP"
 
 
@@ -93,7 +93,7 @@ def acts(directory: Path, server: Server) -> Acts:
     return Acts(directory, server.ask, Confirmations(Clock()))
 
 
-def confirm(acts: Acts, session: Session = ME, /, **fields: Any) -> dict[str, Any]:
+def confirm(acts: Acts, session: BrowserSession = ME, /, **fields: Any) -> dict[str, Any]:
     word = acts.prepare(session, fields)["confirm"]
     return acts.carry_out(session, {"confirm": word})
 
@@ -292,8 +292,8 @@ def test_a_ticket_that_was_used_meanwhile_does_not_revoke_its_client(tmp_path, s
     assert server.done == []
 
 
-def plan() -> Plan:
-    return Plan("pause", "pause", {}, (), "")
+def plan() -> PlannedAct:
+    return PlannedAct("pause", "pause", {}, (), "")
 
 
 def test_only_the_newest_words_of_a_session_are_kept() -> None:

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
-from fcil_adapters.toolkit.lora.client import Bench, Pass, cross_entropy, train_round
+from fcil_adapters.toolkit.lora.client import (
+    LoraSetup,
+    Pass,
+    cross_entropy,
+    train_round,
+)
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from torch import Tensor
 
@@ -24,7 +29,7 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train; a task of one class is answered with its mean feature."""
         h: Options = ctx.hparams
-        bench = Bench.of(ctx, read_parts(h, broadcast))
+        bench = LoraSetup.of(ctx, read_parts(h, broadcast))
 
         def loss(seen: Pass) -> Tensor:
             return cross_entropy(seen) - h.strength * entropy(seen.logits)

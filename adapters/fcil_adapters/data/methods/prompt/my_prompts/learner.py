@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
-from fcil_adapters.toolkit.prompts.client import Bench, learn_pools, own_cross_entropy
+from fcil_adapters.toolkit.prompts.client import (
+    PromptSetup,
+    learn_pools,
+    own_cross_entropy,
+)
 from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.prompts.prefix import Queries
 from fcil_adapters.toolkit.training.optimise import Batch, class_counts
@@ -25,7 +29,7 @@ class Learner:
         """Train; a task of one class is answered with its mean feature."""
         h: Options = ctx.hparams
 
-        def objective(bench: Bench, batch: Batch, queries: Queries) -> None:
+        def objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
             for piece in batch.pieces():  # what the device takes in one pass
                 chosen = queries.of(piece.index, piece.pixels)  # (b, d)
                 features = bench.prompted(piece, chosen)  # (b, d)
