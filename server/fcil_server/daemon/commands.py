@@ -124,11 +124,11 @@ class Commands:
             coordinator.set_mode(mode)
             text = "no round opens" if op == "pause" else "rounds go on"
             self._context.journal.note("info", mode.value, text)
-        return {"mode": coordinator.at.mode.value, "round_open": coordinator.at.is_open}
+        return {"mode": coordinator.progress.mode.value, "round_open": coordinator.progress.is_open}
 
     def _stop_run(self, fields: dict[str, Any]) -> dict[str, Any]:
         context = self._context
-        run = context.run.coordinator.kit.run
+        run = context.run.coordinator.context.run
         _audit(context, fields, "stop_run", run)
         row = context.ledger.runs.get(run)
         if row is not None and row.status is not RunStatus.DONE:
@@ -149,10 +149,10 @@ class Commands:
         context, actor = self._context, _actor(fields)
         ledger, journal, coordinator = context.ledger, context.journal, context.run.coordinator
         row = ever_named(ledger, str(fields.get("name", "")))
-        kit, directory = coordinator.kit, context.federation.directory
-        under_way = ledger.rounds.current(kit.run)
+        run_context, directory = coordinator.context, context.federation.directory
+        under_way = ledger.rounds.current(run_context.run)
         rows = ledger.updates.of_round(under_way.key) if under_way else []
-        going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
+        going = Going(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
         journal.write()  # waiting notes name the client, too
         done = erase(context.roster, directory, row, actor, going)
         coordinator.revoked(row.client_id)
@@ -184,7 +184,7 @@ def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, 
         UsageError: there is no such change or class, or it would mix classes.
     """
     coordinator = context.run.coordinator
-    names = apply_change(coordinator.kit.classes, fields)
+    names = apply_change(coordinator.context.classes, fields)
     _audit(context, fields, f"classes_{fields['change']}", ", ".join(names))
     coordinator.classes_changed()
     return {"names": names}

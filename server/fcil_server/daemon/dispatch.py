@@ -129,7 +129,7 @@ class Dispatch:
 
     def _decline(self, peer: Peer, message: Decline) -> None:
         coordinator = self._context.run.coordinator
-        key = RoundKey(coordinator.kit.run, message.task, message.kind, message.round)
+        key = RoundKey(coordinator.context.run, message.task, message.kind, message.round)
         text = f"{peer.name}: {message.reason}"
         self._context.journal.note("info", "declined", text, peer.client)
         peer.resting = message.reason == NotNow.code

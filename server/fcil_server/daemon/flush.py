@@ -48,7 +48,7 @@ class Books:
     def _keep_remaining(self) -> None:
         """Store the time left until the deadline: it counts server uptime only."""
         coordinator = self._context.run.coordinator
-        remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
+        remaining, key = coordinator.remaining_s, coordinator.progress.key(coordinator.context.run)
         if remaining is not None and key is not None:
             self._context.ledger.rounds.set_remaining(key, remaining)
 

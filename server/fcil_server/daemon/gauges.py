@@ -22,21 +22,21 @@ def gauges(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
         fields: ``clients``: ids of clients to report as present or not (`MAX_TOLD_APART`).
     """
     coordinator = context.run.coordinator
-    at = coordinator.at
-    answers = at.round.answers if at.round is not None else {}
-    worker = coordinator.kit.aggregation.worker
+    progress = coordinator.progress
+    answers = progress.round.answers if progress.round is not None else {}
+    worker = coordinator.context.aggregation.worker
     wanted = fields.get("clients")
     ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
     return {
         "pid": os.getpid(),
         "started_at": context.started_at,
-        "run": coordinator.kit.run,
-        "phase": at.phase,
-        "mode": at.mode.value,
-        "waiting_for": at.waiting_for,
-        "task": at.task.index if at.task else None,
-        "kind": at.step.kind if at.step else None,
-        "round": at.step.round if at.step else None,
+        "run": coordinator.context.run,
+        "phase": progress.phase,
+        "mode": progress.mode.value,
+        "waiting_for": progress.waiting_for,
+        "task": progress.task.index if progress.task else None,
+        "kind": progress.step.kind if progress.step else None,
+        "round": progress.step.round if progress.step else None,
         "remaining_s": coordinator.remaining_s,
         "asked": len(answers),
         "answered": sum(a is Answer.UPDATED for a in answers.values()),

@@ -80,12 +80,14 @@ class LiveStatus:
 
     async def _round(self, turns: Turns) -> dict[str, Any] | None:
         coordinator = self._context.run.coordinator
-        at = coordinator.at
-        if at.task is None or at.step is None or at.round is None:
+        progress = coordinator.progress
+        if progress.task is None or progress.step is None or progress.round is None:
             return None
-        machine, rules = at.round, at.round.rules
+        machine, rules = progress.round, progress.round.rules
         answers = dict(machine.answers)
-        key = RoundKey(coordinator.kit.run, at.task.index, at.step.kind, at.step.round)
+        key = RoundKey(
+            coordinator.context.run, progress.task.index, progress.step.kind, progress.step.round
+        )
         uploads: dict[ClientId, UploadProgress] = {}
         ranks: list[list[ClientId]] = [[] for _ in range(_RANKS)]
         for client, answer in answers.items():
@@ -99,11 +101,11 @@ class LiveStatus:
             "kind": key.kind,
             "task": key.task,
             "round": key.round,
-            "rounds": at.step.rounds,
-            "phase": at.phase,
-            "mode": at.mode.value,
-            "waiting_for": at.waiting_for,
-            "opened_at": at.opened_at,
+            "rounds": progress.step.rounds,
+            "phase": progress.phase,
+            "mode": progress.mode.value,
+            "waiting_for": progress.waiting_for,
+            "opened_at": progress.opened_at,
             "remaining_s": coordinator.remaining_s,
             "deadline_s": rules.deadline_s,
             "quorum": max(rules.quorum or rules.min_clients, rules.min_updates),
@@ -143,7 +145,7 @@ class LiveStatus:
         peer = self._context.peers.by_client(client)
         return {
             "id": client,
-            "name": peer.name if peer else self._context.run.coordinator.kit.name_of(client),
+            "name": peer.name if peer else self._context.run.coordinator.context.name_of(client),
             "here": peer is not None,
             "answer": answer.word,
             "reason": reason,
@@ -156,8 +158,8 @@ class LiveStatus:
     # --- all clients ----------------------------------------------------------------------------
 
     async def _peers(self, turns: Turns) -> dict[str, Any]:
-        peers, at = self._context.peers, self._context.run.coordinator.at
-        answers = at.round.answers if at.round is not None else {}
+        peers, progress = self._context.peers, self._context.run.coordinator.progress
+        answers = progress.round.answers if progress.round is not None else {}
         found: dict[str, Any] = {}
         for peer in list(peers):
             # A client's answer makes its last progress report void.

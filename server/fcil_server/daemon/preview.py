@@ -27,11 +27,11 @@ def outlook(run: OpenRun) -> dict[str, Any]:
         ``classes`` and ``closed``), and ``waiting``: names for the next task, None if tasks are
         listed.
     """
-    kit = run.coordinator.kit
+    run_context = run.coordinator.context
     told = handshake.welcome(run.terms, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
-    rows = kit.ledger.classes.all(kit.run)
-    opened = kit.ledger.tasks.all(kit.run)
-    listed = kit.classes.listed_tasks()
+    rows = run_context.ledger.classes.all(run_context.run)
+    opened = run_context.ledger.tasks.all(run_context.run)
+    listed = run_context.classes.listed_tasks()
     tasks = []
     for number in range(max(listed, len(opened))):
         names = [c.name for c in rows if (c.planned_task if listed else c.task) == number]
@@ -39,8 +39,8 @@ def outlook(run: OpenRun) -> dict[str, Any]:
         tasks.append({"classes": names, "closed": closed})
     return {
         "terms": told.model_dump(include=_TERMS),
-        "rounds_per_task": kit.config.round.rounds_per_task,
-        "evaluate": kit.config.run.evaluate,
+        "rounds_per_task": run_context.config.round.rounds_per_task,
+        "evaluate": run_context.config.run.evaluate,
         "tasks": tasks,
-        "waiting": None if listed else [c.name for c in kit.classes.pending()],
+        "waiting": None if listed else [c.name for c in run_context.classes.pending()],
     }

@@ -71,7 +71,7 @@ class _Actions(ServerActions):
         self.server.stop()
 
     def drain_rounds(self) -> None:
-        if self.coordinator.at.mode is not Mode.DRAINING:
+        if self.coordinator.progress.mode is not Mode.DRAINING:
             text = "no round opens any more; stopping when this one is over"
             self.server.journal.note("info", "draining", text)
         self.coordinator.set_mode(Mode.DRAINING)
@@ -165,7 +165,7 @@ class Server:
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
         ends.push_async_callback(self._last, run.close)
-        self.journal.begin_run(run.coordinator.kit.run)
+        self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, metrics, page)
         parts = self._compose(context, listening)
         for step in (parts.books.end, parts.sessions.say_goodbye, context.intake.drain):
@@ -186,7 +186,7 @@ class Server:
             lag=self.lag,
             links=PageLinks(),
             link=listening.link,
-            accounts=Accounts(self.ledger, run.coordinator.kit.run, kernel=kernel),
+            accounts=Accounts(self.ledger, run.coordinator.context.run, kernel=kernel),
             intake=run.make_intake(),
             run=run,
             metrics=metrics,

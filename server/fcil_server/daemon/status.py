@@ -23,7 +23,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
     """Return the complete status of a running server."""
     context.journal.write()  # the ledger then has all that the status names
     coordinator = context.run.coordinator
-    run = context.ledger.runs.get(coordinator.kit.run)
+    run = context.ledger.runs.get(coordinator.context.run)
     assert run is not None
     return {
         "running": True,
@@ -42,9 +42,9 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "status": run.status.value,
             "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
             "method": run.method,
-            "backbone": coordinator.kit.info.name,
+            "backbone": coordinator.context.info.name,
             "directory": str(context.run.directory.resolve()),
-            "state": coordinator.at.number,
+            "state": coordinator.progress.number,
             "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
         },
@@ -70,23 +70,23 @@ def status_line(context: ServerContext) -> str:
 
 def _now(context: ServerContext) -> dict[str, Any]:
     coordinator = context.run.coordinator
-    at = coordinator.at
-    machine = at.round
+    progress = coordinator.progress
+    machine = progress.round
     return {
-        "phase": at.phase,
-        "mode": at.mode.value,
-        "waiting_for": at.waiting_for,
-        "task": at.task.index if at.task else None,
-        "kind": at.step.kind if at.step else None,
-        "round": at.step.round if at.step else None,
-        "rounds": at.step.rounds if at.step else None,
+        "phase": progress.phase,
+        "mode": progress.mode.value,
+        "waiting_for": progress.waiting_for,
+        "task": progress.task.index if progress.task else None,
+        "kind": progress.step.kind if progress.step else None,
+        "round": progress.step.round if progress.step else None,
+        "rounds": progress.step.rounds if progress.step else None,
         "remaining_s": coordinator.remaining_s,
         "answers": {c: a.word for c, a in machine.answers.items()} if machine else {},
     }
 
 
 async def _clients(context: ServerContext) -> list[dict[str, Any]]:
-    run, path = context.run.coordinator.kit.run, context.ledger.path
+    run, path = context.run.coordinator.context.run, context.ledger.path
     learned = {t.task for t in context.ledger.tasks.all(run) if t.closed_at is not None}
 
     def read() -> tuple[

@@ -13,25 +13,25 @@ from fcil_protocol.payloads.builtin import EVALUATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
 from fcil_server.rounds.events import Available, Phase
 from fcil_server.rounds.machine import Round
-from fcil_server.rounds.position import Mode, RunContext, RunProgress, stamp
+from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp
 from fcil_server.rounds.schedule import Step
 from fcil_server.sessions.peers import Peer
 
 
 def available(
-    kit: RunContext, at: RunProgress, peers: Iterable[Peer], now: float
+    context: RunContext, progress: RunProgress, peers: Iterable[Peer], now: float
 ) -> list[Available]:
     """Return, for each connected client, if it has data for the round under way."""
     keys: frozenset[str] = frozenset()
-    evaluating = at.step is not None and at.step.kind == EVALUATE
-    if at.task is not None and at.step is not None:
-        keys = kit.classes.keys_of(at.task.seen if evaluating else at.task.classes)
+    evaluating = progress.step is not None and progress.step.kind == EVALUATE
+    if progress.task is not None and progress.step is not None:
+        keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
     part = "test" if evaluating else "train"
-    task = at.task.index if at.task is not None and not evaluating else -1
+    task = progress.task.index if progress.task is not None and not evaluating else -1
     return [
         Available(
             peer.client,
-            peer.holds(keys, part) and (peer.client, task) not in kit.forgotten,
+            peer.holds(keys, part) and (peer.client, task) not in context.forgotten,
             now,
         )
         for peer in peers
@@ -39,44 +39,49 @@ def available(
 
 
 async def ask(
-    kit: RunContext, at: RunProgress, peer: Peer, *, remaining_s: float, verdict: Verdict | None
+    context: RunContext,
+    progress: RunProgress,
+    peer: Peer,
+    *,
+    remaining_s: float,
+    verdict: Verdict | None,
 ) -> bool:
     """Send RoundOpen for the round under way."""
-    assert at.task is not None
-    assert at.step is not None
-    registry = await registry_part(kit, at, peer, at.task, at.step)
-    return kit.send(
+    assert progress.task is not None
+    assert progress.step is not None
+    registry = await registry_part(context, progress, peer, progress.task, progress.step)
+    return context.send(
         peer,
         RoundOpen(
-            run=kit.run,
-            task=at.task.index,
-            kind=at.step.kind,
-            round=at.step.round,
-            rounds=at.step.rounds,
-            base=at.base,
-            classes=list(at.task.classes),
-            past=list(at.task.past),
+            run=context.run,
+            task=progress.task.index,
+            kind=progress.step.kind,
+            round=progress.step.round,
+            rounds=progress.step.rounds,
+            base=progress.base,
+            classes=list(progress.task.classes),
+            past=list(progress.task.past),
             # The client's id makes its stream differ from the others' of the same round.
-            seed=[kit.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
+            seed=[context.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
             remaining_s=remaining_s,
-            min_count=kit.config.privacy.evaluate_min_count,
-            parts=[*at.refs, registry],
+            min_count=context.config.privacy.evaluate_min_count,
+            parts=[*progress.refs, registry],
             verdict=verdict,
         ),
     )
 
 
 async def registry_part(
-    kit: RunContext, at: RunProgress, peer: Peer, task: TaskInfo, step: Step
+    context: RunContext, progress: RunProgress, peer: Peer, task: TaskInfo, step: Step
 ) -> PartRef:
     """Publish the names and ids of the classes that this client may know."""
-    if kit.config.privacy.share_names:
-        ids = {name: class_id for class_id, name in kit.classes.names().items()}
+    if context.config.privacy.share_names:
+        ids = {name: class_id for class_id, name in context.classes.names().items()}
     else:
-        ids = kit.classes.names_for(peer.names)
+        ids = context.classes.names_for(peer.names)
     seen = set(task.seen)
     names = sorted(name for name, class_id in ids.items() if class_id in seen)
-    tasks = {c: t.task for t in kit.ledger.tasks.all(kit.run) for c in t.class_ids}
+    tasks = {c: t.task for t in context.ledger.tasks.all(context.run) for c in t.class_ids}
     payload = Payload(
         {
             "class": np.array([ids[n] for n in names], np.int64),
@@ -85,38 +90,40 @@ async def registry_part(
         {"names": names},
     )
     part = Part(REGISTRY, payload)
-    return await kit.publisher.publish_for(peer.client, part, stamp(kit, at, task, step))
+    return await context.publisher.publish_for(
+        peer.client, part, header_stamp(context, progress, task, step)
+    )
 
 
-def describe_pause(at: RunProgress) -> str:
+def describe_pause(progress: RunProgress) -> str:
     """Return a phrase that names what ends the pause."""
-    return "fcil-server resume" + (f" ({at.held_for})" if at.held_for else "")
+    return "fcil-server resume" + (f" ({progress.held_for})" if progress.held_for else "")
 
 
-def describe_wait(kit: RunContext, at: RunProgress) -> tuple[str, str]:
+def describe_wait(context: RunContext, progress: RunProgress) -> tuple[str, str]:
     """Return the phase of the round under way, and a phrase that names what it waits for."""
-    assert at.round is not None
-    assert at.task is not None
-    assert at.step is not None
-    if at.round.phase is Phase.OPEN:
-        stuck = at.round.stuck_until is not None
+    assert progress.round is not None
+    assert progress.task is not None
+    assert progress.step is not None
+    if progress.round.phase is Phase.OPEN:
+        stuck = progress.round.stuck_until is not None
         return "collecting", "clients that have declined to be able to take part" if stuck else ""
-    if at.mode is Mode.PAUSED:
-        return "paused", describe_pause(at)
-    return "gathering", _describe_gathering(kit, at.round, at.task, at.step)
+    if progress.mode is Mode.PAUSED:
+        return "paused", describe_pause(progress)
+    return "gathering", _describe_gathering(context, progress.round, progress.task, progress.step)
 
 
-def _describe_gathering(kit: RunContext, machine: Round, task: TaskInfo, step: Step) -> str:
-    here = len(kit.peers.announced())
-    more = kit.config.round.min_clients - here
+def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, step: Step) -> str:
+    here = len(context.peers.announced())
+    more = context.config.round.min_clients - here
     if more > 0:
         return f"{more} more client{'s' if more > 1 else ''} ({here} here)"
     if machine.opens_at is not None:
         return "others that may come or have images in a moment (round.settle_s)"
-    hidden = hidden_classes(kit, task, step)
+    hidden = hidden_classes(context, task, step)
     if hidden:
         return f"hidden classes to be shown: fcil-server classes show {hidden}"
-    images = wanted_images(kit, task, step)
+    images = wanted_images(context, task, step)
     if not machine.holders:
         return f"a client that holds {images}"
     lacking = machine.rules.min_updates - machine.holders
@@ -124,24 +131,24 @@ def _describe_gathering(kit: RunContext, machine: Round, task: TaskInfo, step: S
     return f"{who} {images} ({machine.holders} here)"
 
 
-def wanted_images(kit: RunContext, task: TaskInfo, step: Step) -> str:
+def wanted_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
-    names = kit.classes.names()
+    names = context.classes.names()
     wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
     listed = ", ".join(names[c] for c in wanted[:8])
     return f"{'test ' if step.kind == EVALUATE else ''}images of {listed}{more}"
 
 
-def hidden_classes(kit: RunContext, task: TaskInfo, step: Step) -> str:
+def hidden_classes(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return the arguments of `fcil-server classes show` if all classes of a round are hidden.
 
     Empty if a class of the round is not hidden: then no connected client has images of it.
     """
     wanted = _wanted(task, step)
-    if not wanted or kit.classes.keys_of(wanted):
+    if not wanted or context.classes.keys_of(wanted):
         return ""
-    names = kit.classes.names()
+    names = context.classes.names()
     return shlex.join(names[c] for c in wanted)
 
 

@@ -19,7 +19,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import UpdateRow
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
-from fcil_server.rounds.position import RunContext, RunProgress, context
+from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
 
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
@@ -35,11 +35,13 @@ def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
 
 
 async def save(
-    kit: RunContext, at: RunProgress, state: State, task: TaskInfo
+    context: RunContext, progress: RunProgress, state: State, task: TaskInfo
 ) -> tuple[int, Digest]:
     """Save the next state on disk; the ledger makes it the run's."""
-    number = at.number + 1
-    digest = await asyncio.to_thread(kit.states.save, number, state, at.digest, task.index)
+    number = progress.number + 1
+    digest = await asyncio.to_thread(
+        context.states.save, number, state, progress.digest, task.index
+    )
     return number, digest
 
 
@@ -48,12 +50,12 @@ class Closing:
     """Closes rounds of one run and remembers the verdicts on updates.
 
     Attributes:
-        at: progress of the run, read only.
+        progress: progress of the run, read only.
         adopt: called with a committed state, as `RunProgress.adopt` is.
     """
 
-    kit: RunContext
-    at: RunProgress
+    context: RunContext
+    progress: RunProgress
     adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
@@ -64,37 +66,39 @@ class Closing:
         self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
     ) -> None:
         """Close a round in the ledger and notify the asked clients."""
-        key = RoundKey(self.kit.run, task.index, step.kind, step.round)
+        key = RoundKey(self.context.run, task.index, step.kind, step.round)
         if step.kind == EVALUATE:
-            rows = self.kit.ledger.updates.accepted(key)
+            rows = self.context.ledger.updates.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
-            with self.kit.ledger.transaction(waits=False):
-                for row in self.kit.ledger.updates.accepted(
+            with self.context.ledger.transaction(waits=False):
+                for row in self.context.ledger.updates.accepted(
                     key
                 ):  # without clients revoked meanwhile
                     counts = results[row.client]
-                    self.kit.ledger.evaluations.add(self.kit.run, key.task, row.client, counts)
+                    self.context.ledger.evaluations.add(
+                        self.context.run, key.task, row.client, counts
+                    )
                 outcome = self._commit(key, close, {"collect_s": collect_s})
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)
-        await asyncio.to_thread(self.kit.ledger.sync)
+        await asyncio.to_thread(self.context.ledger.sync)
         self._verdicts |= self._judged
         await self._tell(key, close, outcome)
-        await asyncio.to_thread(self.kit.aggregation.settled)
+        await asyncio.to_thread(self.context.aggregation.settled)
         await self.tidied()
         # The updates of the newest state stay: if its file is damaged, it is computed again. Chosen
         # now, while no round takes updates; the others are removed during the next round.
-        needed = needed_updates(self.kit.ledger, self.kit.run)
-        victims = sorted(set(self.kit.spool.keys()) - needed)
+        needed = needed_updates(self.context.ledger, self.context.run)
+        victims = sorted(set(self.context.spool.keys()) - needed)
         self._tidying = asyncio.create_task(self._tidy(victims))
 
     async def _tidy(self, victims: Sequence[str]) -> None:
         """Remove updates and states that are no longer needed."""
         try:
-            await asyncio.to_thread(self.kit.spool.remove, victims)
-            await asyncio.to_thread(self.kit.states.prune)
+            await asyncio.to_thread(self.context.spool.remove, victims)
+            await asyncio.to_thread(self.context.states.prune)
         except StorageError as error:  # the next round tries again
-            self.kit.notify("warning", error.code, str(error))
+            self.context.notify("warning", error.code, str(error))
 
     async def tidied(self) -> None:
         """Wait until the leftovers of closed rounds are removed."""
@@ -104,11 +108,11 @@ class Closing:
     async def _aggregate(
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
     ) -> Outcome:
-        kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
-        began, least = loop.time(), kit.config.least_updates
+        context, progress, loop = self.context, self.progress, asyncio.get_running_loop()
+        began, least = loop.time(), context.config.least_updates
         while len(updates := self._usable(key)) >= least:
-            ctx = context(kit, task, step)
-            combined = await kit.aggregation.aggregate(ctx, at.state, updates)
+            ctx = method_context(context, task, step)
+            combined = await context.aggregation.aggregate(ctx, progress.state, updates)
             state, excluded = combined.state, combined.excluded
             aggregated = loop.time()
             phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
@@ -117,30 +121,30 @@ class Closing:
             counted = [u for u in updates if u.client not in excluded]
             if len(counted) < least:
                 return self._too_few(key, close, excluded, phases)
-            await asyncio.to_thread(kit.aggregation.keep, counted)
-            number, digest = await save(kit, at, state, task)
+            await asyncio.to_thread(context.aggregation.keep, counted)
+            number, digest = await save(context, progress, state, task)
             if self._usable(key) == updates:
                 break
             # A client was revoked meanwhile: the state must not contain its update.
-            kit.states.discard_after(at.number)
-            kit.aggregation.keep_not(updates)
+            context.states.discard_after(progress.number)
+            context.aggregation.keep_not(updates)
         else:
             return self._too_few(key, close, {}, {"collect_s": collect_s})
         phases["save_s"] = loop.time() - aggregated
-        with kit.ledger.transaction(waits=False):
+        with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
-                kit.ledger.updates.exclude(key, client, reason)
-            kit.ledger.states.add(key, number, digest, at.digest)
+                context.ledger.updates.exclude(key, client, reason)
+            context.ledger.states.add(key, number, digest, progress.digest)
             outcome = self._commit(key, close, phases, number)
         for client, reason in excluded.items():
-            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+            context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
         self._warn_of_names()
         self.adopt(state, number, digest, combined.parts)
         return outcome
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
-        return [u for u in self.kit.ledger.updates.accepted(key) if u.samples > 0]
+        return [u for u in self.context.ledger.updates.accepted(key) if u.samples > 0]
 
     def _too_few(
         self,
@@ -150,25 +154,25 @@ class Closing:
         phases: dict[str, float],
     ) -> Outcome:
         """Close a round with fewer updates than a state needs; the state stays."""
-        kit, least = self.kit, self.kit.config.least_updates
-        with kit.ledger.transaction(waits=False):
+        context, least = self.context, self.context.config.least_updates
+        with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
-                kit.ledger.updates.exclude(key, client, reason)
+                context.ledger.updates.exclude(key, client, reason)
             usable = self._usable(key)
             for row in usable:
                 reason = (
                     f"a round needs {least} updates to change anything and had {len(usable)} "
                     "(round.min_updates)"
                 )
-                kit.ledger.updates.exclude(key, row.client, reason)
+                context.ledger.updates.exclude(key, row.client, reason)
             if usable and close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.TOO_FEW)
             outcome = self._commit(key, close, phases)
         for client, reason in excluded.items():
-            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+            context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
         if usable:
-            text = notes.too_few(self.at, len(usable), least)
-            kit.notify("warning", "too_few_updates", text)
+            text = notes.too_few(self.progress, len(usable), least)
+            context.notify("warning", "too_few_updates", text)
         return outcome
 
     def _void(
@@ -179,17 +183,17 @@ class Closing:
         phases: dict[str, float],
     ) -> Outcome:
         """Close a round whose updates cannot be combined, none being at fault; the state stays."""
-        kit = self.kit
+        context = self.context
         assert combined.failure is not None
         why = combined.failure.message
-        with kit.ledger.transaction(waits=False):
+        with context.ledger.transaction(waits=False):
             for row in self._usable(key):
                 reason = f"the round is void, and no update is to blame: {why}"
-                kit.ledger.updates.exclude(key, row.client, reason)
+                context.ledger.updates.exclude(key, row.client, reason)
             if close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.VOID)
             outcome = self._commit(key, close, phases)
-        kit.notify("error", "void", notes.void(self.at, why))
+        context.notify("error", "void", notes.void(self.progress, why))
         return outcome
 
     def heed_void(self, key: RoundKey) -> str:
@@ -203,31 +207,33 @@ class Closing:
         Raises:
             RunFailed: no operator is there to resume the run (``--until-done``).
         """
-        kit, row = self.kit, self.kit.ledger.rounds.get(key)
-        count = kit.ledger.rounds.count_void(kit.run)
+        context, row = self.context, self.context.ledger.rounds.get(key)
+        count = context.ledger.rounds.count_void(context.run)
         if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
             return ""
         text = f"the last {count} rounds are void: their updates could not be combined"
         action = "Mend what the notes and worker.log name (memory, the method), then: "
-        if not kit.attended:
+        if not context.attended:
             raise RunFailed(
                 f"{text}.",
                 action=f"{action}fcil-server serve; the run goes on with the next round.",
             )
-        kit.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
+        context.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
         return text
 
     def _warn_of_names(self) -> None:
         """Warn, once for a class, that two clients seem to mean different things by its name."""
-        names = self.kit.classes.names()
-        for class_id, one, other in self.kit.aggregation.far_apart:
+        names = self.context.classes.names()
+        for class_id, one, other in self.context.aggregation.far_apart:
             if class_id not in self._far_apart:
                 self._far_apart.add(class_id)
-                both = f"{self.kit.name_of(one)} and {self.kit.name_of(other)}"
+                both = f"{self.context.name_of(one)} and {self.context.name_of(other)}"
                 text = (
                     f"{both} mean different things by {names[class_id]!r}, it seems: their images"
                 )
-                self.kit.notify("warning", "far_apart", f"{text} are as far apart as classes are")
+                self.context.notify(
+                    "warning", "far_apart", f"{text} are as far apart as classes are"
+                )
 
     def _commit(
         self,
@@ -236,8 +242,8 @@ class Closing:
         phases: dict[str, float],
         new_state: int | None = None,
     ) -> Outcome:
-        ledger = self.kit.ledger
-        assert self.at.round is not None
+        ledger = self.context.ledger
+        assert self.progress.round is not None
         for client in close.answers:  # a client that asks before the sync gets the last round's
             self.verdict(client)
         with ledger.transaction(waits=False):
@@ -249,7 +255,7 @@ class Closing:
                 outcome = Outcome.SHORT
             for client, answer in close.answers.items():
                 if answer in SILENT and client not in updated:
-                    reason = self.at.round.reasons.get(client, "")
+                    reason = self.progress.round.reasons.get(client, "")
                     ledger.answers.set(key, client, answer, reason)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
@@ -260,7 +266,7 @@ class Closing:
                 why=close.why,
                 new_state=new_state,
                 phases=phases,
-                metrics=self.kit.lag().to_fields(),
+                metrics=self.context.lag().to_fields(),
             )
         self._judged = {row.client: _verdict(row) for row in rows}
         return outcome
@@ -269,22 +275,22 @@ class Closing:
         """Return client -> class id -> (correct, total); runs in a thread beyond the event loop."""
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for row in rows:
-            payload = self.kit.aggregation.open_update(row)
+            payload = self.context.aggregation.open_update(row)
             columns = (payload.i64(c).tolist() for c in ("classes", "correct", "total"))
             found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
         return found
 
     async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
         turns = Turns()
-        updated = {u.client for u in self.kit.ledger.updates.of_round(key)}
+        updated = {u.client for u in self.context.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
             await turns.give()
-            peer = self.kit.peers.by_client(client)
+            peer = self.context.peers.by_client(client)
             if peer is None:
                 continue
             peer.progress, peer.paused = None, False
             message = RoundClosed(
-                run=self.kit.run,
+                run=self.context.run,
                 task=key.task,
                 kind=key.kind,
                 round=key.round,
@@ -292,26 +298,28 @@ class Closing:
                 answer=(Answer.UPDATED if client in updated else answer).word,
                 verdict=self.verdict(client),
             )
-            self.kit.send(peer, message)
+            self.context.send(peer, message)
 
     def verdict(self, client: ClientId) -> Verdict | None:
         """Return the verdict on a client's last update whose round is closed."""
         if client not in self._verdicts:
-            judged = self.kit.ledger.updates.last_judged(self.kit.run, client)
+            judged = self.context.ledger.updates.last_judged(self.context.run, client)
             self._verdicts[client] = None if judged is None else _verdict(judged)
         return self._verdicts[client]
 
     async def central_evaluation(self, task: TaskInfo) -> None:
         """Test the global model on the server's own folder, if one is configured."""
-        folder = self.kit.config.run.central_test
+        folder = self.context.config.run.central_test
         if not folder:
             return
-        ctx = context(self.kit, task, Step(EVALUATE, 0, 1))
-        parts = self.at.parts or await self.kit.aggregation.broadcast(ctx, self.at.state)
+        ctx = method_context(self.context, task, Step(EVALUATE, 0, 1))
+        parts = self.progress.parts or await self.context.aggregation.broadcast(
+            ctx, self.progress.state
+        )
         seen = set(task.seen)
-        ids = {name: c for c, name in self.kit.classes.names().items() if c in seen}
-        counts = await self.kit.aggregation.evaluate(ctx, parts, folder, ids)
-        self.kit.ledger.evaluations.add(self.kit.run, task.index, CENTRAL, counts)
+        ids = {name: c for c, name in self.context.classes.names().items() if c in seen}
+        counts = await self.context.aggregation.evaluate(ctx, parts, folder, ids)
+        self.context.ledger.evaluations.add(self.context.run, task.index, CENTRAL, counts)
 
 
 def _verdict(row: UpdateRow) -> Verdict:

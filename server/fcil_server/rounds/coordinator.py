@@ -27,7 +27,7 @@ from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
 from fcil_server.rounds.machine import Round
-from fcil_server.rounds.position import Mode, RunContext, RunProgress, context, stamp
+from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
 from fcil_server.rounds.restore import restore
 from fcil_server.rounds.rules import rules_of
@@ -45,19 +45,19 @@ class Coordinator:
         task_closed: called when a task is learned and evaluated.
     """
 
-    kit: RunContext
+    context: RunContext
     ports: RunPorts
     task_closed: Callable[[], None]
-    at: RunProgress = field(default_factory=RunProgress)
+    progress: RunProgress = field(default_factory=RunProgress)
     _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
     _mode_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.closing = Closing(self.kit, self.at, self.at.adopt)
-        self.reception = Reception(self.kit, self.at, self._updated, self._empty)
-        self.discovery = Discovery(self.kit, self._wait_for_classes, self._may_go_on)
-        self.old_classes = OldClasses(self.kit)
+        self.closing = Closing(self.context, self.progress, self.progress.adopt)
+        self.reception = Reception(self.context, self.progress, self._updated, self._empty)
+        self.discovery = Discovery(self.context, self._wait_for_classes, self._may_go_on)
+        self.old_classes = OldClasses(self.context)
         self._unheld_noted = -1  # the task for which the note about missing data was written
 
     # --- calls from the daemon ------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Coordinator:
 
     def _look_at(self, peers: list[Peer]) -> None:
         self.discovery.news.set()
-        for event in available(self.kit, self.at, peers, self._now()):
+        for event in available(self.context, self.progress, peers, self._now()):
             self._events.put_nowait(event)
 
     def left(self, client: ClientId) -> None:
@@ -79,28 +79,32 @@ class Coordinator:
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
         """Handle a client that cannot take part; return True if the round waited for its answer."""
-        if self.at.round is None or not self.at.is_open or key != self.at.key(self.kit.run):
+        if (
+            self.progress.round is None
+            or not self.progress.is_open
+            or key != self.progress.key(self.context.run)
+        ):
             return False
-        waited = self.at.round.answers.get(client) is Answer.NONE
+        waited = self.progress.round.answers.get(client) is Answer.NONE
         if waited:
-            self.kit.ledger.answers.set(key, client, Answer.DECLINED, reason)
+            self.context.ledger.answers.set(key, client, Answer.DECLINED, reason)
         resting = reason == NotNow.code
         self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
         return waited
 
     def revoked(self, client: ClientId) -> None:
         """Handle a client's revocation; unless its update was kept, it declines the round."""
-        key = self.at.key(self.kit.run)
-        if key is None or not self.at.is_open:
+        key = self.progress.key(self.context.run)
+        if key is None or not self.progress.is_open:
             return
-        row = self.kit.ledger.updates.get(key, client)
+        row = self.context.ledger.updates.get(key, client)
         if row is not None and row.reason != WITHDRAWN:
             return
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
     def classes_changed(self) -> None:
         """Match clients with classes again after the operator changed names."""
-        self._look_at(self.kit.peers.announced())
+        self._look_at(self.context.peers.announced())
 
     def close_short(self, *, rest_of_task: bool = False) -> None:
         """End the round under way with the updates received so far.
@@ -111,7 +115,11 @@ class Coordinator:
         Raises:
             UsageError: no round is under way.
         """
-        if self.at.round is None or self.at.round.phase is Phase.CLOSED or self.at.task is None:
+        if (
+            self.progress.round is None
+            or self.progress.round.phase is Phase.CLOSED
+            or self.progress.task is None
+        ):
             raise UsageError(
                 "no round is under way.", action="fcil-server status says what the server does."
             )
@@ -119,27 +127,27 @@ class Coordinator:
 
     def set_mode(self, mode: Mode) -> None:
         """Hold the run between rounds, end the server there, or resume, as the operator wants."""
-        at = self.at
-        at.mode, at.held_for = mode, ""
+        progress = self.progress
+        progress.mode, progress.held_for = mode, ""
         event = machine.Resume if mode is Mode.RUNNING else machine.Hold
         self._events.put_nowait(event(self._now()))
         self._mode_changed.set()
         self.discovery.news.set()
-        if mode is Mode.DRAINING and at.phase == "done":
+        if mode is Mode.DRAINING and progress.phase == "done":
             self.ports.drained()
 
     def _wait_for_classes(self, what: str) -> None:
-        self.at.show("waiting", what)
+        self.progress.show("waiting", what)
 
     async def _may_go_on(self) -> None:
         """Wait between rounds while the operator holds the run; a drained server ends here."""
-        at = self.at
-        while at.mode is not Mode.RUNNING:
-            if at.mode is Mode.DRAINING:
-                at.show("drained")
+        progress = self.progress
+        while progress.mode is not Mode.RUNNING:
+            if progress.mode is Mode.DRAINING:
+                progress.show("drained")
                 self.ports.drained()
             else:
-                at.show("paused", describe_pause(at))
+                progress.show("paused", describe_pause(progress))
             self._mode_changed.clear()
             await self._mode_changed.wait()
 
@@ -160,9 +168,9 @@ class Coordinator:
     @property
     def remaining_s(self) -> float | None:
         """Seconds until the open round's deadline."""
-        if not self.at.is_open or self.at.round is None:
+        if not self.progress.is_open or self.progress.round is None:
             return None
-        return max(0.0, self.at.round.deadline - self._now())
+        return max(0.0, self.progress.round.deadline - self._now())
 
     # --- the run ----------------------------------------------------------------------------
 
@@ -171,140 +179,146 @@ class Coordinator:
 
         A discovered schedule has no end: it waits for new classes until the server stops.
         """
-        kit, at = self.kit, self.at
+        context, progress = self.context, self.progress
         await self._load_state()
         self._tidy_spool()
         while (task := await self._next_task()) is not None:
-            at.task = task
+            progress.task = task
             await self._open_task(task)
             steps = task_steps(
-                kit.method.exchanges(kit.hparams, kit.info),
-                kit.config.round.rounds_per_task,
-                evaluate=kit.config.run.evaluate,
+                context.method.exchanges(context.hparams, context.info),
+                context.config.round.rounds_per_task,
+                evaluate=context.config.run.evaluate,
             )
             while (step := next_step(steps, self._closed(task.index))) is not None:
                 await self._may_go_on()
-                at.step = step
+                progress.step = step
                 await self._one_round(task, step)
-            at.step = None
-            if kit.config.run.central_test:
-                at.show("evaluating")
+            progress.step = None
+            if context.config.run.central_test:
+                progress.show("evaluating")
                 await self.closing.central_evaluation(task)
-            kit.ledger.tasks.close(kit.run, task.index)
-            if kit.ledger.rounds.was_learned(kit.run, task.index):
-                kit.notify("info", "task_done", f"task {task.index} is learned")
+            context.ledger.tasks.close(context.run, task.index)
+            if context.ledger.rounds.was_learned(context.run, task.index):
+                context.notify("info", "task_done", f"task {task.index} is learned")
             else:
                 text = f"task {task.index} is over and nothing was learned in it: no round of it"
-                kit.notify("warning", "task_done", f"{text} changed the model")
+                context.notify("warning", "task_done", f"{text} changed the model")
             self.task_closed()
         self.end()
 
     def end(self) -> None:
         """End a run that has learned all its tasks."""
-        self.at.show("done")
+        self.progress.show("done")
 
     def _closed(self, task: int) -> int:
-        return self.kit.ledger.rounds.count_closed(self.kit.run, task)
+        return self.context.ledger.rounds.count_closed(self.context.run, task)
 
     async def _load_state(self) -> None:
-        newest = self.kit.ledger.states.newest(self.kit.run)
+        newest = self.context.ledger.states.newest(self.context.run)
         # A state file that the ledger does not know was never committed: its round resumes.
-        self.kit.states.discard_after(newest.state if newest else -1)
+        self.context.states.discard_after(newest.state if newest else -1)
         if newest is not None:
-            state = await asyncio.to_thread(self.kit.states.load, newest.state)
-            self.at.adopt(state, newest.state, newest.digest)
+            state = await asyncio.to_thread(self.context.states.load, newest.state)
+            self.progress.adopt(state, newest.state, newest.digest)
 
     def _tidy_spool(self) -> None:
         """Remove updates of older rounds and unrecorded ones, which their senders still have."""
-        row = self.kit.ledger.rounds.current(self.kit.run)
-        updates = self.kit.ledger.updates.accepted(row.key) if row else []
-        held = set(self.kit.spool.keys())
+        row = self.context.ledger.rounds.current(self.context.run)
+        updates = self.context.ledger.updates.accepted(row.key) if row else []
+        held = set(self.context.spool.keys())
         for update in updates:
             if row is not None and update.update_id not in held:
-                self.kit.ledger.updates.exclude(row.key, update.client, "damaged in the spool")
-                name = self.kit.name_of(update.client)
+                self.context.ledger.updates.exclude(row.key, update.client, "damaged in the spool")
+                name = self.context.name_of(update.client)
                 text = f"the update of {name} is damaged in the spool and cannot be counted"
-                self.kit.notify("error", "corrupt_file", text)
-        needed = needed_updates(self.kit.ledger, self.kit.run)
-        self.kit.spool.remove([k for k in sorted(self.kit.spool.keys()) if k not in needed])
+                self.context.notify("error", "corrupt_file", text)
+        needed = needed_updates(self.context.ledger, self.context.run)
+        self.context.spool.remove([k for k in sorted(self.context.spool.keys()) if k not in needed])
 
     async def _next_task(self) -> TaskInfo | None:
-        kit = self.kit
-        opened = kit.ledger.tasks.all(kit.run)
+        context = self.context
+        opened = context.ledger.tasks.all(context.run)
         if opened and opened[-1].closed_at is None:
-            return kit.classes.task_info(opened[-1].task)
-        listed = kit.classes.listed_tasks()
+            return context.classes.task_info(opened[-1].task)
+        listed = context.classes.listed_tasks()
         if listed and len(opened) >= listed:
             return None
         await self._may_go_on()
         if listed:
-            return kit.classes.open_task(len(opened))
+            return context.classes.open_task(len(opened))
         await self.discovery.wait()
         # Only classes that a connected client can teach: names of clients that left keep waiting.
-        return kit.classes.open_task(len(opened), only=self.discovery.held())
+        return context.classes.open_task(len(opened), only=self.discovery.held())
 
     async def _open_task(self, task: TaskInfo) -> None:
-        kit, at = self.kit, self.at
-        if any(row.task == task.index for row in kit.ledger.states.all(kit.run)):
+        context, progress = self.context, self.progress
+        if any(row.task == task.index for row in context.ledger.states.all(context.run)):
             return  # opened before a restart
-        at.show("opening")
-        ctx = context(kit, task, Step(OPENING, 0, 1))
-        state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
-        state = await kit.aggregation.open_task(ctx, state)
-        parts = await kit.aggregation.broadcast(ctx, state)  # if it fails, no state is kept
-        number, digest = await save(kit, at, state, task)
-        key = RoundKey(kit.run, task.index, OPENING, 0)
-        kit.ledger.states.add(key, number, digest, at.digest)
-        at.adopt(state, number, digest, parts)
-        names = kit.classes.names()
+        progress.show("opening")
+        ctx = method_context(context, task, Step(OPENING, 0, 1))
+        state = progress.state if progress.number >= 0 else await context.aggregation.init(ctx)
+        state = await context.aggregation.open_task(ctx, state)
+        parts = await context.aggregation.broadcast(ctx, state)  # if it fails, no state is kept
+        number, digest = await save(context, progress, state, task)
+        key = RoundKey(context.run, task.index, OPENING, 0)
+        context.ledger.states.add(key, number, digest, progress.digest)
+        progress.adopt(state, number, digest, parts)
+        names = context.classes.names()
         listed = ", ".join(names[c] for c in task.classes)
-        kit.notify("info", "task_opened", f"task {task.index} opens: {listed}")
+        context.notify("info", "task_opened", f"task {task.index} opens: {listed}")
 
     # --- one round --------------------------------------------------------------------------
 
     async def _one_round(self, task: TaskInfo, step: Step) -> None:
-        kit, at = self.kit, self.at
-        at.show("publishing")
-        if not at.parts:
-            at.parts = await kit.aggregation.broadcast(context(kit, task, step), at.state)
-        before = {r.digest for r in at.refs}
-        at.refs = await kit.publisher.publish(at.parts, stamp(kit, at, task, step))
-        key = RoundKey(kit.run, task.index, step.kind, step.round)
-        self.ports.round_opens(key, {r.digest for r in at.refs} - before)
+        context, progress = self.context, self.progress
+        progress.show("publishing")
+        if not progress.parts:
+            progress.parts = await context.aggregation.broadcast(
+                method_context(context, task, step), progress.state
+            )
+        before = {r.digest for r in progress.refs}
+        progress.refs = await context.publisher.publish(
+            progress.parts, header_stamp(context, progress, task, step)
+        )
+        key = RoundKey(context.run, task.index, step.kind, step.round)
+        self.ports.round_opens(key, {r.digest for r in progress.refs} - before)
         began = self._now()
         close = await self._collect(key)
-        at.show("aggregating")
+        progress.show("aggregating")
         await self.closing.close(task, step, close, self._now() - began)
-        nobody = at.round is not None and close.why is machine.Why.NO_HOLDER
-        at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
-        at.round = None
+        nobody = progress.round is not None and close.why is machine.Why.NO_HOLDER
+        progress.unheld_since = (
+            progress.round.unheld_since if nobody and progress.round is not None else None
+        )
+        progress.round = None
         await self.ports.round_closed(key)
         if void := self.closing.heed_void(key):
-            at.hold(void)
+            progress.hold(void)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""
-        at = self.at
-        at.round = self._machine(key)
+        progress = self.progress
+        progress.round = self._machine(key)
         self._events = asyncio.Queue()
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, rest=True))
-        here = available(self.kit, at, self.kit.peers.announced(), now)
+        here = available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)
         self._events.put_nowait(machine.Present(pairs, now))
-        if at.round.phase is Phase.OPEN:  # restored: it may be complete already
-            self._set_timer(at.round.deadline)
-            self._set_timer(self._now() + at.round.rules.grace_s)
+        if progress.round.phase is Phase.OPEN:  # restored: it may be complete already
+            self._set_timer(progress.round.deadline)
+            self._set_timer(self._now() + progress.round.rules.grace_s)
             self._events.put_nowait(machine.Tick(self._now()))
         turns = Turns()
         try:
             while True:
-                if at.mode is Mode.DRAINING and at.round.phase is Phase.GATHERING:
+                if progress.mode is Mode.DRAINING and progress.round.phase is Phase.GATHERING:
                     await self._may_go_on()
-                at.show(*describe_wait(self.kit, at))
-                for instruction in at.round.handle(await self._events.get()):
+                progress.show(*describe_wait(self.context, progress))
+                for instruction in progress.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
                         await self.ports.drain()
                         self._ensure_row(key)
@@ -318,27 +332,29 @@ class Coordinator:
 
     def _no_more_of(self, task: int) -> bool:
         """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
-        return self.kit.ledger.rounds.was_closed_by(self.kit.run, task, machine.Why.REST.value)
+        return self.context.ledger.rounds.was_closed_by(
+            self.context.run, task, machine.Why.REST.value
+        )
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""
-        if self.kit.ledger.rounds.current(self.kit.run) is None:
-            self.kit.ledger.rounds.open(key, asked=(), base_state=self.at.number)
+        if self.context.ledger.rounds.current(self.context.run) is None:
+            self.context.ledger.rounds.open(key, asked=(), base_state=self.progress.number)
 
     def _machine(self, key: RoundKey) -> Round:
         """Make the round's machine, restored if the round was open when the server stopped."""
-        ledger = self.kit.ledger
-        rules = rules_of(self.kit.config, key.kind)
-        seed = (self.kit.config.run.seed, key.task, key.round)
-        row = ledger.rounds.current(self.kit.run)
+        ledger = self.context.ledger
+        rules = rules_of(self.context.config, key.kind)
+        seed = (self.context.config.run.seed, key.task, key.round)
+        row = ledger.rounds.current(self.context.run)
         if row is None or row.key != key:
-            held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
-            self.at.opened_at = None
+            held, since = self.progress.mode is not Mode.RUNNING, self.progress.unheld_since
+            self.progress.opened_at = None
             # Discovered classes settled before their task opened.
-            listed = self.kit.config.tasks.schedule == "listed" and key.kind != EVALUATE
+            listed = self.context.config.tasks.schedule == "listed" and key.kind != EVALUATE
             first = listed and not self._closed(key.task)
             return Round(rules=rules, seed=seed, held=held, unheld_since=since, first=first)
-        self.at.opened_at = row.opened_at
+        self.progress.opened_at = row.opened_at
         return restore(ledger, row, rules, seed, self._now())
 
     def _set_timer(self, at: float) -> None:
@@ -347,34 +363,38 @@ class Coordinator:
         self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
 
     async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
-        kit = self.kit
+        context = self.context
         match instruction:
             case machine.Unheld(until):
                 self._note_unheld(None if until is None else until - self._now())
             case machine.Unable(until):
                 left = None if until is None else until - self._now()
-                text = notes.unable(kit, self.at, left)
-                kit.notify("warning", "all_declined", text)
+                text = notes.unable(context, self.progress, left)
+                context.notify("warning", "all_declined", text)
             case machine.Opened(asked):
                 self._unheld_noted = -1
-                remaining = kit.config.round.deadline_s
-                with kit.ledger.transaction(waits=False):
-                    row = kit.ledger.rounds.open(
-                        key, asked=asked, base_state=self.at.number, remaining_s=remaining
+                remaining = context.config.round.deadline_s
+                with context.ledger.transaction(waits=False):
+                    row = context.ledger.rounds.open(
+                        key, asked=asked, base_state=self.progress.number, remaining_s=remaining
                     )
-                self.at.opened_at = row.opened_at
-                await asyncio.to_thread(kit.ledger.sync)
-                kit.notify("info", "round_opened", notes.opened(self.at, asked))
+                self.progress.opened_at = row.opened_at
+                await asyncio.to_thread(context.ledger.sync)
+                context.notify("info", "round_opened", notes.opened(self.progress, asked))
             case machine.Widened(asked):
-                kit.ledger.rounds.set_asked(key, asked)
-                kit.ledger.rounds.set_remaining(key, kit.config.round.deadline_s)
-                kit.notify("info", "round_widened", notes.widened(self.at, asked))
+                context.ledger.rounds.set_asked(key, asked)
+                context.ledger.rounds.set_remaining(key, context.config.round.deadline_s)
+                context.notify("info", "round_widened", notes.widened(self.progress, asked))
             case machine.Ask(client):
-                peer = kit.peers.by_client(client)
+                peer = context.peers.by_client(client)
                 if peer is not None:
                     remaining = self.remaining_s or 0.0
                     await ask(
-                        kit, self.at, peer, remaining_s=remaining, verdict=self.verdict(client)
+                        context,
+                        self.progress,
+                        peer,
+                        remaining_s=remaining,
+                        verdict=self.verdict(client),
                     )
             case machine.SetTimer(at):
                 self._set_timer(at)
@@ -384,15 +404,19 @@ class Coordinator:
                 raise AssertionError("the caller takes Close")
 
     async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
-        assert self.at.round is not None
-        asked = tuple(self.at.round.answers)
-        self.kit.ledger.rounds.reopen(key, asked=asked, remaining_s=what.at - self._now())
-        self.kit.notify("warning", "reopened", notes.reopened(self.kit, self.at, what))
-        if self.at.mode is Mode.DRAINING:  # it resumes when the server is started again
+        assert self.progress.round is not None
+        asked = tuple(self.progress.round.answers)
+        self.context.ledger.rounds.reopen(key, asked=asked, remaining_s=what.at - self._now())
+        self.context.notify(
+            "warning", "reopened", notes.reopened(self.context, self.progress, what)
+        )
+        if self.progress.mode is Mode.DRAINING:  # it resumes when the server is started again
             await self._may_go_on()
 
     def _note_unheld(self, until_s: float | None) -> None:
-        assert self.at.task is not None
-        if self._unheld_noted != self.at.task.index:
-            self._unheld_noted = self.at.task.index
-            self.kit.notify("warning", "no_holder", notes.unheld(self.kit, self.at, until_s))
+        assert self.progress.task is not None
+        if self._unheld_noted != self.progress.task.index:
+            self._unheld_noted = self.progress.task.index
+            self.context.notify(
+                "warning", "no_holder", notes.unheld(self.context, self.progress, until_s)
+            )

@@ -25,25 +25,27 @@ class Discovery:
         news: set whenever a client has announced its classes or left, or names were changed.
     """
 
-    kit: RunContext
+    context: RunContext
     waits: Callable[[str], None]
     may_go_on: Callable[[], Awaitable[None]]
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def held(self) -> frozenset[str]:
         """Return the keys of new class names that a connected client has images of."""
-        brought = {k for p in self.kit.peers.announced() for k, n in (p.train or {}).items() if n}
-        held = self.kit.classes.canonical(brought)
-        return frozenset(c.key for c in self.kit.classes.pending() if c.key in held)
+        brought = {
+            k for p in self.context.peers.announced() for k, n in (p.train or {}).items() if n
+        }
+        held = self.context.classes.canonical(brought)
+        return frozenset(c.key for c in self.context.classes.pending() if c.key in held)
 
     async def wait(self) -> None:
         """Wait until a task may open by the rules of ``[tasks]``."""
-        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
+        rules, least = self.context.config.tasks, self.context.config.round.min_clients
         now = asyncio.get_running_loop().time
         first: float | None = None
         while True:
             await self.may_go_on()
-            pending, here = len(self.held()), len(self.kit.peers.announced())
+            pending, here = len(self.held()), len(self.context.peers.announced())
             first = (first or now()) if pending else None
             enough = pending >= rules.min_new_classes and here >= least
             overdue = first is not None and now() >= first + rules.max_wait_s
@@ -62,8 +64,8 @@ class Discovery:
                     return
 
     def _wish(self, pending: int, here: int) -> str:
-        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
-        asked = len(self.kit.classes.unadmitted())
+        rules, least = self.context.config.tasks, self.context.config.round.min_clients
+        asked = len(self.context.classes.unadmitted())
         more = f"; {asked} to be admitted: fcil-server classes admit" if asked else ""
         return (
             f"{least} client{'s' if least > 1 else ''} ({here} here) with at least "
@@ -80,7 +82,7 @@ class OldClasses:
     round, the operator here.
     """
 
-    kit: RunContext
+    context: RunContext
     _counts: dict[ClientId, Mapping[str, int]] = field(default_factory=dict)
 
     def notice(self, peer: Peer) -> None:
@@ -103,20 +105,26 @@ class OldClasses:
 
     def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
         """Return the client's class key -> class, for classes whose task is over."""
-        over = {t.task for t in self.kit.ledger.tasks.all(self.kit.run) if t.closed_at is not None}
+        over = {
+            t.task
+            for t in self.context.ledger.tasks.all(self.context.run)
+            if t.closed_at is not None
+        }
         if not over:
             return {}
-        rows = {c.key: c for c in self.kit.ledger.classes.all(self.kit.run) if c.task in over}
-        aliases = self.kit.ledger.classes.aliases(self.kit.run)
+        rows = {
+            c.key: c for c in self.context.ledger.classes.all(self.context.run) if c.task in over
+        }
+        aliases = self.context.ledger.classes.aliases(self.context.run)
         held = {k: aliases.get(k, k) for k, n in counts.items() if n}
         return {k: rows[to] for k, to in held.items() if to in rows and not rows[to].hidden}
 
     def _took_part(self, client: ClientId) -> set[int | None]:
-        updates = self.kit.ledger.updates.of_client(self.kit.run, client)
+        updates = self.context.ledger.updates.of_client(self.context.run, client)
         return {u.task for u in updates if u.status is UpdateStatus.COUNTED}
 
     def _say(self, peer: Peer, what: str, rows: list[ClassRow]) -> None:
         names = ", ".join(f"{r.name} (task {r.task})" for r in rows[:NAMED])
         rest = f" and {len(rows) - NAMED} more classes" if len(rows) > NAMED else ""
         text = f"{peer.name} brings {what} of {names}{rest}: learned before, not trained again"
-        self.kit.notify("info", "learned_before", text)
+        self.context.notify("info", "learned_before", text)

@@ -142,30 +142,30 @@ def averaging_of(config: Config) -> Averaging:
     return Averaging(trust.averaging, trust.trim, trust.clip)
 
 
-def context(kit: RunContext, task: TaskInfo, step: Step) -> Context:
+def method_context(context: RunContext, task: TaskInfo, step: Step) -> Context:
     """Return the context that the method's server halves get."""
     return Context(
         kind=step.kind,
         task=task,
         round=step.round,
         rounds=step.rounds,
-        hparams=kit.hparams,
-        backbone_info=kit.info,
-        device=kit.aggregation.device,
-        seed=(kit.config.run.seed,),
-        max_weight_share=kit.config.trust.max_weight_share,
-        averaging=averaging_of(kit.config),
-        forms=kit.method.forms,
+        hparams=context.hparams,
+        backbone_info=context.info,
+        device=context.aggregation.device,
+        seed=(context.config.run.seed,),
+        max_weight_share=context.config.trust.max_weight_share,
+        averaging=averaging_of(context.config),
+        forms=context.method.forms,
     )
 
 
-def stamp(kit: RunContext, at: RunProgress, task: TaskInfo, step: Step) -> Stamp:
+def header_stamp(context: RunContext, progress: RunProgress, task: TaskInfo, step: Step) -> Stamp:
     """Return the header fields of parts that are sealed now."""
     return Stamp(
-        method=kit.method.name,
-        schema_digest=kit.schema_digest,
+        method=context.method.name,
+        schema_digest=context.schema_digest,
         task=task.index,
         round=step.round,
         kind=step.kind,
-        base=at.base,
+        base=progress.base,
     )

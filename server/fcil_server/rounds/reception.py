@@ -37,8 +37,8 @@ class Reception:
         empty: receives the client whose update was made from no samples, and the reason.
     """
 
-    kit: RunContext
-    at: RunProgress
+    context: RunContext
+    progress: RunProgress
     updated: Callable[[ClientId], None]
     empty: Callable[[ClientId, str], None]
 
@@ -49,70 +49,75 @@ class Reception:
             WrongFederation, RoundClosed, StaleUpdate, AlreadyHave, SchemaMismatch.
             NotYet: the round is open, but this server has not reached it yet.
         """
-        kit, at = self.kit, self.at
-        if core.run != kit.run:
-            raise WrongFederation(f"the update is of run {core.run}, this is {kit.run}.")
-        key = RoundKey(kit.run, core.task, core.kind, core.round)
-        if not at.is_open or at.round is None or at.task is None or key != at.key(kit.run):
+        context, progress = self.context, self.progress
+        if core.run != context.run:
+            raise WrongFederation(f"the update is of run {core.run}, this is {context.run}.")
+        key = RoundKey(context.run, core.task, core.kind, core.round)
+        if (
+            not progress.is_open
+            or progress.round is None
+            or progress.task is None
+            or key != progress.key(context.run)
+        ):
             raise self._closed(key, client)
-        if client not in at.round.answers:
+        if client not in progress.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
         self._must_be_member(client)
-        if kit.ledger.updates.get(key, client) is not None:
+        if context.ledger.updates.get(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         self._must_have_room(key)
-        if core.base != at.base:
+        if core.base != progress.base:
             raise StaleUpdate(
-                f"the update starts from state {core.base}, the round from state {at.base}."
+                f"the update starts from state {core.base}, the round from state {progress.base}."
             )
-        if (core.method, core.schema) != (kit.method.name, kit.schema_digest):
+        if (core.method, core.schema) != (context.method.name, context.schema_digest):
             raise SchemaMismatch(
                 f"the update is of method {core.method} with schema {core.schema[:12]}, expected "
-                f"{kit.method.name} with {kit.schema_digest[:12]}."
+                f"{context.method.name} with {context.schema_digest[:12]}."
             )
-        return self._expectation(at.task, core)
+        return self._expectation(progress.task, core)
 
     def _closed(self, key: RoundKey, client: ClientId) -> FcilError:
         """Return the error for a round that no longer takes this client's update."""
         name = f"task {key.task} {key.kind} round {key.round}"
-        row = self.kit.ledger.rounds.get(key)
-        if row is not None and row.closed_at is None and self.at.round is None:
+        row = self.context.ledger.rounds.get(key)
+        if row is not None and row.closed_at is None and self.progress.round is None:
             # A restarted server that has not reached the round: the client keeps the update and
             # offers it again.
             return NotYet(f"{name} resumes shortly; the server has just started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
-        answers = {a.client: a.answer.value for a in self.kit.ledger.answers.of_round(key)}
+        answers = {a.client: a.answer.value for a in self.context.ledger.answers.of_round(key)}
         if answers.get(client) == "surplus":
             return Surplus(f"{name} had as many updates as it takes before this one came.")
         return RoundClosed(f"{name} went on without this update and is closed ({row.why}).")
 
     def _must_have_room(self, key: RoundKey) -> None:
-        assert self.at.round is not None
-        take = self.at.round.rules.take
-        if take and len(self.kit.ledger.updates.accepted(key)) >= take:
+        assert self.progress.round is not None
+        take = self.progress.round.rules.take
+        if take and len(self.context.ledger.updates.accepted(key)) >= take:
             raise Surplus(
                 f"task {key.task} {key.kind} round {key.round} takes {take} updates and has them."
             )
 
     def _must_be_member(self, client: ClientId) -> None:
-        row, now = self.kit.ledger.clients.get(client), self.kit.ledger.now
+        row, now = self.context.ledger.clients.get(client), self.context.ledger.now
         if row is None or not row.may_join(now):
             raise refusal(row, now)
 
     def _expectation(self, task: TaskInfo, core: Core) -> Expectation:
-        kit = self.kit
+        context = self.context
         if core.kind == EVALUATE:
             dims = {"seen": len(task.seen)}
             return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
-        exchange = registry.find_exchange(kit.method, kit.hparams, kit.info, core.kind)
-        dims = kit.method.dims(kit.hparams, kit.info, task)
+        exchange = registry.find_exchange(context.method, context.hparams, context.info, core.kind)
+        dims = context.method.dims(context.hparams, context.info, task)
         return Expectation(task, exchange.upload, dims, exchange.check)
 
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
         """Return True if the ledger has exactly this update."""
-        key = RoundKey(self.kit.run, core.task, core.kind, core.round)
-        row = self.kit.ledger.updates.get(key, client)
+        key = RoundKey(self.context.run, core.task, core.kind, core.round)
+        row = self.context.ledger.updates.get(key, client)
         return row is not None and row.update_id == digest
 
     def stored(self, accepted: Accepted) -> None:
@@ -123,9 +128,9 @@ class Reception:
             TrustError: the client is no longer a member.
             Surplus: the round has as many as it takes; the first ones on disk count.
         """
-        core, ledger = accepted.core, self.kit.ledger
+        core, ledger = accepted.core, self.context.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
-        key = RoundKey(self.kit.run, core.task, core.kind, core.round)
+        key = RoundKey(self.context.run, core.task, core.kind, core.round)
         nothing = accepted.samples == 0 and core.kind != EVALUATE
         if not nothing:
             self._must_have_room(key)

@@ -76,14 +76,14 @@ class OpenRun:
     async def drive(self) -> None:
         """Drive the run to its end; then write its results."""
         self.sinks.start()
-        ledger, run = self.federation.ledger, self.coordinator.kit.run
+        ledger, run = self.federation.ledger, self.coordinator.context.run
         row = ledger.runs.get(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
         self.coordinator.end()  # also for a run that was already complete
         if not run_directory.is_complete(self.directory):  # missing after a kill at the very end
             await self.write_results()
-        spool = self.coordinator.kit.spool
+        spool = self.coordinator.context.spool
         spool.remove(spool.keys())  # the last state now has a second copy
         self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
         for peer in self.ports.peers:
@@ -91,7 +91,7 @@ class OpenRun:
         self.ports.done()
 
     async def _learn(self) -> None:
-        ledger, run = self.federation.ledger, self.coordinator.kit.run
+        ledger, run = self.federation.ledger, self.coordinator.context.run
         ledger.runs.set_status(run, RunStatus.RUNNING)
         try:
             await self.coordinator.drive()
@@ -105,12 +105,14 @@ class OpenRun:
 
     async def write_results(self) -> None:
         """Rewrite the run directory, in a thread."""
-        path, kit = self.federation.ledger.path, self.coordinator.kit
+        path, context = self.federation.ledger.path, self.coordinator.context
 
         def write() -> None:
             with Ledger(path, read_only=True) as ledger:
-                drawn = kit.config.run.plots
-                run_directory.write(ledger, kit.run, self.directory, states=kit.states, plots=drawn)
+                drawn = context.config.run.plots
+                run_directory.write(
+                    ledger, context.run, self.directory, states=context.states, plots=drawn
+                )
 
         await self.ports.flush_bytes()
         await asyncio.to_thread(write)
@@ -133,7 +135,7 @@ class OpenRun:
 
     async def _look_at_budget(self, key: RoundKey) -> None:
         """Warn if a round cost a client more than the run's budget."""
-        limit = round(self.coordinator.kit.config.wire.budget_mb * 1e6)
+        limit = round(self.coordinator.context.config.wire.budget_mb * 1e6)
         if not limit:
             return
         path = self.federation.ledger.path
@@ -161,7 +163,7 @@ class OpenRun:
             federation=self.federation.id,
             keys=self.federation.keys,
             incoming=self.directory / "incoming",
-            spool=self.coordinator.kit.spool,
+            spool=self.coordinator.context.spool,
             credit=wire.credit,
             max_payload_bytes=int(wire.max_payload_mb * 1e6),
             max_classes=self.config.trust.max_classes_per_client,
@@ -175,7 +177,7 @@ class OpenRun:
             await self.sinks.end()
         finally:
             await self.aggregation.close()
-            self.coordinator.kit.spool.close()
+            self.coordinator.context.spool.close()
 
 
 async def open_run(
@@ -231,10 +233,10 @@ async def open_run(
         else:
             check_resumed(row, method, info, digest)
         opened = _assemble(federation, given, row, setup, probe, chosen, ports)
-        fork = await ensure_state(opened.coordinator.kit, federation.directory)
+        fork = await ensure_state(opened.coordinator.context, federation.directory)
         if fork is None:
             return opened
-        opened.coordinator.kit.spool.close()
+        opened.coordinator.context.spool.close()
         return _assemble(federation, given, fork, setup, probe, chosen, ports)
     except BaseException:
         await aggregation.close()
@@ -304,22 +306,22 @@ def _assemble(
     ports: RunPorts,
 ) -> OpenRun:
     sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
-    kit = make_context(federation, row, setup, ports)
-    coordinator = Coordinator(kit, ports, task_closed=sinks.wake)
+    context = make_context(federation, row, setup, ports)
+    coordinator = Coordinator(context, ports, task_closed=sinks.wake)
     terms = RunTerms(
         federation=federation.id,
         certificate=federation.certificate.to_bytes(),
         run=row.run_id,
-        method=kit.method,
-        hparams=kit.hparams,
-        info=kit.info,
+        method=context.method,
+        hparams=context.hparams,
+        info=context.info,
         probe=probe,
-        schema_digest=kit.schema_digest,
-        max_payload_bytes=int(kit.config.wire.max_payload_mb * 1e6),
-        credit=kit.config.wire.credit,
-        privacy=kit.config.privacy.terms,
+        schema_digest=context.schema_digest,
+        max_payload_bytes=int(context.config.wire.max_payload_mb * 1e6),
+        credit=context.config.wire.credit,
+        privacy=context.config.privacy.terms,
         package=version("fcil"),
-        method_package=registry.package_of(kit.method.name),
+        method_package=registry.package_of(context.method.name),
     )
     return OpenRun(
         federation=federation,
@@ -327,8 +329,8 @@ def _assemble(
         ports=ports,
         directory=federation.run_directory(row.run_id),
         coordinator=coordinator,
-        publisher=kit.publisher,
-        aggregation=kit.aggregation,
+        publisher=context.publisher,
+        aggregation=context.aggregation,
         terms=terms,
         sinks=sinks,
     )

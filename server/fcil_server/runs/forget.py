@@ -170,7 +170,7 @@ class Forgetting:
         left_out: (round, client, reason) of updates that are now too far from the others'.
     """
 
-    kit: RunContext
+    context: RunContext
     plan: ForgetPlan
     directory: Path
     left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)
@@ -185,26 +185,26 @@ class Forgetting:
             CorruptFile: a kept update is missing or damaged. UsageError: several are missing.
             DiskFull, StorageError.
         """
-        kit, ledger = self.kit, self.plan.ledger
+        context, ledger = self.context, self.plan.ledger
         self._refuse_gaps()
         fork = new_id(ledger)
         target = StateStore(states_folder(self.directory, fork))
         with storage_errors("create the run directory", target.directory):
             target.directory.parent.chmod(0o700)
-        rows = ledger.states.all(kit.run)
-        whole = {row.state for row in kept_states(ledger, self.directory, kit.run)}
+        rows = ledger.states.all(context.run)
+        whole = {row.state for row in kept_states(ledger, self.directory, context.run)}
         base = max((n for n in whole if n < self.plan.first), default=-1)
         for number in sorted(n for n in whole if n <= base):
-            kit.states.copy_to(target, number)
-        share_kept(ledger, self.directory, kit.run, fork, without=self.plan.client.client_id)
+            context.states.copy_to(target, number)
+        share_kept(ledger, self.directory, context.run, fork, without=self.plan.client.client_id)
         return fork, await self._compute(rows, base, target, {*whole, rows[-1].state})
 
     async def _compute(
         self, rows: list[StateRow], base: int, target: StateStore, saved: set[int]
     ) -> list[tuple[int, Digest, Digest | None]]:
         """Recompute every state after ``base`` and return them; write those that are ``saved``."""
-        kit = self.kit
-        state: State | None = kit.states.load(base) if base >= 0 else None
+        context = self.context
+        state: State | None = context.states.load(base) if base >= 0 else None
         digest: Digest | None = rows[base].digest if base >= 0 else None
         found = []
         for row in rows[base + 1 :]:
@@ -221,13 +221,13 @@ class Forgetting:
         """Return a state without the client; with too few updates of others, the one before."""
         updates = self.plan.others(row) if row.kind != OPENING else []
         if row.kind == OPENING:
-            opened, _ = await take_step(self.kit, row, before, [])
+            opened, _ = await take_step(self.context, row, before, [])
             assert opened is not None, "an opening needs no updates"
             return opened
         assert before is not None, "a round starts from a state"
         if self._too_few(row, updates):
             return before
-        state, excluded = await take_step(self.kit, row, before, updates)
+        state, excluded = await take_step(self.context, row, before, updates)
         self.left_out += [(row.key, c, reason) for c, reason in sorted(excluded.items())]
         rest = [u for u in updates if u.client not in excluded]
         if state is None or self._too_few(row, rest):
@@ -239,7 +239,7 @@ class Forgetting:
 
         A number that was enough under an earlier `[round] min_updates` still is.
         """
-        least = min(self.kit.config.least_updates, len(self.plan.rounds[row.key]))
+        least = min(self.context.config.least_updates, len(self.plan.rounds[row.key]))
         if len(updates) >= max(least, 1):
             return False
         reason = f"without the client, the round has fewer than {least} updates (round.min_updates)"
@@ -247,14 +247,14 @@ class Forgetting:
         return True
 
     def _refuse_gaps(self) -> None:
-        kept = self.kit.kept
+        kept = self.context.kept
         assert kept is not None, "the run keeps updates"
         names = set(kept.names())
-        rows = [r for r in self.plan.ledger.states.all(self.kit.run) if r.kind != OPENING]
+        rows = [r for r in self.plan.ledger.states.all(self.context.run) if r.kind != OPENING]
         needed = [u for r in rows if r.state >= self.plan.first for u in self.plan.others(r)]
         lost = [u for u in needed if u.update_id not in names]
         if lost:
-            who = ", ".join(sorted({self.kit.name_of(u.client) for u in lost}))
+            who = ", ".join(sorted({self.context.name_of(u.client) for u in lost}))
             raise UsageError(
                 f"{len(lost)} counted updates of other clients are not kept any more ({who}), so "
                 "the run cannot be computed again without this one.",
@@ -267,7 +267,7 @@ class Forgetting:
     def vanished(self) -> tuple[str, ...]:
         """Return the names of the classes of which no other client had an image."""
         mine, others = set[int](), set[int]()
-        kept, registry = self.kit.kept, self.kit.classes
+        kept, registry = self.context.kept, self.context.classes
         assert kept is not None, "the run keeps updates"
         names = set(kept.names())
         for key, updates in self.plan.rounds.items():
@@ -309,7 +309,7 @@ class Forgetting:
             images=sum(u.samples for u in self.plan.mine),
             tasks=tuple(sorted({u.task for u in self.plan.mine})),
             vanished=vanished,
-            left_out=tuple((self.kit.name_of(c), why) for _, c, why in self.left_out),
+            left_out=tuple((self.context.name_of(c), why) for _, c, why in self.left_out),
             emptied=emptied,
             elsewhere={r: n for r, n in counts.items() if r not in emptied},
             overtaken=overtaken,

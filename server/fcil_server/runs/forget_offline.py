@@ -53,12 +53,12 @@ async def forget(
         privacy = setup.config.privacy.terms
         digest = registry.schema_digest(setup.method, setup.hparams, info, privacy)
         check_resumed(row, setup.method, info, digest)
-        kit = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
+        context = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
         try:
-            work = Forgetting(kit, prepared, directory)
+            work = Forgetting(context, prepared, directory)
             fork, states = await work.run()
         finally:
-            kit.spool.close()
+            context.spool.close()
     finally:
         await setup.aggregation.close()
     if revoke:

@@ -22,43 +22,45 @@ from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
-from fcil_server.rounds.position import RunContext, context
+from fcil_server.rounds.position import RunContext, method_context
 from fcil_server.rounds.schedule import Step, task_steps
 from fcil_server.runs.fork import fork
 
 
-async def ensure_state(kit: RunContext, directory: Path) -> RunRow | None:
+async def ensure_state(context: RunContext, directory: Path) -> RunRow | None:
     """Ensure that the run's newest state can be read; return the fork if one was needed.
 
     Args:
-        kit: the run's.
+        context: the run's.
         directory: the federation's.
 
     Raises:
         CorruptFile: no state of the run can be read.
         RunFailed: the newest one is unreadable, and computing it again failed for another reason.
     """
-    newest = kit.ledger.states.newest(kit.run)
+    newest = context.ledger.states.newest(context.run)
     if newest is None:
         return None
-    recovery = Recovery(kit)
+    recovery = Recovery(context)
     try:
         await recovery.have(newest)
     except CorruptFile as error:
-        row = kit.ledger.runs.get(kit.run)
+        row = context.ledger.runs.get(context.run)
         if row is None or row.status is not RunStatus.DONE:
             await recovery.have_an_opening()
-            return _fall_back(kit, directory, newest, error)
-        kit.notify("error", error.code, f"{error.message} The run is complete; its figures stay.")
+            return _fall_back(context, directory, newest, error)
+        context.notify(
+            "error", error.code, f"{error.message} The run is complete; its figures stay."
+        )
     return None
 
 
 class Recovery:
     """Reads states, and computes unreadable ones again."""
 
-    def __init__(self, kit: RunContext) -> None:
-        self._kit = kit
-        self._rows = {row.digest: row for row in kit.ledger.states.all(kit.run)}
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._rows = {row.digest: row for row in context.ledger.states.all(context.run)}
 
     async def have(self, row: StateRow) -> State:
         """Return a committed state; a recomputed one is on disk again.
@@ -71,9 +73,9 @@ class Recovery:
         except CorruptFile as error:
             damage = error
         state = await self._compute(row, damage)
-        await asyncio.to_thread(self._kit.states.save, row.state, state, row.parent, row.task)
+        await asyncio.to_thread(self._context.states.save, row.state, state, row.parent, row.task)
         text = f"{damage.message} It was computed again, and is the same to the byte."
-        self._kit.notify("warning", "state_recomputed", text)
+        self._context.notify("warning", "state_recomputed", text)
         return state
 
     async def have_an_opening(self) -> None:
@@ -85,7 +87,7 @@ class Recovery:
                     return
 
     def _read(self, row: StateRow) -> State:
-        states = self._kit.states
+        states = self._context.states
         state = states.load(row.state)
         if states.record(row.state).digest != row.digest:
             raise CorruptFile(
@@ -99,7 +101,7 @@ class Recovery:
         Raises:
             CorruptFile: none does.
         """
-        copy = self._kit.states.directory.parent / run_directory.FINAL_MODEL
+        copy = self._context.states.directory.parent / run_directory.FINAL_MODEL
         if copy.exists() and hashlib.sha256(data := copy.read_bytes()).hexdigest() == row.digest:
             return unpack(data)
         why = "the result differs"
@@ -138,9 +140,12 @@ class Recovery:
         """
         if row.kind == OPENING:
             return [[]]
-        rows = [u for u in self._kit.ledger.updates.of_round(row.key) if u.samples > 0]
+        rows = [u for u in self._context.ledger.updates.of_round(row.key) if u.samples > 0]
         counted = [u for u in rows if u.status is UpdateStatus.COUNTED]
-        held = {*self._kit.spool.keys(), *(self._kit.kept.names() if self._kit.kept else ())}
+        held = {
+            *self._context.spool.keys(),
+            *(self._context.kept.names() if self._context.kept else ()),
+        }
         lost = [u for u in counted if u.update_id not in held]
         if lost or not counted:
             raise CorruptFile(f"{len(lost)} of its {len(counted)} updates are not kept.")
@@ -148,14 +153,14 @@ class Recovery:
         return [given] if given == counted else [given, counted]
 
     async def _step(self, row: StateRow, base: State | None, updates: list[UpdateRow]) -> State:
-        state, _ = await take_step(self._kit, row, base, updates)
+        state, _ = await take_step(self._context, row, base, updates)
         if state is None:
             raise CorruptFile("none of its updates can be used any more.")
         return state
 
 
 async def take_step(
-    kit: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
+    context: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
 ) -> tuple[State | None, dict[ClientId, str]]:
     """Compute a state again as its row describes, from a base and updates.
 
@@ -165,44 +170,48 @@ async def take_step(
     Raises:
         FcilError: combining them fails, and no update in particular is to blame.
     """
-    task = kit.classes.task_info(row.task)
+    task = context.classes.task_info(row.task)
     if row.kind == OPENING:
-        ctx = context(kit, task, Step(OPENING, 0, 1))
-        before = base if base is not None else await kit.aggregation.init(ctx)
-        return await kit.aggregation.open_task(ctx, before), {}
+        ctx = method_context(context, task, Step(OPENING, 0, 1))
+        before = base if base is not None else await context.aggregation.init(ctx)
+        return await context.aggregation.open_task(ctx, before), {}
     assert base is not None, "a round starts from a state"
     steps = task_steps(
-        kit.method.exchanges(kit.hparams, kit.info),
-        kit.config.round.rounds_per_task,
+        context.method.exchanges(context.hparams, context.info),
+        context.config.round.rounds_per_task,
         evaluate=False,
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
-    combined = await kit.aggregation.aggregate(context(kit, task, step), base, updates)
-    kit.aggregation.settled()
+    combined = await context.aggregation.aggregate(
+        method_context(context, task, step), base, updates
+    )
+    context.aggregation.settled()
     if combined.failure is not None:
         raise combined.failure
     return combined.state, dict(combined.excluded)
 
 
-def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> RunRow:
+def _fall_back(
+    context: RunContext, directory: Path, newest: StateRow, error: CorruptFile
+) -> RunRow:
     """Fork the run at the newest readable state, and report the loss."""
-    found = kept_states(kit.ledger, directory, kit.run)
+    found = kept_states(context.ledger, directory, context.run)
     if not found:
         raise CorruptFile(
-            f"none of the states in {kit.states.directory} can be read: {error.message}",
+            f"none of the states in {context.states.directory} can be read: {error.message}",
             action="Restore a backup (fcil-server restore), or begin anew: "
             "fcil-server serve --new-run",
         )
     kept, actor = found[-1], "fcil-server serve"
-    row = fork(kit.ledger, directory, kit.run, kept.state, actor=actor, action="fall_back")
+    row = fork(context.ledger, directory, context.run, kept.state, actor=actor, action="fall_back")
     lost = [
         f"task {r.task} {r.kind} round {r.round}"
-        for r in kit.ledger.rounds.all(kit.run)
+        for r in context.ledger.rounds.all(context.run)
         if r.new_state is not None and r.new_state > kept.state
     ]
     shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-    kit.notify(
+    context.notify(
         "error",
         "state_lost",
         f"{error.message} The run goes back from state {newest.state} to {kept.state}, as run "

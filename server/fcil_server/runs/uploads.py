@@ -27,7 +27,7 @@ class RunUploads(IntakePorts):
 
     def __init__(self, coordinator: Coordinator, ports: RunPorts) -> None:
         self._coordinator = coordinator
-        self._ledger = coordinator.kit.ledger
+        self._ledger = coordinator.context.ledger
         self._ports = ports
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
@@ -62,7 +62,7 @@ class RunUploads(IntakePorts):
             return  # it left while its list was opened, and will announce it again
         self._ports.announced(peer)
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
-        told = self._coordinator.kit.classes.announce(peer.client, names)
+        told = self._coordinator.context.classes.announce(peer.client, names)
         for text in refused_names(told.refused):
             self._ports.notify("warning", "class_refused", f"{peer.name}: {text}", peer.client)
         keys = [class_key(n) for n in names]
@@ -77,7 +77,7 @@ class RunUploads(IntakePorts):
         text = f"{peer.name} holds {sum(held)} training images of {len(held)} classes"
         self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.arrived(peer)
-        if self._coordinator.at.phase == "done":
+        if self._coordinator.progress.phase == "done":
             self._ports.tell_done(peer)
 
     def send(self, peer: Peer, message: Message) -> bool:

@@ -171,7 +171,7 @@ def crowd(count: int) -> SimpleNamespace:
         ledger=SimpleNamespace(
             updates=SimpleNamespace(accepted=lambda key: accepted if key == KEY else [])
         ),
-        run=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
+        run=SimpleNamespace(coordinator=SimpleNamespace(progress=at, context=kit, remaining_s=9.0)),
         held={},
         link=SimpleNamespace(relays=lambda: ["relay"]),
     )

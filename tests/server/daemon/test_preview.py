@@ -43,7 +43,7 @@ def told(ledger: Ledger, *overrides: str) -> dict[str, Any]:
     kit = SimpleNamespace(
         run=RUN, ledger=ledger, classes=ClassRegistry(ledger, RUN), config=load(None, overrides)
     )
-    run = SimpleNamespace(coordinator=SimpleNamespace(kit=kit), terms=TERMS)
+    run = SimpleNamespace(coordinator=SimpleNamespace(context=kit), terms=TERMS)
     return json.loads(json.dumps(outlook(run)))  # type: ignore[arg-type]
 
 

@@ -50,7 +50,7 @@ class Scene:
         self.settled = []
         self.why = events.Why.ANSWERED
         self.meanwhile = self.while_saving = lambda: None
-        monkeypatch.setattr(closing, "context", lambda *_: None)
+        monkeypatch.setattr(closing, "method_context", lambda *_: None)
 
         async def aggregate(_ctx, _state, updates):
             self.seen.append([u.client for u in updates])

@@ -116,14 +116,14 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         coordinator = Coordinator(kit, ports=None, task_closed=None)
         waiting = asyncio.create_task(coordinator.discovery.wait())
         await asyncio.sleep(0)
-        assert coordinator.at.phase == "waiting"
-        assert "(1 here)" in coordinator.at.waiting_for
+        assert coordinator.progress.phase == "waiting"
+        assert "(1 here)" in coordinator.progress.waiting_for
         kit.here.clear()
         coordinator.left(ALICE)
         for _ in range(10):  # turns of the loop
             await asyncio.sleep(0)
         waiting.cancel()
-        return coordinator.at.waiting_for
+        return coordinator.progress.waiting_for
 
     said = asyncio.run(story())
     assert said == "2 clients (0 here) with at least 1 new class (0 waiting)"
