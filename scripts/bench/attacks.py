@@ -42,7 +42,7 @@ ENDLESS = {
     "tasks__classes": [["0", "1"]],
 }
 WARM, AFTER = 5, 3  # rounds before an attack is begun, and after its end
-PATIENCE_S = 60.0  # for these
+ATTACK_WAIT_S = 60.0  # for these
 LOOK_S = 0.05
 MOST_MB = 64.0  # that an attack may cost in memory, and of log of the ledger
 MOST_FILES = 16  # descriptors that may stay open
@@ -143,7 +143,7 @@ class Town:
             return ledger.rounds.count_closed(run.run_id, 0) if run is not None else 0
 
     def until_closed(self, count: int) -> bool:
-        ends = time.monotonic() + PATIENCE_S
+        ends = time.monotonic() + ATTACK_WAIT_S
         while self.closed() < count:
             if time.monotonic() > ends:
                 return False

@@ -35,7 +35,7 @@ SETTINGS = {
     "round.deadline_s": 86_400.0,
     "round.grace_s": 600.0,
 }
-PATIENCE_S = 120.0
+EVENT_WAIT_S = 120.0
 
 # --- the federation -------------------------------------------------------------------------
 
@@ -55,9 +55,9 @@ def federation_times(clients: int, times: int) -> list[tuple[float, float, float
             federation.serve(*arguments)
             for path in data:
                 federation.join(path.name, path, "--threads", "1")
-            federation.until("update", timeout_s=PATIENCE_S)
+            federation.until("update", timeout_s=EVENT_WAIT_S)
             for _ in range(times):
-                federation.until("update", timeout_s=PATIENCE_S)
+                federation.until("update", timeout_s=EVENT_WAIT_S)
                 killed = time.time()
                 federation.kill_server()
                 federation.serve(*arguments)
@@ -73,7 +73,7 @@ def _sessions(federation: LocalFederation, clients: int, killed: float) -> tuple
     """Read the new server's notes until every client has a session."""
     heard, listening, here = 0, 0.0, set[str]()
     while True:
-        news = control_socket.ask(federation.federation, "notes", PATIENCE_S, after=heard)
+        news = control_socket.ask(federation.federation, "notes", EVENT_WAIT_S, after=heard)
         heard = news["last"]
         for note in news["notes"]:
             if note["code"] == "serving":

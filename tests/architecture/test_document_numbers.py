@@ -125,7 +125,7 @@ def shown(value: Any) -> str:
 p, s, c = "fcil_protocol.", "fcil_server.", "fcil_client."
 a, m = "fcil_adapters.", "fcil_adapters.methods."
 RETRY, PAUSE, PATIENCE = (
-    Of(c + "session.machine.RETRY_S"), Of(c + "session.machine.PAUSE_S"), Of(p + "envelopes.window.PATIENCE_S"),
+    Of(c + "session.machine.SERVER_RETRY_S"), Of(c + "session.machine.LOCAL_RETRY_S"), Of(p + "envelopes.window.LOSS_TIMEOUT_S"),
 )  # fmt: skip
 WRAP, FINGERPRINT = Of(p + "envelopes.envelope.WRAP_BYTES"), Of(p + "trust.keys.FINGERPRINT_DIGITS")
 REFUSED = [Of(s + "sessions.conduct.MOST"), Of(s + "sessions.conduct.MOST", conduct.WINDOW_S)]

@@ -26,7 +26,11 @@ def play(tmp_path, monkeypatch):
         yield set()
 
     monkeypatch.setattr(jobs, "awatch", nothing)
-    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (conversation, "ADDRESS_S")):
+    for where, name in (
+        (session, "SERVER_RETRY_S"),
+        (session, "LOCAL_RETRY_S"),
+        (conversation, "ADDRESS_S"),
+    ):
         monkeypatch.setattr(where, name, 0.0)
 
     def run(scenario, **options):

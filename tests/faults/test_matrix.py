@@ -33,7 +33,11 @@ def play(scene, monkeypatch):
         yield set()
 
     monkeypatch.setattr(jobs, "awatch", nothing)
-    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (conversation, "ADDRESS_S")):
+    for where, name in (
+        (session, "SERVER_RETRY_S"),
+        (session, "LOCAL_RETRY_S"),
+        (conversation, "ADDRESS_S"),
+    ):
         monkeypatch.setattr(where, name, 0.05)
     monkeypatch.setattr(conversation, "ANSWER_S", 3.0)
 

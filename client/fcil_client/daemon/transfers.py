@@ -18,7 +18,7 @@ from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.outbox import Outbox
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
-from fcil_protocol.envelopes.window import PATIENCE_S
+from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.frames import Received
@@ -85,7 +85,7 @@ class Transfers:
             await asyncio.sleep(WATCH_S)
             self._downloads.revive()
             for digest, heard in list(self._heard.items()):
-                if time.monotonic() - heard >= PATIENCE_S:
+                if time.monotonic() - heard >= LOSS_TIMEOUT_S:
                     self._say_again(digest)
 
     def _say_again(self, digest: str) -> None:

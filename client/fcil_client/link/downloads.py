@@ -19,7 +19,7 @@ from fcil_protocol.envelopes.envelope import (
 from fcil_protocol.envelopes.header import chunk_bytes_for
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, head_of
 from fcil_protocol.envelopes.transfer import Inflow, Receiving
-from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, PATIENCE_S
+from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES
 from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import MAX_WANTED, Chunk, Message, PartRef, Parts, Want
@@ -83,7 +83,7 @@ class Downloads:
         """Repeat requests without an answer on a live connection."""
         now = self.clock()
         for digest, asked in self.heads.items():
-            if now - asked >= PATIENCE_S:
+            if now - asked >= LOSS_TIMEOUT_S:
                 self._ask_header(digest)
         if self.inflow.revive(now):
             self._ask()

@@ -21,7 +21,7 @@ from fcil_client.predict.images import is_image, walk
 from fcil_protocol.errors import DataError
 
 REST_S = 0.2  # without a change: a file at rest for this long counts as complete
-PATIENCE_S = 5.0  # a file at rest that cannot be decoded may have a slow writer: wait this long
+SLOW_WRITER_S = 5.0  # a file at rest that cannot be decoded may have a slow writer: wait this long
 # Events get lost: the system drops them if too many arrive at once, and rarely otherwise.
 SWEEP_S = 5.0  # so all files are checked at intervals
 SWEEP_SHARE = 200  # longest share of time in sweeps: 1 / this, for folders where a sweep takes long
@@ -59,8 +59,8 @@ class Settling:
         return sorted(p for p, (mark, since) in hot if mark[0] and now - since >= REST_S)
 
     def last_try(self, path: Path, now: float) -> bool:
-        """Return True if a file that cannot be decoded has been at rest for `PATIENCE_S`."""
-        return now - self.hot[path][1] >= PATIENCE_S
+        """Return True if a file that cannot be decoded has been at rest for `SLOW_WRITER_S`."""
+        return now - self.hot[path][1] >= SLOW_WRITER_S
 
     def done(self, path: Path) -> None:
         """Ignore a file until it changes."""

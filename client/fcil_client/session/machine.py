@@ -83,9 +83,9 @@ REFETCHES = 3  # of one order's parts: a disk that damages files keeps doing so
 OVER = frozenset({
     "round_closed", "surplus", "already_have", "stale_update", "wrong_federation",
 })  # fmt: skip
-RETRY_S = 10.0  # before a message is offered again to a server that could not accept it
-PAUSE_S = 60.0  # before the worker retries after a failure on this side
-PATIENCE_S = 120.0  # work may be suspended for this long before the round continues without it
+SERVER_RETRY_S = 10.0  # before a message is offered again to a server that could not accept it
+LOCAL_RETRY_S = 60.0  # before the worker retries after a failure on this side
+PAUSE_LIMIT_S = 120.0  # work may be suspended for this long before the round continues without it
 
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
@@ -130,7 +130,7 @@ class ClientSession:
     barred: str = ""
     bars: int = 0
     rests: bool = False
-    patience_s: float = PATIENCE_S
+    patience_s: float = PAUSE_LIMIT_S
 
     @classmethod
     def resume(cls, order: RoundOpen | None, outgoing: str) -> ClientSession:
@@ -174,7 +174,7 @@ class ClientSession:
         return [*out, LoadBackbone()]
 
     def _unheard(self, _: HelloRefused) -> list[Instruction]:
-        return [Later(TryAgain(self.link), RETRY_S)]
+        return [Later(TryAgain(self.link), SERVER_RETRY_S)]
 
     def _prepared(self, event: BackboneReady) -> list[Instruction]:
         if event.run != self.run:
@@ -184,7 +184,7 @@ class ClientSession:
         return [Greet()]
 
     def _unprepared(self, event: BackboneFailed) -> list[Instruction]:
-        return [Later(TryAgain(self.link), PAUSE_S)] if event.run == self.run else []
+        return [Later(TryAgain(self.link), LOCAL_RETRY_S)] if event.run == self.run else []
 
     def _again(self, event: TryAgain) -> list[Instruction]:
         if event.link is not self.link:
@@ -217,7 +217,7 @@ class ClientSession:
 
     def _unscanned(self, _: ScanFailed) -> list[Instruction]:
         self.scanning = False
-        return [Later(FolderChanged(), PAUSE_S), *self._tell(), *self._idle()]
+        return [Later(FolderChanged(), LOCAL_RETRY_S), *self._tell(), *self._idle()]
 
     def _announced(self, _: Announced) -> list[Instruction]:
         self.link, self.retold = Link.READY, 0
@@ -231,7 +231,7 @@ class ClientSession:
         damaged = event.code in DAMAGED and self.retold < RESENDS
         if damaged or event.code in PASSING:
             self.retold += damaged
-            return [Later(TryAgain(self.link), RETRY_S)]
+            return [Later(TryAgain(self.link), SERVER_RETRY_S)]
         out: list[Instruction] = []
         if not self.withdrawn:  # once: if an empty list is rejected too, nothing more is sent
             self.withdrawn = True
@@ -331,10 +331,10 @@ class ClientSession:
     def _nacked(self, event: Nacked) -> list[Instruction]:
         mine = event.digest == self.outgoing
         if event.code in PASSING:
-            return [Later(RetryDue(event.digest), RETRY_S)] if mine else []
+            return [Later(RetryDue(event.digest), SERVER_RETRY_S)] if mine else []
         if mine and event.code in DAMAGED and self.resent < RESENDS:
             self.resent += 1
-            return [Later(RetryDue(event.digest), RETRY_S)]
+            return [Later(RetryDue(event.digest), SERVER_RETRY_S)]
         # The server may hold this update already: then its state stays provisional.
         had = event.code == "already_have"
         out: list[Instruction] = [Forget(event.digest) if had else Drop(event.digest, event.code)]

@@ -26,7 +26,7 @@ from fcil_protocol.process.children import module_command
 
 LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the swarm
 BEAT_S = 2.0  # an actor answers at least this often
-PATIENCE_S = 30.0  # for groups to end when asked
+GROUP_END_WAIT_S = 30.0  # for groups to end when asked
 STORE_BYTES = 80_000_000  # Ray's minimum for its object store, which fcil does not use
 Heard = tuple[str, list[str], int | None]  # node, lines, exit code
 
@@ -246,7 +246,7 @@ class RayGroups:
             self._stop()
 
     def _stop(self) -> None:
-        self._ends = time.monotonic() + PATIENCE_S
+        self._ends = time.monotonic() + GROUP_END_WAIT_S
         self._tell("info", "ending all groups (Ctrl-C ends them at once)")
         for running in self._running.values():
             running.actor.stop.remote()

@@ -22,7 +22,7 @@ MAX_WINDOW_BYTES = 32 << 20
 TOTAL_BYTES = 256 << 20  # in flight to or from all clients of a server: bound on its memory
 MAX_SPAN_BYTES = 256 << 10  # x 256 messages: 64 MiB for a peer that requests and does not read
 SPANS = 4  # fewest messages in a window: while one is verified, others travel
-PATIENCE_S = 60.0  # without data on a live connection: then requested data counts as lost
+LOSS_TIMEOUT_S = 60.0  # without data on a live connection: then requested data counts as lost
 _SHORTEST_S = 1e-3  # of a request: shorter times measure clocks, not links
 
 
@@ -126,8 +126,8 @@ class Pace:
         self._questions.clear()
 
     def stalled(self, now: float) -> bool:
-        """Return True if the bytes in flight were lost: no data arrived for `PATIENCE_S`."""
-        return self.in_flight > 0 and now - self._news >= PATIENCE_S
+        """Return True if the bytes in flight were lost: no data arrived for `LOSS_TIMEOUT_S`."""
+        return self.in_flight > 0 and now - self._news >= LOSS_TIMEOUT_S
 
     def begin_anew(self) -> None:
         """Count no bytes as in flight, and start from the smallest window."""

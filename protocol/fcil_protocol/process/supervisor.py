@@ -23,7 +23,7 @@ from fcil_protocol.process.log_file import LogFile
 from fcil_protocol.process.terminal import printable
 
 MAX_STATUS = 300  # characters of the one line
-PATIENCE_S = 1.0  # for the supervisor to take a datagram
+SUPERVISOR_WAIT_S = 1.0  # for the supervisor to take a datagram
 HURRIED = 128  # exit code: this and the signal's number, as shells count
 
 
@@ -55,7 +55,7 @@ class Notifier:
         name = self._address
         address = "\0" + name[1:] if name.startswith("@") else name  # abstract: no file
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(PATIENCE_S)
+            sock.settimeout(SUPERVISOR_WAIT_S)
             try:
                 sock.sendto("\n".join(lines).encode(errors="replace"), address)
             except OSError:

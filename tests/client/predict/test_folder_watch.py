@@ -12,7 +12,7 @@ from watchfiles import Change
 
 from client.model_kit import give_model, keep, means, order_of, picture, put_part
 from fcil_client.predict import folder_watch
-from fcil_client.predict.folder_watch import PATIENCE_S, REST_S, Settling
+from fcil_client.predict.folder_watch import REST_S, SLOW_WRITER_S, Settling
 from fcil_client.predict.live import LivePredictions
 from fcil_client.predict.predict import Current, Means, PredictionRequest
 from fcil_protocol.errors import DataError
@@ -73,8 +73,8 @@ def test_an_empty_file_waits_for_its_first_byte_without_a_timer():
 def test_what_cannot_be_decoded_is_given_up_after_a_while():
     files = Settling()
     files.changed(A, (10, 1), 0.0)
-    assert not files.last_try(A, PATIENCE_S / 2)
-    assert files.last_try(A, PATIENCE_S)
+    assert not files.last_try(A, SLOW_WRITER_S / 2)
+    assert files.last_try(A, SLOW_WRITER_S)
 
 
 # --- a folder of the real file system -------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_file_that_is_written_slowly_is_named_when_it_is_whole(client, folder)
 
 
 def test_an_image_that_stays_broken_is_told_once(client, folder, monkeypatch):
-    monkeypatch.setattr(folder_watch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(folder_watch, "SLOW_WRITER_S", 0.5)
 
     async def scenario(scene):
         (folder / "broken.png").write_bytes(picture(4)[:300])

@@ -59,12 +59,12 @@ from fcil_client.session.events import (
 )
 from fcil_client.session.machine import (
     DAMAGED,
+    LOCAL_RETRY_S,
     OVER,
     PASSING,
-    PAUSE_S,
     REFETCHES,
     RESENDS,
-    RETRY_S,
+    SERVER_RETRY_S,
     ClientSession,
 )
 from fcil_protocol.ids import RoundKey
@@ -233,12 +233,12 @@ class TestLink:
 class TestPauses:
     def test_a_server_that_cannot_take_the_hello_hears_it_again_later(self) -> None:
         made = session(link=Link.GREETING)
-        assert made.handle(HelloRefused()) == [Later(TryAgain(Link.GREETING), RETRY_S)]
+        assert made.handle(HelloRefused()) == [Later(TryAgain(Link.GREETING), SERVER_RETRY_S)]
         assert made.handle(TryAgain(Link.GREETING)) == [Greet()]
 
     def test_a_backbone_that_could_not_be_loaded_is_tried_again_later(self) -> None:
         made = ClientSession(link=Link.PREPARING, run=RUN)
-        assert made.handle(BackboneFailed(RUN)) == [Later(TryAgain(Link.PREPARING), PAUSE_S)]
+        assert made.handle(BackboneFailed(RUN)) == [Later(TryAgain(Link.PREPARING), LOCAL_RETRY_S)]
         assert made.handle(TryAgain(Link.PREPARING)) == [LoadBackbone()]
 
     @pytest.mark.parametrize("link", [Link.ANNOUNCING, Link.READY])
@@ -247,7 +247,7 @@ class TestPauses:
         self, link: Link, code: str
     ) -> None:
         made = session(link=link)
-        assert made.handle(InventoryRefused(code)) == [Later(TryAgain(link), RETRY_S)]
+        assert made.handle(InventoryRefused(code)) == [Later(TryAgain(link), SERVER_RETRY_S)]
         assert made.handle(TryAgain(link)) == [Announce()]
 
     @pytest.mark.parametrize("link", list(Link))
@@ -260,7 +260,7 @@ class TestPauses:
         """What was known before is announced meanwhile: nobody waits for a broken disk."""
         made = session(link=Link.READY)
         assert made.handle(FolderChanged()) == [Scan()]
-        assert made.handle(ScanFailed()) == [Later(FolderChanged(), PAUSE_S), Announce()]
+        assert made.handle(ScanFailed()) == [Later(FolderChanged(), LOCAL_RETRY_S), Announce()]
         assert made.handle(FolderChanged()) == [Scan()]
 
     def test_at_the_first_start_it_is_ready_although_the_folder_cannot_be_read(self) -> None:
@@ -290,7 +290,9 @@ class TestInventoryRefused:
         made = session(link=link)
         for _ in range(2):  # an answer in between begins the count anew
             for _ in range(RESENDS):
-                assert made.handle(InventoryRefused(code)) == [Later(TryAgain(made.link), RETRY_S)]
+                assert made.handle(InventoryRefused(code)) == [
+                    Later(TryAgain(made.link), SERVER_RETRY_S)
+                ]
                 assert made.handle(TryAgain(made.link)) == [Announce()]
             made.handle(Announced())
         for _ in range(RESENDS):
@@ -660,14 +662,14 @@ class TestAnswers:
     ) -> None:
         made = session(Work.SENDING)
         for _ in range(RESENDS):
-            assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), RETRY_S)]
+            assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), SERVER_RETRY_S)]
             assert made.handle(RetryDue(D1)) == [Offer(D1)]
         assert made.handle(Nacked(D1, code))[0] == Drop(D1, code)
         assert made.work is Work.IDLE
         made.handle(RoundOpened(order(1)))
         made.handle(PartsReady(OTHER))
         made.handle(WorkDone(OTHER, D2))
-        assert made.handle(Nacked(D2, code)) == [Later(RetryDue(D2), RETRY_S)]
+        assert made.handle(Nacked(D2, code)) == [Later(RetryDue(D2), SERVER_RETRY_S)]
 
     @pytest.mark.parametrize("work", WORK)
     def test_a_refusal_of_another_update_leaves_the_work_alone(self, work: Work) -> None:
@@ -682,7 +684,7 @@ class TestServerInTrouble:
         self, code: str
     ) -> None:
         made = session(Work.SENDING)
-        assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), RETRY_S)]
+        assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), SERVER_RETRY_S)]
         assert (made.work, made.outgoing) == (Work.SENDING, D1)
         assert made.handle(RetryDue(D1)) == [Offer(D1)]
         assert made.handle(Acked(D1)) == [Forget(D1)]

@@ -14,7 +14,7 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Core, Sealed, seal
 from fcil_protocol.envelopes.transfer import MAX_SPOILED, Inflow, Receiving, runs, unasked
-from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, PATIENCE_S
+from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import FederationId
 from fcil_protocol.trust.keys import PrivateKeys
@@ -174,10 +174,10 @@ def test_what_never_comes_on_a_connection_that_lives_is_asked_for_again() -> Non
     made = inflow(4)
     wanted(made)
     deliver(made, 1, now=5.0)
-    assert not made.revive(PATIENCE_S)
-    assert wanted(made, PATIENCE_S) == []
-    assert made.revive(PATIENCE_S + 5)
-    assert wanted(made, PATIENCE_S + 5) == [0, 2, 3, 4]
+    assert not made.revive(LOSS_TIMEOUT_S)
+    assert wanted(made, LOSS_TIMEOUT_S) == []
+    assert made.revive(LOSS_TIMEOUT_S + 5)
+    assert wanted(made, LOSS_TIMEOUT_S + 5) == [0, 2, 3, 4]
 
 
 def test_an_interrupted_transfer_goes_on_at_the_first_missing_chunk(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.envelopes.window import (
+    LOSS_TIMEOUT_S,
     MAX_SPAN_BYTES,
     MIN_WINDOW_BYTES,
-    PATIENCE_S,
     SPAN_S,
     WINDOW_S,
     Pace,
@@ -135,11 +135,11 @@ def test_nothing_for_a_minute_while_something_is_in_flight_is_a_loss():
     pace = Pace(MOST)
     assert not pace.stalled(1e9), "nothing was asked"
     pace.asked(100, now=10.0)
-    assert not pace.stalled(9.9 + PATIENCE_S)
+    assert not pace.stalled(9.9 + LOSS_TIMEOUT_S)
     pace.arrived(10, now=30.0)
     pace.asked(100, now=50.0)  # a question is no answer
-    assert not pace.stalled(29.9 + PATIENCE_S)
-    assert pace.stalled(30.0 + PATIENCE_S)
+    assert not pace.stalled(29.9 + LOSS_TIMEOUT_S)
+    assert pace.stalled(30.0 + LOSS_TIMEOUT_S)
     pace.begin_anew()
     assert not pace.stalled(1e9)
     assert (pace.in_flight, pace.free_bytes) == (0, MIN_WINDOW_BYTES)

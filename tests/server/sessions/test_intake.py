@@ -9,7 +9,7 @@ import pytest
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.transfer import MAX_SPOILED
-from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, PATIENCE_S, TOTAL_BYTES
+from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
@@ -144,10 +144,10 @@ def test_what_never_comes_is_asked_for_again(server):
         sealed, one = inventory(), peer()
         await server.offer(one, sealed)
         first = server.wanted()
-        server.now = PATIENCE_S - 1
+        server.now = LOSS_TIMEOUT_S - 1
         server.intake.revive([one])
         assert server.wanted() == []
-        server.now = PATIENCE_S
+        server.now = LOSS_TIMEOUT_S
         server.intake.revive([one])
         assert server.wanted() == first
 

@@ -26,7 +26,9 @@ from fcil_server.web.page.reader import HistoryReader
 
 # These sections also show the server's live answer; the others show only the ledger.
 LIVE_SECTIONS = frozenset({"head", "now", "clients"})
-PATIENCE_S = 2.0  # of reading before a partial result is shown; a long history takes several reads
+READ_LIMIT_S = (
+    2.0  # of reading before a partial result is shown; a long history takes several reads
+)
 KEPT_RUNS = 3  # older runs whose sections are remembered
 READS = 2  # further reads of an older run, whose page would otherwise stay without its first rounds
 
@@ -156,7 +158,10 @@ class Boards:
             place = _place(self._path)
             if self._reader is None or place != self._place:
                 self.close()  # another file is in its place
-                self._reader, self._place = HistoryReader(self._path, patience_s=PATIENCE_S), place
+                self._reader, self._place = (
+                    HistoryReader(self._path, patience_s=READ_LIMIT_S),
+                    place,
+                )
             return self._reader.read(run)
         except FcilError:
             self.close()  # opened again the next time: it may have been mended

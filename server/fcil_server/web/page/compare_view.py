@@ -27,7 +27,7 @@ MAX_OWN = 100  # of this federation's runs, the newest are listed
 AT_HAND = 8  # of these, visible at once
 MAX_CHOSEN = 4  # default number of runs in the comparison
 MAX_DIFFERENCES = 200
-PATIENCE_S = 5.0  # for ledgers to be read, less than the time limit of a request
+LEDGERS_WAIT_S = 5.0  # for ledgers to be read, less than the time limit of a request
 FRESH_S = 10.0  # an active run is read at most this often
 KEPT_S = 300.0  # and a finished one this often: a client may be erased from it
 BESIDE = "@"  # before the short name of another directory; no run's id begins with it
@@ -79,7 +79,7 @@ class Comparison:
         self,
         directory: Path,
         beside: Sequence[Path] = (),
-        patience_s: float = PATIENCE_S,
+        patience_s: float = LEDGERS_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory

@@ -23,7 +23,7 @@ from fcil_server.web.page.event_stream import HELLO, Hub, Stream, event
 from fcil_server.web.page.thread_pool import Pool
 
 LOOK_S = 1.05  # between two looks; after a second, values are read again
-PATIENCE_S = 1.0  # that a new dashboard waits for a server that does not answer
+SERVER_WAIT_S = 1.0  # that a new dashboard waits for a server that does not answer
 PEERS_S = 5.0  # at most between two questions about each client
 UNTIL_MOVES_S = 1.5  # a deadline that moved by less counts as unchanged
 _TROUBLE = "gone"
@@ -142,7 +142,7 @@ class PageWatch:
 
     async def board(self) -> Board:
         """Return the newest run's board, at most a second old."""
-        await self._ask_server(PATIENCE_S)
+        await self._ask_server(SERVER_WAIT_S)
         return await self._read()
 
     async def board_of(self, run: RunId) -> Board:

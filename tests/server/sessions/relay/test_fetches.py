@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from fcil_protocol.envelopes.window import PATIENCE_S
+from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S
 from fcil_server.sessions.relay import fetches as relay_fetches
 from fcil_server.sessions.relay.fetches import Fetches
 
@@ -102,10 +102,10 @@ def test_what_never_comes_is_asked_for_again():
     made = fetches()
     made.wait(1, A, [0, 1])
     assert asked(made) == {A: [0, 1]}
-    assert not made.revive(PATIENCE_S - 1)
-    assert made.revive(PATIENCE_S)
-    assert asked(made, PATIENCE_S) == {A: [0, 1]}
-    made.arrived(A, [0, 1], PATIENCE_S + 1)
+    assert not made.revive(LOSS_TIMEOUT_S - 1)
+    assert made.revive(LOSS_TIMEOUT_S)
+    assert asked(made, LOSS_TIMEOUT_S) == {A: [0, 1]}
+    made.arrived(A, [0, 1], LOSS_TIMEOUT_S + 1)
     assert not made.revive(1e9), "nothing is in flight"
 
 

@@ -81,7 +81,7 @@ def test_figures_health_and_acts_are_there_only_if_they_are_switched_on(
 def test_a_long_ledger_is_read_before_somebody_waits_for_it(
     federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "PATIENCE_S", 0.0)  # one round at a time
+    monkeypatch.setattr(board, "READ_LIMIT_S", 0.0)  # one round at a time
     found: list[int] = []
     right = board.Boards.history
 
@@ -105,7 +105,7 @@ def test_a_long_ledger_is_read_before_somebody_waits_for_it(
 def test_an_older_run_is_read_on_before_its_page_is_shown(
     federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "PATIENCE_S", 0.0)  # one round at a time
+    monkeypatch.setattr(board, "READ_LIMIT_S", 0.0)  # one round at a time
     boards = board.Boards(federation, Faults())
     first = boards.history(None).unread
     shown = boards.of(RUN).history

@@ -375,7 +375,7 @@ def test_what_nobody_expects_of_the_server_leaves_what_the_ledger_says(
 def test_a_server_that_hangs_does_not_keep_a_page_waiting(
     federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(watch_module, "SERVER_WAIT_S", 0.01)
 
     async def served() -> None:
         page = Page(federation)

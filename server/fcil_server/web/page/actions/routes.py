@@ -42,9 +42,9 @@ MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
 TRIES = 4  # links that are sent to the server at the same time
 PAUSE_S = 1.0  # before a wrong link is answered
-PATIENCE_S = 5.0  # for a free place
+SLOT_WAIT_S = 5.0  # for a free place
 ORDERS = 2  # actions that are sent to the server at the same time
-ORDER_PATIENCE_S = 1.0  # for a turn: an action must not happen after its request was given up
+ORDER_WAIT_S = 1.0  # for a turn: an action must not happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
 _LATER = "Try the link again when it runs."
 
@@ -112,7 +112,7 @@ class Posts:
     async def _try_token(self, token: str, sender: str) -> None:
         order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
         try:
-            async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
+            async with _one_of(self._places, SLOT_WAIT_S, "too many try to enter."):
                 await _in_thread(self._knocks, order)
         except (Unreachable, Timeout) as error:  # their own messages name the server's directory
             raise RefusedRequest(
@@ -150,7 +150,7 @@ class Posts:
         fields = await _json(request)
         do = functools.partial(step(self._acts), session, fields)
         many = "the server has not answered other acts yet; nothing was done."
-        async with _one_of(self._turns, ORDER_PATIENCE_S, many):
+        async with _one_of(self._turns, ORDER_WAIT_S, many):
             return JSONResponse(await _in_thread(self._orders, do))
 
     def _check(self, request: Request) -> BrowserSession:

@@ -542,7 +542,7 @@ def test_wrong_links_without_end_keep_no_right_one_waiting(directory, server) ->
 def test_no_more_links_are_tried_at_once_than_there_are_places(
     directory, server, monkeypatch
 ) -> None:
-    monkeypatch.setattr(act_routes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(act_routes, "SLOT_WAIT_S", 0.05)
     goes_on = threading.Event()
 
     def stopped(op: str, **fields: Any) -> dict[str, Any]:
@@ -564,7 +564,7 @@ def test_no_more_links_are_tried_at_once_than_there_are_places(
 
 
 def test_an_act_that_gets_no_turn_is_not_carried_out_later(directory, server, monkeypatch) -> None:
-    monkeypatch.setattr(act_routes, "ORDER_PATIENCE_S", 0.05)
+    monkeypatch.setattr(act_routes, "ORDER_WAIT_S", 0.05)
     goes_on = threading.Event()
 
     def stopped(op: str, **fields: Any) -> dict[str, Any]:
@@ -589,8 +589,8 @@ def test_an_act_that_gets_no_turn_is_not_carried_out_later(directory, server, mo
 
 def test_all_that_an_act_waits_for_ends_before_its_request_is_cut() -> None:
     asked = 2 * ORDER_S  # how things are, and then for the act itself
-    assert act_routes.ORDER_PATIENCE_S + asked < LIMITS.request_s
-    assert LIMITS.request_s > act_routes.PATIENCE_S + ORDER_S
+    assert act_routes.ORDER_WAIT_S + asked < LIMITS.request_s
+    assert LIMITS.request_s > act_routes.SLOT_WAIT_S + ORDER_S
 
 
 def test_who_goes_away_in_the_middle_of_a_body_is_no_defect(page) -> None:
