@@ -17,13 +17,13 @@ _BUCKETS = 1000  # of a millisecond each; the last one has all later ones
 _MOST_TICKS = 10_000  # a process that was stopped for an hour has one late tick, not 180,000
 
 
-class Turns:
+class Yielder:
     """Called between the steps of long work, it gives other tasks their turn when it is time."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
-    async def give(self) -> None:
+    async def maybe_yield(self) -> None:
         """Return at once, or after other tasks if the loop has been occupied for long enough."""
         if time.monotonic() - self._since >= TURN_S:
             await asyncio.sleep(0)

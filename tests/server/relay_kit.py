@@ -1,4 +1,4 @@
-"""A relay between two links in memory: the real `Lanes` above it, real `Downloads` below.
+"""A relay between two links in memory: the real `RelayedLink` above it, real `Downloads` below.
 
 What stands in for the server's daemon answers a Hello with a session and a Want with parts,
 and counts what it gave out.
@@ -25,15 +25,15 @@ from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.testing import MemoryRouter
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.home import RelayRecord
 from fcil_server.sessions.relay.relay import Relay
-from fcil_server.sessions.relayed import Lanes
+from fcil_server.sessions.relayed import RelayedLink
 
 RUN = "r20260102-030405-0a0b"
 CHUNK = 16_384
@@ -52,20 +52,20 @@ class Federation:
 
 
 class Center:
-    """The server: a socket in memory, `Lanes`, and a daemon of a few lines."""
+    """The server: a socket in memory, `RelayedLink`, and a daemon of a few lines."""
 
     def __init__(self, ledger):
         self.federation = Federation(ledger)
         self.ledger = ledger
-        self.roster = Roster(self.federation, Doorkeeper(), self._changed)
+        self.roster = Roster(self.federation, AllowList(), self._changed)
         self.router = MemoryRouter(self.roster.door)
         self.notes, self.parts = [], {}
-        self.accounts = Accounts(ledger, RUN)
-        self.lanes = Lanes(
+        self.accounts = ByteMeter(ledger, RUN)
+        self.lanes = RelayedLink(
             self.router,
             self.roster,
             credit=CREDIT,
-            accounts=lambda: self.accounts,
+            byte_meter=lambda: self.accounts,
             serve=self.serve,
             say=lambda *note: self.notes.append(note),
         )
@@ -216,7 +216,7 @@ class Site:
         )
         cache = Cache(self.directory, self.limit)
         return Relay(
-            record, self.keys, address=ADDRESS, cache=cache, door=self._door,
+            record, self.keys, address=ADDRESS, cache=cache, open_link=self._door,
             say=lambda *note: self.notes.append(note), keep=self.records.append, make=self._dial,
         )  # fmt: skip
 
@@ -262,7 +262,7 @@ class Member:
 
     async def connect(self):
         key = self.keys.public.curve
-        await until(lambda: self.site.relay._session._keeper.is_member(key))
+        await until(lambda: self.site.relay._session._allow_list.is_member(key))
         self.link = self.site.router.dealer(key)
         self.link.connect()
         assert await self.link.recv() == LinkNews("up")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fcil_server import event_loop
-from fcil_server.event_loop import TICK_S, Lag, LagMeter, Turns
+from fcil_server.event_loop import TICK_S, Lag, LagMeter, Yielder
 
 
 def meter(*moments):
@@ -79,10 +79,10 @@ def test_others_have_a_turn_when_the_work_has_taken_long_and_not_before(
 
     async def story():
         task = asyncio.create_task(other())
-        mine = Turns()
+        mine = Yielder()
         for _ in range(10):
             now[0] += step_s
-            await mine.give()
+            await mine.maybe_yield()
         task.cancel()
 
     asyncio.run(story())

@@ -33,10 +33,10 @@ class HashedImage(Protocol):
         ...
 
 
-class Shelf:
+class ImageCache:
     """Decoded images up to one bound, and the threads that decode them.
 
-    The key of an image is its content, so stores with the same preprocessing can share a shelf.
+    The key of an image is its content, so stores with the same preprocessing can share a cache.
     """
 
     def __init__(self, preprocessing: Preprocessing, memory_bytes: int, threads: int = 0) -> None:
@@ -67,24 +67,24 @@ class ImageStore:
         *,
         memory_bytes: int,
         threads: int = 0,
-        shelf: Shelf | None = None,
+        cache: ImageCache | None = None,
     ) -> None:
-        """Keep decoded images on a shelf of its own (see `Shelf`), or on a shared one."""
+        """Keep decoded images on a shelf of its own (see `ImageCache`), or on a shared one."""
         self.source = source
         self.preprocessing = preprocessing
         self.faults: list[str] = []
         self.alive: Callable[[], None] = _nobody
-        self._shelf = shelf or Shelf(preprocessing, memory_bytes, threads)
-        self._owns = shelf is None
+        self._cache = cache or ImageCache(preprocessing, memory_bytes, threads)
+        self._owns = cache is None
 
     @property
     def _kept(self) -> _DecodedImages:
-        return self._shelf.kept
+        return self._cache.kept
 
     def close(self) -> None:
         """Release files, and threads and memory that no other store shares."""
         if self._owns:
-            self._shelf.close()
+            self._cache.close()
         self.source.close()
 
     def door(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
@@ -101,7 +101,7 @@ class ImageStore:
         room = set(list(missing)[: self._kept.room()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
         for one, array in zip(
-            first, self._shelf.pool.map(self._decode, first.values()), strict=True
+            first, self._cache.pool.map(self._decode, first.values()), strict=True
         ):
             self.alive()
             if array is not None:
@@ -122,7 +122,7 @@ class ImageStore:
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
         missing = {i.digest: i for i in pictures if found[i.digest] is None}
         found.update(
-            zip(missing, self._shelf.pool.map(self._decode, missing.values()), strict=True)
+            zip(missing, self._cache.pool.map(self._decode, missing.values()), strict=True)
         )
         return [found[i.digest] for i in pictures]
 

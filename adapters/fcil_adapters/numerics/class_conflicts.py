@@ -31,7 +31,7 @@ Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class FarApart:
+class ClassConflict:
     """Two clients that seem to mean different things by one class.
 
     Attributes:
@@ -44,7 +44,7 @@ class FarApart:
     ratio: float
 
 
-class Meanings:
+class ClassConflicts:
     """The mean features that the clients of a round give its classes, one update at a time.
 
     Args:
@@ -66,7 +66,7 @@ class Meanings:
                 if len(known) < MOST_CLIENTS:
                     known[update.client] = mean
 
-    def far_apart(self) -> list[FarApart]:
+    def pairs(self) -> list[ClassConflict]:
         """Return the classes for which the means of two clients are far apart."""
         centres = {c: np.median(list(of.values()), axis=0) for c, of in self._means.items()}
         found = (_farthest(c, of, centres) for c, of in sorted(self._means.items()))
@@ -88,7 +88,7 @@ def _means(payload: Payload, task: TaskInfo) -> dict[int, Vector]:
 
 def _farthest(
     class_id: int, means: dict[ClientId, Vector], centres: dict[int, Vector]
-) -> FarApart | None:
+) -> ClassConflict | None:
     """Return the client farthest from the others' median, and the client farthest from that one."""
     if len(means) < 2 or len(centres) < 2:
         return None
@@ -103,4 +103,4 @@ def _farthest(
         float(np.linalg.norm(means[one] - centre)) for c, centre in centres.items() if c != class_id
     )
     first, second = sorted((one, other))
-    return FarApart(class_id, first, second, own / max(nearest, 1e-12)) if own > 0 else None
+    return ClassConflict(class_id, first, second, own / max(nearest, 1e-12)) if own > 0 else None

@@ -25,8 +25,8 @@ from fcil_adapters.resources.memory_limit import own_memory
 from fcil_adapters.worker.exit_reason import End, why
 from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import AsyncPipe, Blobs, Fields
-from fcil_adapters.worker.suspend import Rest
-from fcil_adapters.worker.watchdog import Quiet, oom_kills
+from fcil_adapters.worker.suspend import Suspension
+from fcil_adapters.worker.watchdog import StallTimer, oom_kills
 from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
 from fcil_protocol.process.children import module_command
 from fcil_protocol.storage.atomic_files import storage_errors
@@ -95,7 +95,7 @@ class WorkerHost:
         self._stopped_by_us = False
         self._stalled = ""  # why it was ended, if it was silent for too long
         self._oom_kills: int | None = None  # the system's count when it was started
-        self.rest = Rest()
+        self.rest = Suspension()
         self.starts = 0
         self.deaths = 0
 
@@ -134,15 +134,15 @@ class WorkerHost:
             self._hold()
             self._rotate()
             await self.rest.allowed.wait()
-            quiet = Quiet(self._stall_s or float("inf"))
-            watch = asyncio.ensure_future(self._watch(quiet)) if self._stall_s else None
+            stall_timer = StallTimer(self._stall_s or float("inf"))
+            watch = asyncio.ensure_future(self._watch(stall_timer)) if self._stall_s else None
             try:
                 pipe = self._pipe if self._alive() else None
                 if pipe is None:
                     pipe = self._start()
-                    quiet.heard("starting")
+                    stall_timer.heard("starting")
                 await pipe.send({"op": op, "fields": fields}, payloads)
-                return await self._converse(pipe, quiet, on_progress, on_request)
+                return await self._converse(pipe, stall_timer, on_progress, on_request)
             except _Reported as reported:
                 raise reported.cause from None
             except (EOFError, ConnectionError) as error:
@@ -180,15 +180,15 @@ class WorkerHost:
 
     # --- one conversation -------------------------------------------------------------------
 
-    async def _watch(self, quiet: Quiet) -> None:
+    async def _watch(self, stall_timer: StallTimer) -> None:
         """End a worker that is silent for too long; also one that was stopped (SIGSTOP)."""
         clock = asyncio.get_running_loop().time
         while True:
             before = clock() - self.rest.rested_s
-            await asyncio.sleep(quiet.step_s)
-            if quiet.passed(clock() - self.rest.rested_s - before):
-                what = f" while {quiet.doing}" if quiet.doing else ""
-                self._stalled = f"made no progress for {quiet.allowed_s:.0f} s{what}"
+            await asyncio.sleep(stall_timer.step_s)
+            if stall_timer.passed(clock() - self.rest.rested_s - before):
+                what = f" while {stall_timer.doing}" if stall_timer.doing else ""
+                self._stalled = f"made no progress for {stall_timer.allowed_s:.0f} s{what}"
                 if self._process is not None:  # its stack goes into its log
                     self._process.send_signal(signal.SIGUSR1)
                     await asyncio.sleep(TRACE_S)
@@ -198,14 +198,14 @@ class WorkerHost:
     async def _converse(
         self,
         pipe: AsyncPipe,
-        quiet: Quiet,
+        stall_timer: StallTimer,
         on_progress: Callable[[Progress], None] | None,
         on_request: OnRequest | None,
     ) -> tuple[Fields, list[Blob]]:
         failure: FcilError | None = None
         while True:
             message, payloads = await pipe.recv()
-            quiet.heard(message.get("alive", ""))
+            stall_timer.heard(message.get("alive", ""))
             if self._process is not None:
                 self.rest.spoke(self._process)
             if "alive" in message:
@@ -215,14 +215,14 @@ class WorkerHost:
                     on_progress(Progress(**message["progress"]))
             elif "request" in message:
                 blobs: Blobs = ()
-                quiet.ours(ours=True)
+                stall_timer.ours(ours=True)
                 try:
                     reply, blobs = await _answer(on_request, message["request"])
                     told: Fields = {"reply": reply}
                 except FcilError as error:
                     failure = error
                     told = {"error": error.code, "message": error.message, "action": error.action}
-                quiet.ours(ours=False)
+                stall_timer.ours(ours=False)
                 await pipe.send(told, blobs)
             elif "error" in message:
                 reported = from_code(message["error"], message["message"], message["action"])

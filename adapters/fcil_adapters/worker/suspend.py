@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 
-class Rest:
+class Suspension:
     """Suspends a worker's process, between its calls or in the middle of one.
 
     On Linux the process is stopped (SIGSTOP) at any point of its work, with all of its memory.

@@ -14,7 +14,7 @@ LONGEST_STEP_S = 5.0
 SLOW_TIMES = 4  # factor for announced silent work: loading weights, say
 
 
-class Quiet:
+class StallTimer:
     """Sum of a worker's silent time. Pure: it has no clock of its own.
 
     Only time in which this process ran counts. A step that took much longer than planned means that

@@ -99,7 +99,7 @@ def join(
         from fcil_client.membership.enrol import find
         from fcil_client.membership.rotate_keys import finish
         from fcil_client.state.home import find_data
-        from fcil_protocol.process.log_file import Said
+        from fcil_protocol.process.log_file import DaemonOutput
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
@@ -113,7 +113,7 @@ def join(
         else:
             name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
             home, enrolment = find(folder, server, seat=seat, name=name)
-        said, service = Said(file), Service(file)
+        said, service = DaemonOutput(file), Service(file)
 
         async def run() -> None:
             from fcil_client.daemon.client import Client
@@ -146,10 +146,10 @@ def _dry_run(
     from fcil_client.state.home import find_data
 
     folder = find_data(str(part.data))
-    outlook, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
+    preview, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
     fixed = home is not None or part.partition is not None
     inventory = count_images(folder, home, part.partition, part.slot)
-    row = predict(folder, outlook, inventory, enrolled=fixed)
+    row = predict(folder, preview, inventory, enrolled=fixed)
     emit(row, form, lambda: show_dry_run(row))
 
 

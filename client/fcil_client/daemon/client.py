@@ -15,7 +15,7 @@ from typing import Any
 
 from fcil_client.daemon import status as telling
 from fcil_client.daemon.conversation import Conversation
-from fcil_client.daemon.host import Alone, Surroundings
+from fcil_client.daemon.host import ClientHost, StandaloneHost
 from fcil_client.daemon.jobs import Jobs, defect
 from fcil_client.daemon.progress import Reports
 from fcil_client.daemon.transfers import Transfers
@@ -47,7 +47,7 @@ class Client:
         make: starts a link to one of the server's addresses.
         service: signals, and status lines for a supervisor.
         sensors: report if this device may work; None: its own.
-        around: process services shared by many clients; None: the client is alone in its process,
+        host: process services shared by many clients; None: the client is alone in its process,
             and ``make``, ``service`` and ``sensors`` are its own.
     """
 
@@ -61,7 +61,7 @@ class Client:
         make: Dial = dial,
         service: Service | None = None,
         sensors: Sensors | None = None,
-        around: Surroundings | None = None,
+        host: ClientHost | None = None,
     ) -> None:
         self.home = home
         self.notes = Notes(say)
@@ -70,10 +70,10 @@ class Client:
         self._judged = ""
         self._keys = PrivateKeys.load_or_new(home.keys_path)
         self._limits = options.limits
-        self._around = around or Alone(home, options, make, service, sensors)
-        self._line = Connection(enrolment, self._keys, self._around.dial)
+        self._host = host or StandaloneHost(home, options, make, service, sensors)
+        self._line = Connection(enrolment, self._keys, self._host.dial)
         self._work = RoundWork(
-            home, enrolment, self._keys, options, self._around.place,
+            home, enrolment, self._keys, options, self._host.place,
             tell=lambda text: self.notes("warning", text),
         )  # fmt: skip
         self._jobs = Jobs(
@@ -90,7 +90,7 @@ class Client:
         self._talk = Conversation(
             home, enrolment, self._line, self._session, self._work, self._transfers,
             self._reports, self.notes, feed=self._feed, due=self._due, fail=self._fail,
-            goodbye=self._around.goodbye,
+            goodbye=self._host.goodbye,
         )  # fmt: skip
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
@@ -103,14 +103,14 @@ class Client:
         Raises:
             FcilError: the reason why the client cannot take part.
         """
-        await self._around.begin(self)
+        await self._host.begin(self)
         self._line.open()
-        for work in (self._talk.run(), self._transfers.watch(), *self._around.beside()):
+        for work in (self._talk.run(), self._transfers.watch(), *self._host.background_work()):
             self._jobs.spawn(work)
         try:
             await self._stopping.wait()
         finally:
-            self._around.ending()
+            self._host.client_stopping()
             self._line.send(handshake.goodbye(self._failure))
             for timer in self._timers.values():
                 timer.cancel()
@@ -118,7 +118,7 @@ class Client:
             await self._jobs.stop()
             await asyncio.sleep(0.05)  # let the goodbye leave the socket
             self._line.close()
-            self._around.over()
+            self._host.client_stopped()
         if self._failure is not None:
             raise self._failure
 
@@ -143,7 +143,7 @@ class Client:
                 self.notes("error", str(error))
                 if isinstance(instruction, events.Settle):
                     unsettled = error
-        self._around.news()
+        self._host.client_changed()
 
     def _execute(self, instruction: events.Instruction) -> None:
         match instruction:
@@ -263,9 +263,9 @@ class Client:
         """Return the coroutine that watches the data folder for changes."""
         return self._jobs.watch()
 
-    def stood(self) -> None:
+    def pause_changed(self) -> None:
         """Report at once that work has been suspended or resumed."""
-        self._around.news()
+        self._host.client_changed()
         self._reports.again()
 
     def _trained(self, done: int, total: int) -> None:
@@ -281,7 +281,7 @@ class Client:
             **telling.membership(self.home, self.enrolment),
             **telling.doing(self._session, self._reports.now),
             **telling.terms_of(self.terms, self._limits),
-            "manners": self._around.manners(),
+            "manners": self._host.policy_status(),
             "resources": self._work.resources.told,
             "up_s": round(time.monotonic() - self._began, 1),
             "device": self._work.device,

@@ -1,6 +1,6 @@
 """The interface of a client's process to the client: links, signals, control socket, manners.
 
-A client with a process of its own is `Alone`; a member of a swarm shares one with others
+A client with a process of its own is `StandaloneHost`; a member of a swarm shares one with others
 (`swarm.shared`).
 """
 
@@ -58,7 +58,7 @@ class HostedClient(Protocol):
         """Pass an external event to the session."""
         ...
 
-    def stood(self) -> None:
+    def pause_changed(self) -> None:
         """Report at once that work has been suspended or resumed."""
         ...
 
@@ -71,7 +71,7 @@ class HostedClient(Protocol):
         ...
 
 
-class Surroundings(Protocol):
+class ClientHost(Protocol):
     """Services of the process to a client that runs in it.
 
     Attributes:
@@ -89,15 +89,15 @@ class Surroundings(Protocol):
         """Prepare the services that the client needs before it connects; may wait for a turn."""
         ...
 
-    def beside(self) -> Sequence[Work]:
+    def background_work(self) -> Sequence[Work]:
         """Return the coroutines to run next to the client, which has begun to connect."""
         ...
 
-    def manners(self) -> dict[str, Any]:
+    def policy_status(self) -> dict[str, Any]:
         """Return the status of the owner's rules for this device."""
         ...
 
-    def news(self) -> None:
+    def client_changed(self) -> None:
         """Handle a change of the client's status."""
         ...
 
@@ -105,17 +105,17 @@ class Surroundings(Protocol):
         """Handle the end of a session by the server's goodbye."""
         ...
 
-    def ending(self) -> None:
+    def client_stopping(self) -> None:
         """Handle the start of the client's end; running work is finished first."""
         ...
 
-    def over(self) -> None:
+    def client_stopped(self) -> None:
         """Handle the end of the client."""
         ...
 
 
-class Alone:
-    """The surroundings of a client that has a process of its own.
+class StandaloneHost:
+    """The host of a client that has a process of its own.
 
     Args:
         home: directory of its control socket.
@@ -154,35 +154,35 @@ class Alone:
             client.notes,
             hold=client.place.hold,
             feed=client.feed,
-            changed=client.stood,
+            changed=client.pause_changed,
         )
         await self._watch.look()  # before any request can arrive
 
-    def beside(self) -> Sequence[Work]:
+    def background_work(self) -> Sequence[Work]:
         """Notify the supervisor, and return the coroutines that watch folder and machine."""
         client = self._client
         # At once: a client whose server is away is ready too; its work is to wait.
         self._service.ready(lambda: telling.line(client.session, client.counted))
         return client.watch_folder(), self._watch.run(), self._watch.pace()
 
-    def manners(self) -> dict[str, Any]:
+    def policy_status(self) -> dict[str, Any]:
         """Return the watch's status."""
         return self._watch.status()
 
-    def news(self) -> None:
+    def client_changed(self) -> None:
         """Update the supervisor's status line."""
         self._service.news()
 
     def goodbye(self, code: str) -> None:
         """Stay connected: the server may come back."""
 
-    def ending(self) -> None:
+    def client_stopping(self) -> None:
         """Accept no more commands."""
         self._service.stopping()
         self._door.close()
         control_socket.socket_path(self._home.directory).unlink(missing_ok=True)
 
-    def over(self) -> None:
+    def client_stopped(self) -> None:
         """Release the service."""
         self._service.over()
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from fcil_adapters.contract import Preprocessing, Progress
-from fcil_adapters.images.cache import Shelf
+from fcil_adapters.images.cache import ImageCache
 from fcil_adapters.images.decoding import ImageSource, open_source
 from fcil_adapters.worker.loop import Call
 from fcil_adapters.worker.pipe import Fields
@@ -37,8 +37,8 @@ class HeldData:
         )  # least recently used first
         self._data: dict[_Key, LocalData] = {}
         self._parts: SharedData | None = None
-        self._shelf: Shelf | None = None
-        self._shelf_of: tuple[Preprocessing, int, int] | None = None
+        self._cache: ImageCache | None = None
+        self._cache_of: tuple[Preprocessing, int, int] | None = None
 
     def scan(self, call: Call) -> ImageManifest:
         """Scan a client's images; fields as in `ClientWorker.scan`."""
@@ -72,14 +72,14 @@ class HeldData:
         """
         key, fields = _key(call.fields), call.fields
         manifest = self._manifests.get(key) or self.scan(call)
-        shelf = self._shelf_for(preprocessing, fields["memory_bytes"], fields.get("threads", 0))
+        cache = self._cache_for(preprocessing, fields["memory_bytes"], fields.get("threads", 0))
         if key not in self._data:
             self._data[key] = LocalData(
                 self._open(fields)[0],
                 manifest,
                 preprocessing,
                 memory_bytes=fields["memory_bytes"],
-                shelf=shelf,
+                cache=cache,
             )
         self._use(key)
         self._data[key].tell(call.alive)
@@ -94,16 +94,18 @@ class HeldData:
             self._parts = SharedData(open_source(data), partition)
         return self._parts.slot(fields["slot"]), partition.fractions
 
-    def _shelf_for(self, preprocessing: Preprocessing, memory_bytes: int, threads: int) -> Shelf:
+    def _cache_for(
+        self, preprocessing: Preprocessing, memory_bytes: int, threads: int
+    ) -> ImageCache:
         """Return the store of decoded images; another preprocessing empties it."""
         wanted = (preprocessing, memory_bytes, threads)
-        if self._shelf is None or self._shelf_of != wanted:
+        if self._cache is None or self._cache_of != wanted:
             for key in list(self._data):
                 self._close(key)
-            if self._shelf is not None:
-                self._shelf.close()
-            self._shelf, self._shelf_of = Shelf(preprocessing, memory_bytes, threads), wanted
-        return self._shelf
+            if self._cache is not None:
+                self._cache.close()
+            self._cache, self._cache_of = ImageCache(preprocessing, memory_bytes, threads), wanted
+        return self._cache
 
     def _use(self, key: _Key) -> None:
         self._manifests.move_to_end(key)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images.cache import CachedImages, ImageStore, Shelf
+from fcil_adapters.images.cache import CachedImages, ImageCache, ImageStore
 from fcil_adapters.images.decoding import ImageSource
 from fcil_client.data.manifest import Image, ImageManifest
 from fcil_client.data.split import Side
@@ -29,16 +29,16 @@ class LocalData:
         *,
         memory_bytes: int,
         threads: int = 0,
-        shelf: Shelf | None = None,
+        cache: ImageCache | None = None,
     ) -> None:
         """Keep at most ``memory_bytes`` of decoded images; beyond that decode on access.
 
-        Clients that share a ``shelf`` share its bound and its threads.
+        Clients that share a ``cache`` share its bound and its threads.
         """
         self.manifest = manifest
         self.preprocessing = preprocessing
         self._store = ImageStore(
-            source, preprocessing, memory_bytes=memory_bytes, threads=threads, shelf=shelf
+            source, preprocessing, memory_bytes=memory_bytes, threads=threads, cache=cache
         )
 
     @property

@@ -57,7 +57,7 @@ class TaskClasses:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class TermsPreview:
     """The terms and tasks that a client of a folder would meet.
 
     Attributes:
@@ -85,7 +85,7 @@ def look(
     make: Dial = dial,
     *,
     seat: str = "",
-) -> tuple[Outlook, Home | None]:
+) -> tuple[TermsPreview, Home | None]:
     """Find the terms that a folder would have to meet, and its home if it is enrolled.
 
     Args:
@@ -139,7 +139,7 @@ def _is_of(home: Home, join: JoinFile) -> bool:
 # --- an installed method --------------------------------------------------------------------
 
 
-def _installed(name: str, overrides: Sequence[str]) -> Outlook:
+def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     fields: dict[str, Any] = {}
     for override in overrides:
         apply_override(fields, override)
@@ -159,13 +159,13 @@ def _installed(name: str, overrides: Sequence[str]) -> Outlook:
     registry.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
     terms = Terms("", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1)
-    return Outlook(terms, "method", "as the method is installed here; no server was asked")
+    return TermsPreview(terms, "method", "as the method is installed here; no server was asked")
 
 
 # --- a server of this machine ---------------------------------------------------------------
 
 
-def _ask_control(join: JoinFile) -> Outlook:
+def _ask_control(join: JoinFile) -> TermsPreview:
     reply = control_socket.ask(join.directory, "outlook")
     try:
         welcome = Welcome(
@@ -173,7 +173,7 @@ def _ask_control(join: JoinFile) -> Outlook:
         )
         tasks = tuple(TaskClasses(tuple(t["classes"]), closed=t["closed"]) for t in reply["tasks"])
         waiting = reply["waiting"]
-        return Outlook(
+        return TermsPreview(
             terms=handshake.read_terms(welcome),
             source="control",
             told=f"as the server {join.name} on this machine runs it (run {welcome.run})",
@@ -192,7 +192,7 @@ def _ask_control(join: JoinFile) -> Outlook:
 # --- a server elsewhere ---------------------------------------------------------------------
 
 
-async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> Outlook:
+async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> TermsPreview:
     """Send Hello to the server of an enrolled folder, take the terms, and leave.
 
     The server records that this client connected and left; no class is announced.
@@ -206,7 +206,7 @@ async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> Outl
         line.send(Bye(reason="a dry run asked for the terms"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
         address = line.address
-    return Outlook(
+    return TermsPreview(
         terms,
         "hello",
         f"as the server at {address} runs it (run {terms.run}); it noted that this client "

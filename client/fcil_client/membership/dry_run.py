@@ -14,7 +14,7 @@ from fcil_client.data import manifest as manifests
 from fcil_client.data.inventory import Inventory
 from fcil_client.data.partition_source import open_data
 from fcil_client.link.handshake import Terms
-from fcil_client.membership.ask_terms import Outlook, TaskClasses
+from fcil_client.membership.ask_terms import TaskClasses, TermsPreview
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_client.state.sent_journal import describe_fields, describe_tensors
 from fcil_protocol.envelopes.header import sealed_size
@@ -49,25 +49,25 @@ def count_images(
 
 
 def dry_run(
-    data: Path, outlook: Outlook, inventory: Inventory, *, enrolled: bool
+    data: Path, preview: TermsPreview, inventory: Inventory, *, enrolled: bool
 ) -> dict[str, Any]:
     """Return all data that would leave, as plain data.
 
     Args:
         data: the image folder.
-        outlook: terms and tasks that the client would meet.
+        preview: terms and tasks that the client would meet.
         inventory: images in the folder.
         enrolled: enrolment or a partition has fixed the split into sides; else any image may be on
             either side.
     """
-    terms = outlook.terms
+    terms = preview.terms
     least = terms.privacy.min_count
     possible = (inventory if enrolled else _either_side(inventory)).told(least)
     return {
         "data": str(data.resolve()),
         "enrolled": enrolled,
-        "source": outlook.source,
-        "told": outlook.told,
+        "source": preview.source,
+        "told": preview.told,
         "run": terms.run or None,
         "method": terms.method.name,
         "version": terms.method.version,
@@ -75,7 +75,7 @@ def dry_run(
         "privacy": terms.privacy.model_dump(),
         "exemplars": terms.method.exemplars(terms.hparams),
         "announcement": _announcement(inventory.told(least), exact=enrolled),
-        "tasks": list(_tasks(outlook, possible)),
+        "tasks": list(_tasks(preview, possible)),
         "faults": inventory.faults,
     }
 
@@ -102,22 +102,22 @@ def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
 # --- tasks ----------------------------------------------------------------------------------
 
 
-def _tasks(outlook: Outlook, inventory: Inventory) -> Iterator[dict[str, Any]]:
+def _tasks(preview: TermsPreview, inventory: Inventory) -> Iterator[dict[str, Any]]:
     """Yield the uploads of every task that is not over."""
     past: list[str] = []
-    for number, task in enumerate(_expected(outlook, inventory)):
+    for number, task in enumerate(_expected(preview, inventory)):
         if not task.closed:
-            yield _task(outlook, inventory, number, task, past)
+            yield _task(preview, inventory, number, task, past)
         past.extend(task.classes)
 
 
-def _expected(outlook: Outlook, inventory: Inventory) -> list[TaskClasses]:
+def _expected(preview: TermsPreview, inventory: Inventory) -> list[TaskClasses]:
     """Return all known tasks, and the task that this folder would start."""
-    tasks = list(outlook.tasks or ())
-    if outlook.tasks is not None and outlook.waiting is None:
+    tasks = list(preview.tasks or ())
+    if preview.tasks is not None and preview.waiting is None:
         return tasks  # listed
     met = {class_key(n) for task in tasks for n in task.classes}
-    coming = {class_key(n): n for n in outlook.waiting or ()}
+    coming = {class_key(n): n for n in preview.waiting or ()}
     new = {class_key(n): n for n in inventory.train if class_key(n) not in met}
     if new:
         tasks.append(TaskClasses(tuple({**new, **coming}.values()), known=False))
@@ -125,7 +125,7 @@ def _expected(outlook: Outlook, inventory: Inventory) -> list[TaskClasses]:
 
 
 def _task(
-    outlook: Outlook, inventory: Inventory, number: int, task: TaskClasses, past: Sequence[str]
+    preview: TermsPreview, inventory: Inventory, number: int, task: TaskClasses, past: Sequence[str]
 ) -> dict[str, Any]:
     first = len(past)
     info = TaskInfo(
@@ -143,22 +143,22 @@ def _task(
         "held": sorted(held),
         "images": sum(held.values()),
         "exchanges": [
-            *(_exchanges(outlook, info) if held else ()),
-            *(_results(outlook, len(tested)) if tested and outlook.evaluate is not False else ()),
+            *(_exchanges(preview, info) if held else ()),
+            *(_results(preview, len(tested)) if tested and preview.evaluate is not False else ()),
         ],
     }
 
 
-def _exchanges(outlook: Outlook, info: TaskInfo) -> Iterator[dict[str, Any]]:
-    terms = outlook.terms
+def _exchanges(preview: TermsPreview, info: TaskInfo) -> Iterator[dict[str, Any]]:
+    terms = preview.terms
     for exchange in terms.method.exchanges(terms.hparams, terms.backbone):
-        rounds = outlook.rounds_per_task if exchange.rounds is None else exchange.rounds
+        rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
         yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
 
 
-def _results(outlook: Outlook, classes: int) -> Iterator[dict[str, Any]]:
+def _results(preview: TermsPreview, classes: int) -> Iterator[dict[str, Any]]:
     """Yield the evaluation: at most one row per class with test images here."""
-    yield _exchange(outlook.terms, EVALUATE, {"seen": classes}, 1)
+    yield _exchange(preview.terms, EVALUATE, {"seen": classes}, 1)
 
 
 def _exchange(

@@ -1,6 +1,6 @@
 """Decision if this device may work: its owner's rules applied to the sensors' readings.
 
-Pure: facts in, a judgement out; no clock, no sensor. `Manners` keeps only the state that prevents a
+Pure: facts in, a judgement out; no clock, no sensor. `Policy` keeps only the state that prevents a
 change of mind at every reading. A fact that the system does not report never forbids work.
 """
 
@@ -116,7 +116,7 @@ class Judgement:
     why: str = ""
 
 
-class Manners:
+class Policy:
     """Judges from reading to reading."""
 
     def __init__(self, rules: PolicyRules) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fcil_client.notes import Notes
-from fcil_client.policy.policy import Facts, Judgement, Manners, PolicyRules
+from fcil_client.policy.policy import Facts, Judgement, Policy, PolicyRules
 from fcil_client.policy.sensors import Sensors
 from fcil_client.session import events
 
@@ -44,7 +44,7 @@ class PolicyWatch:
         self.judgement = Judgement()
         self.facts: Facts | None = None
         self._rules = rules
-        self._manners = Manners(rules)
+        self._policy = Policy(rules)
         self._sensors = sensors
         self._notes = notes
         self._hold = hold
@@ -55,7 +55,7 @@ class PolicyWatch:
     async def look(self) -> None:
         """Read the sensors once and apply the judgement."""
         self.facts = await asyncio.to_thread(self._sensors.read)
-        before, self.judgement = self.judgement, self._manners.judge(self.facts, time.monotonic())
+        before, self.judgement = self.judgement, self._policy.judge(self.facts, time.monotonic())
         share, why = self.judgement.share, self.judgement.why
         if share != before.share:
             self._share.set()

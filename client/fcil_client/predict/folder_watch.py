@@ -116,23 +116,23 @@ class FolderWatch:
             if (mark := _mark(path)) is not None:
                 self._files.seen[path] = mark
         while True:
-            async with Ears.on(self._folder) as ears:
+            async with FolderEvents.on(self._folder) as events:
                 self._look_through()  # images that arrived before the watch began
                 ready()
-                await self._follow(ears)
+                await self._follow(events)
             self._say(f"{self._folder} is gone; waiting for it.")
             self._files = Settling()
             await _back(self._folder)
             self._say(f"{self._folder} is there again.")
 
-    async def _follow(self, ears: Ears) -> None:
+    async def _follow(self, events: FolderEvents) -> None:
         """Process events until the folder is gone."""
         while self._folder.is_dir():
             await self._serve()
             now = self._clock()
             until_sweep = max(0.0, self._sweep_at - now)
             wait_s = self._files.wait_s(now)
-            changed = await ears.hear(until_sweep if wait_s is None else min(wait_s, until_sweep))
+            changed = await events.wait(until_sweep if wait_s is None else min(wait_s, until_sweep))
             for path in changed or [*self._files.hot]:
                 self._note(path)
             if self._clock() >= self._sweep_at:
@@ -180,9 +180,9 @@ def _hidden(path: Path, folder: Path) -> bool:
 async def _back(folder: Path) -> None:
     """Return once the folder exists again."""
     while (above := _nearest(folder)) != folder:
-        async with Ears.on(above, recursive=False) as ears:
+        async with FolderEvents.on(above, recursive=False) as events:
             if _nearest(folder) == above:  # changes before the watch began bring no event
-                await ears.hear(None)
+                await events.wait(None)
 
 
 def _nearest(folder: Path) -> Path:
@@ -190,8 +190,8 @@ def _nearest(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
-class Ears:
-    """Listens for changes in a folder, also between calls of `hear`."""
+class FolderEvents:
+    """Listens for changes in a folder, also between calls of `wait`."""
 
     def __init__(self, folder: Path, *, recursive: bool) -> None:
         self._folder = folder
@@ -201,16 +201,16 @@ class Ears:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def on(cls, folder: Path, *, recursive: bool = True) -> AsyncIterator[Ears]:
+    async def on(cls, folder: Path, *, recursive: bool = True) -> AsyncIterator[FolderEvents]:
         """Listen from the moment of entry."""
-        ears = cls(folder, recursive=recursive)
+        events = cls(folder, recursive=recursive)
         await asyncio.sleep(0)  # start the request before the first wait
         try:
-            yield ears
+            yield events
         finally:
-            ears._coming.cancel()
-            await asyncio.wait({ears._coming})
-            await ears._changes.aclose()
+            events._coming.cancel()
+            await asyncio.wait({events._coming})
+            await events._changes.aclose()
 
     def _begin(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
         places = [self._folder]
@@ -227,7 +227,7 @@ class Ears:
 
         return asyncio.get_running_loop().create_task(ask())
 
-    async def hear(self, timeout_s: float | None) -> set[Path]:
+    async def wait(self, timeout_s: float | None) -> set[Path]:
         """Return changed paths; none if ``timeout_s`` is over without any, or the folder is gone.
 
         The folder itself is returned if the system cannot name the paths: all may have changed.

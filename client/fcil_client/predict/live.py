@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fcil_client.predict.folder_watch import Ears, FolderWatch
+from fcil_client.predict.folder_watch import FolderEvents, FolderWatch
 from fcil_client.predict.images import InputImage, batches
 from fcil_client.predict.predict import Current, Means, PredictionRequest, Ready, answers
 from fcil_protocol.errors import FcilError
@@ -100,11 +100,11 @@ class LivePredictions:
         if current is None:
             return
         try:
-            async with Ears.on(current.directory, recursive=False) as ears:
+            async with FolderEvents.on(current.directory, recursive=False) as events:
                 while current.exists():
                     if current.is_older():
                         await self._renew(current)
-                    await ears.hear(None)
+                    await events.wait(None)
         except FcilError as error:
             self._say(f"newer models are not noticed: {error}")
 

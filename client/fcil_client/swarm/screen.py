@@ -13,7 +13,7 @@ from fcil_client.rounds.options import ClientOptions
 from fcil_client.swarm import summary as swarm_view
 from fcil_client.swarm.seats import Enroller, Seat
 from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
-from fcil_protocol.process.log_file import LogFile, Said
+from fcil_protocol.process.log_file import DaemonOutput, LogFile
 from fcil_protocol.process.supervisor import Service
 from fcil_protocol.process.terminal import Format, printable, tell
 
@@ -35,7 +35,7 @@ class Screen:
     def __init__(self, form: Format, log: LogFile | None) -> None:
         self._form = form
         self._log = log
-        self._said = Said(log)
+        self._said = DaemonOutput(log)
         self._again: Counter[tuple[str, str]] = Counter()
         self._heard: dict[tuple[str, str], None] = {}
         self._last: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def end_line(outcome: SwarmOutcome) -> str:
 async def watched(
     seats: Sequence[Seat],
     options: ClientOptions,
-    door: Enroller,
+    enroller: Enroller,
     form: Format,
     log: LogFile | None,
     ends: Ends,
@@ -115,7 +115,7 @@ async def watched(
         FcilError: it could not start.
     """
     screen = Screen(form, log)
-    swarm = Swarm(seats, options, door, say=screen.note, service=Service(log), ends=ends)
+    swarm = Swarm(seats, options, enroller, say=screen.note, service=Service(log), ends=ends)
 
     async def show() -> None:
         while True:

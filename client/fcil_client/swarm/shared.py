@@ -73,7 +73,7 @@ class Shared:
 
     def _changed(self) -> None:
         for member in list(self.members):
-            member.stood()
+            member.pause_changed()
 
     async def close(self) -> None:
         """End the worker and the links' threads, after all members have ended."""
@@ -81,8 +81,8 @@ class Shared:
         await asyncio.to_thread(self._links.close)
 
 
-class Membership:
-    """The surroundings of one member: shared resources, and its turn to start.
+class SwarmHost:
+    """The host of one member: shared resources, and its turn to start.
 
     Its folder is watched together with the others; signals and commands are for the swarm.
     """
@@ -113,15 +113,15 @@ class Membership:
             self._starts = None
             self._shared.starts.release()
 
-    def beside(self) -> Sequence[Work]:
+    def background_work(self) -> Sequence[Work]:
         """Return nothing: the swarm watches folders and machine for all."""
         return ()
 
-    def manners(self) -> dict[str, Any]:
+    def policy_status(self) -> dict[str, Any]:
         """Return the status of the swarm's watch."""
         return self._shared.watch.status()
 
-    def news(self) -> None:
+    def client_changed(self) -> None:
         """Pass the turn to start to the next member as soon as this one's session is ready."""
         if self._client is not None and self._client.session.link is Link.READY:
             self._started()
@@ -130,11 +130,11 @@ class Membership:
         """Pass the code to the swarm."""
         self._shared.said_goodbye(code)
 
-    def ending(self) -> None:
+    def client_stopping(self) -> None:
         """Remove the member from the running ones."""
         self._started()
         if self._client is not None:
             self._shared.members.discard(self._client)
 
-    def over(self) -> None:
+    def client_stopped(self) -> None:
         """Do nothing; the swarm releases the shared resources."""

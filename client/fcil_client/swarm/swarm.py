@@ -27,7 +27,7 @@ from fcil_client.swarm import status as swarm_status
 from fcil_client.swarm import summary as swarm_view
 from fcil_client.swarm.members import SwarmMember
 from fcil_client.swarm.seats import Enroller, Seat, how_to_start, swarm_digest, swarm_name
-from fcil_client.swarm.shared import Membership, Shared
+from fcil_client.swarm.shared import Shared, SwarmHost
 from fcil_client.swarm.status import RECORD, record_bytes, swarms
 from fcil_protocol.errors import FcilError, StorageError, UsageError, WireError
 from fcil_protocol.messages.messages import RUN_DONE
@@ -88,7 +88,7 @@ class Swarm:
     Args:
         seats: the members' seats.
         options: the swarm's resources and rules, and each member's limits.
-        door: enrolment of the members.
+        enroller: enrolment of the members.
         say: shows a note.
         service: signals, and status lines for a supervisor.
         ends: further conditions that end it; None: none.
@@ -99,7 +99,7 @@ class Swarm:
         self,
         seats: Sequence[Seat],
         options: ClientOptions,
-        door: Enroller,
+        enroller: Enroller,
         *,
         say: Say,
         service: Service | None = None,
@@ -110,7 +110,7 @@ class Swarm:
         self.directory = swarms() / swarm_digest(seats)
         self.notes = Notes(partial(say, ""))
         self._options = options
-        self._door = door
+        self._enroller = enroller
         self._say = say
         self._service = service or Service()
         self._ends = ends or Ends()
@@ -196,7 +196,7 @@ class Swarm:
             if number % NOTED == 0:
                 self._note_members()
             try:
-                member.home, enrolment = await self._door.enrol(member.seat, self._shared.dial)
+                member.home, enrolment = await self._enroller.enrol(member.seat, self._shared.dial)
             except FcilError as error:
                 self._failed(member, error)
                 continue
@@ -230,7 +230,7 @@ class Swarm:
                     enrolment,
                     member.seat.options(self._options),
                     say=partial(self._say, name),
-                    around=Membership(self._shared),
+                    host=SwarmHost(self._shared),
                 )
                 await member.client.run()
         except FcilError as error:

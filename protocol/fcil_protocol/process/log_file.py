@@ -190,7 +190,7 @@ def _no_file(path: Path) -> StorageError:
     )
 
 
-class Said:
+class DaemonOutput:
     """Writes a daemon's notes to the terminal, to the log file, or to both.
 
     With a log file, standard error gets the lines only if it is a terminal: a supervisor would

@@ -62,8 +62,8 @@ class Aggregation:
     Attributes:
         device: the worker's device, once it has reported it.
         described: its description of that device, for the run's environment.
-        far_apart: class ids, each with two clients that seem to mean different things by it, as of
-            the last aggregation.
+        class_conflicts: class ids, each with two clients that seem to mean different things by it,
+            as of the last aggregation.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Aggregation:
     ) -> None:
         self.device = "cpu"
         self.described: dict[str, Any] = {}
-        self.far_apart: list[tuple[int, ClientId, ClientId]] = []
+        self.class_conflicts: list[tuple[int, ClientId, ClientId]] = []
         self._method = method
         self._hparams = hparams
         self._config = config
@@ -322,7 +322,9 @@ class Aggregation:
         }
         reply, blobs = await self._host.call("aggregate", fields, [state], on_request=open_one)
         combined = unpack(blobs[0])
-        self.far_apart = [(int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]]
+        self.class_conflicts = [
+            (int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]
+        ]
         bad = [
             n
             for n, t in combined.tensors.items()

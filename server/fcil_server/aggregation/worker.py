@@ -13,7 +13,7 @@ from pathlib import Path
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images.cache import CachedImages, ImageStore
 from fcil_adapters.images.decoding import ImageEntry, digest, open_source
-from fcil_adapters.numerics.class_conflicts import Meanings
+from fcil_adapters.numerics.class_conflicts import ClassConflicts
 from fcil_adapters.numerics.outliers import OutlierRule, screen
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
@@ -111,7 +111,7 @@ class ServerWorker:
         Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an `OutlierRule`'s).
         Each update is requested with ``{"update": index}`` just before its turn, and again for a
         further pass if it was too large to keep (`updates`). Result: ``excluded``, the clients
-        whose updates are excluded, each with its reason; ``far_apart``, lists of a class id, two
+        whose updates are excluded, each with its reason; ``pairs``, lists of a class id, two
         clients that seem to mean different things by it, and their distance.
         """
         method, ctx = self._engine.prepare(call)
@@ -123,10 +123,10 @@ class ServerWorker:
         state = unpack(_only(call))
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
-        meanings = Meanings(exchange.upload, ctx.task)
-        kept = replace(updates.without(excluded), look=meanings.take)
+        conflicts = ClassConflicts(exchange.upload, ctx.task)
+        kept = replace(updates.without(excluded), look=conflicts.take)
         combined = registry.load_half(method.aggregator).aggregate(ctx, state, kept)
-        pairs = meanings.far_apart()
+        pairs = conflicts.pairs()
         apart = [[p.class_id, p.one, p.other, round(p.ratio, 2)] for p in pairs]
         return {"excluded": excluded, "far_apart": apart}, [combined]
 

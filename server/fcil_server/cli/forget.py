@@ -118,11 +118,11 @@ def erase(
         from fcil_server.federation.directory import find_directory
         from fcil_server.federation.roster import ever_named
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs.erase import outlook
+        from fcil_server.runs.erase import preview_erasure
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
             row = ever_named(ledger, name)
-            lines = outlook(ledger, directory, row)
+            lines = preview_erasure(ledger, directory, row)
         for line in lines:
             typer.echo(printable(f"{line}."), err=True)
         if not yes:
@@ -140,7 +140,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
     """Ask the running server, or do it in its stopped directory."""
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_server.federation.allow_list import Doorkeeper
+    from fcil_server.federation.allow_list import AllowList
     from fcil_server.federation.directory import Federation
     from fcil_server.federation.roster import Roster, ever_named
     from fcil_server.runs.erase import erase as do
@@ -152,7 +152,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
         federation = Federation.open(directory, None, ())
         try:
             row = ever_named(federation.ledger, client)
-            roster = Roster(federation, Doorkeeper())
+            roster = Roster(federation, AllowList())
             done = do(roster, directory, row, f"uid {os.getuid()}")
             more = tidy(federation.ledger.path, directory)
         finally:

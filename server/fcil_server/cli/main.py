@@ -143,11 +143,11 @@ def serve(
 
 
 async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
-    from fcil_protocol.process.log_file import Said
+    from fcil_protocol.process.log_file import DaemonOutput
     from fcil_protocol.process.supervisor import Service
     from fcil_server.daemon.server import Server
 
-    said, service = Said(log), Service(log)
+    said, service = DaemonOutput(log), Service(log)
 
     def say(note: JournalNote) -> None:
         said(note.at, note.level, note.text, note.code)

@@ -98,13 +98,13 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         return control_socket.ask(directory, "enrol", **asked)
     except Unreachable:
         from fcil_server.daemon.commands import issue_ticket
-        from fcil_server.federation.allow_list import Doorkeeper
+        from fcil_server.federation.allow_list import AllowList
         from fcil_server.federation.directory import Federation
         from fcil_server.federation.roster import Roster
 
         federation = Federation.open(directory, None, ())
         try:
-            roster = Roster(federation, Doorkeeper())
+            roster = Roster(federation, AllowList())
             addresses = federation.config.federation.told()
             return issue_ticket(roster, addresses, asked, f"uid {os.getuid()}")
         finally:
@@ -196,7 +196,7 @@ def revoke(
     with errors(form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
-        from fcil_server.federation.allow_list import Doorkeeper
+        from fcil_server.federation.allow_list import AllowList
         from fcil_server.federation.directory import Federation, find_directory
         from fcil_server.federation.operator_text import said
         from fcil_server.federation.roster import Roster
@@ -207,7 +207,7 @@ def revoke(
         except Unreachable:
             federation = Federation.open(directory, None, ())
             try:
-                roster, actor = Roster(federation, Doorkeeper()), f"uid {os.getuid()}"
+                roster, actor = Roster(federation, AllowList()), f"uid {os.getuid()}"
                 if roster.withdraw(name, actor):
                     reply = {"name": name, "withdrawn": True}
                 else:

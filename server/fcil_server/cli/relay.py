@@ -14,7 +14,7 @@ from fcil_protocol.process.terminal import errors
 if TYPE_CHECKING:
     from fcil_protocol.process.log_file import LogFile
     from fcil_protocol.trust.ticket import Ticket
-    from fcil_server.federation.allow_list import Doorkeeper
+    from fcil_server.federation.allow_list import AllowList
 
 app = typer.Typer()
 
@@ -70,7 +70,7 @@ async def _relay(
     from fcil_protocol.link.interface import ServerLink
     from fcil_protocol.link.zmq_link import Router
     from fcil_protocol.process import control_socket
-    from fcil_protocol.process.log_file import Said
+    from fcil_protocol.process.log_file import DaemonOutput
     from fcil_protocol.process.supervisor import Service
     from fcil_protocol.trust.ticket import check_address
     from fcil_server.federation.addresses import split_address
@@ -79,7 +79,7 @@ async def _relay(
     from fcil_server.sessions.relay.home import enrol, load_keys, save_record
     from fcil_server.sessions.relay.relay import Relay
 
-    said, service = Said(log), Service(log)
+    said, service = DaemonOutput(log), Service(log)
 
     def say(level: str, text: str) -> None:
         said(time.time(), level, text)
@@ -93,12 +93,12 @@ async def _relay(
     def who(key: bytes) -> str:
         return f"the key {key.hex()[:16]}" if key else "somebody who said nothing"
 
-    def door(keeper: Doorkeeper) -> ServerLink:
+    def open_link(allow_list: AllowList) -> ServerLink:
         router = Router(
             curve_secret=keys.curve_secret,
             curve_public=keys.public.curve,
-            admit=keeper,
-            allow=keeper.allow,
+            admit=allow_list,
+            allow=allow_list.allow,
             flooded=Floods(who, lambda text: say("warning", text)).cut,
         )
         try:
@@ -114,7 +114,7 @@ async def _relay(
         keys,
         address=address,
         cache=cache,
-        door=door,
+        open_link=open_link,
         say=say,
         keep=lambda newer: save_record(directory, newer),
     )

@@ -10,14 +10,14 @@ from fcil_protocol.errors import FcilError, UsageError
 from fcil_protocol.trust.keys import PublicKeys
 from fcil_server.daemon.gauges import gauges
 from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
-from fcil_server.daemon.preview import outlook
+from fcil_server.daemon.preview import preview_terms
 from fcil_server.daemon.status import status
 from fcil_server.federation.operator_text import check_lasts
 from fcil_server.federation.roster import Roster, check_name, ever_named
 from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode
-from fcil_server.runs.erase import Going, erase, tidy
+from fcil_server.runs.erase import ServedRun, erase, tidy
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerActions, ServerContext
@@ -62,7 +62,7 @@ class Commands:
             case "live":
                 return await self._live.tell(fields)
             case "outlook":
-                return outlook(context.run)
+                return preview_terms(context.run)
             case "notes":
                 return await context.journal.after(int(fields.get("after", 0)))
             case "enrol_local":
@@ -152,7 +152,7 @@ class Commands:
         run_context, directory = coordinator.context, context.federation.directory
         under_way = ledger.rounds.current(run_context.run)
         rows = ledger.updates.of_round(under_way.key) if under_way else []
-        going = Going(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
+        going = ServedRun(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
         journal.write()  # waiting notes name the client, too
         done = erase(context.roster, directory, row, actor, going)
         coordinator.revoked(row.client_id)

@@ -14,10 +14,10 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs.active_run import OpenRun
-from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.intake import Intake, in_words
 from fcil_server.sessions.peers import Peers
-from fcil_server.sessions.relayed import Lanes
+from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
 from fcil_server.web.supervisor import WebProcess
 
@@ -29,7 +29,7 @@ class ServerContext:
     Attributes:
         link: connections of clients, behind relays or not.
         links: open links to the dashboard.
-        accounts: counts bytes.
+        byte_meter: counts bytes.
         run: the open run.
         metrics: the process that serves Prometheus. page: the one that serves browsers.
         port: the port on which the server listens for clients.
@@ -44,8 +44,8 @@ class ServerContext:
     roster: Roster
     lag: LagMeter
     links: PageLinks
-    link: Lanes
-    accounts: Accounts
+    link: RelayedLink
+    byte_meter: ByteMeter
     intake: Intake
     run: OpenRun
     metrics: WebProcess

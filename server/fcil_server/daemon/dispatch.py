@@ -28,7 +28,7 @@ from fcil_protocol.messages.messages import (
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.sessions import ClientSessions
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.inbox import Inbox
@@ -64,9 +64,9 @@ class Dispatch:
 
     async def receive(self) -> None:
         """Take one message after the other, until cancelled."""
-        turns = Turns()
+        yielder = Yielder()
         while True:
-            await turns.give()
+            await yielder.maybe_yield()
             incoming = await self._context.link.recv()
             try:
                 self._take(incoming)
@@ -93,7 +93,7 @@ class Dispatch:
         if peer is None:
             raise WireError("a session begins with a Hello.")
         message = peer.channel.check(received)
-        context.accounts.received(peer.client, message, incoming.frames)
+        context.byte_meter.received(peer.client, message, incoming.frames)
         digest = getattr(message, "digest", "")
         try:
             self._handle(peer, received, message)

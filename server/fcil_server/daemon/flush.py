@@ -14,7 +14,7 @@ SEEN_S = 15.0  # between two records of connected clients
 SEEN_AT_ONCE = 1000  # clients in one such record: the loop has other work
 
 
-class Books:
+class LedgerFlusher:
     """Writes records that no other work waits for.
 
     Args:
@@ -29,13 +29,13 @@ class Books:
         self._seen_at = 0.0
         self._closing: asyncio.Task[None] | None = None
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Write counts and the deadline; if the disk is full, they are written later."""
         context = self._context
         try:
             self._keep_remaining()
             await self._keep_seen()
-            await context.accounts.flush_in_turns()
+            await context.byte_meter.flush_in_turns()
             if context.ledger.long_log:
                 await asyncio.to_thread(context.ledger.checkpoint)
         except StorageError as error:
@@ -69,7 +69,7 @@ class Books:
         self._closing = asyncio.create_task(guard(self._write_round(key), self._fail))
 
     async def _write_round(self, key: RoundKey) -> None:
-        await self.keep()
+        await self.run()
         await self._context.run.write_round(key)
 
     async def settled(self) -> None:
@@ -81,4 +81,4 @@ class Books:
         """Write all pending records."""
         await self.settled()
         self._keep_remaining()
-        self._context.accounts.flush()
+        self._context.byte_meter.flush()

@@ -16,7 +16,7 @@ from typing import Any
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.gauges import gauges
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.ledger.enums import Answer
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted
@@ -63,22 +63,22 @@ class LiveStatus:
         Args:
             fields: ``peers``: True: also describe each connected client.
         """
-        context, turns = self._context, Turns()
+        context, yielder = self._context, Yielder()
         told = gauges(context, {})
         del told["here"]
         told |= {
             "now": time.time(),
             "notes_last": context.journal.last,
-            "round": await self._round(turns),
+            "round": await self._round(yielder),
         }
         if fields.get("peers") is True:
-            told["peers"] = await self._peers(turns)
+            told["peers"] = await self._peers(yielder)
             told["relays"] = context.link.relays()
         return told
 
     # --- the round under way ------------------------------------------------------------------
 
-    async def _round(self, turns: Turns) -> dict[str, Any] | None:
+    async def _round(self, yielder: Yielder) -> dict[str, Any] | None:
         coordinator = self._context.run.coordinator
         progress = coordinator.progress
         if progress.task is None or progress.step is None or progress.round is None:
@@ -93,7 +93,7 @@ class LiveStatus:
         for client, answer in answers.items():
             uploads[client] = upload = self._upload(client, key)
             ranks[self._rank(client, answer, upload)].append(client)
-            await turns.give()
+            await yielder.maybe_yield()
         counts = Counter(answers.values())
         expected = [u.expected for u in uploads.values() if u.expected is not None]
         shown = list(islice(chain.from_iterable(ranks), MAX_SHOWN))
@@ -157,7 +157,7 @@ class LiveStatus:
 
     # --- all clients ----------------------------------------------------------------------------
 
-    async def _peers(self, turns: Turns) -> dict[str, Any]:
+    async def _peers(self, yielder: Yielder) -> dict[str, Any]:
         peers, progress = self._context.peers, self._context.run.coordinator.progress
         answers = progress.round.answers if progress.round is not None else {}
         found: dict[str, Any] = {}
@@ -165,7 +165,7 @@ class LiveStatus:
             # A client's answer makes its last progress report void.
             at_work = answers.get(peer.client, Answer.NONE) is Answer.NONE
             found[peer.client] = _peer(peer, peers.refused.get(peer.client, ""), at_work=at_work)
-            await turns.give()
+            await yielder.maybe_yield()
         for client, why in list(peers.refused.items()):
             found.setdefault(client, {**_AWAY, "state": "refused", "why": why})
         return found

@@ -11,7 +11,7 @@ from fcil_protocol.messages.messages import Message
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
-from fcil_server.daemon.flush import Books
+from fcil_server.daemon.flush import LedgerFlusher
 from fcil_server.daemon.live import LiveStatus
 from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Lag, LagMeter
@@ -30,7 +30,7 @@ class ServerParts:
     cut_offs: CutOffs
     dispatch: Dispatch
     live: LiveStatus
-    books: Books
+    flusher: LedgerFlusher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class ServerPorts(RunPorts):
         await self.parts().context.intake.drain()
 
     def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
-        self.parts().context.accounts.begin(key, new_parts)
+        self.parts().context.byte_meter.begin(key, new_parts)
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:
         self.parts().context.intake.sweep(self.peers)
-        await self.parts().books.close_round(key)
+        await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:
         text = "no round is under way; started again, the server goes on"
@@ -75,8 +75,8 @@ class ServerPorts(RunPorts):
             self.stop()
 
     async def flush_bytes(self) -> None:
-        await self.parts().books.settled()
-        self.parts().context.accounts.flush()
+        await self.parts().flusher.settled()
+        self.parts().context.byte_meter.flush()
 
     def announced(self, peer: Peer) -> None:
         self.parts().cut_offs.needless(peer.client, ANNOUNCED)
@@ -85,7 +85,7 @@ class ServerPorts(RunPorts):
         self.parts().live.opened(accepted)
 
     def stored(self, accepted: Accepted) -> None:
-        self.parts().context.accounts.tensors_up(accepted.client, accepted.tensor_bytes)
+        self.parts().context.byte_meter.tensors_up(accepted.client, accepted.tensor_bytes)
 
     def count_refusal(self, peer: Peer, error: FcilError) -> None:
         self.parts().sessions.count_refusal(peer, error)

@@ -17,7 +17,7 @@ _TERMS = {
 }  # fmt: skip
 
 
-def outlook(run: OpenRun) -> dict[str, Any]:
+def preview_terms(run: OpenRun) -> dict[str, Any]:
     """Return the terms of the run, its rounds, and the class names of its tasks.
 
     The caller is the operator; clients of other users learn only names that they hold.

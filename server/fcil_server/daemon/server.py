@@ -23,7 +23,7 @@ from fcil_server.daemon.commands import Commands
 from fcil_server.daemon.context import ServerActions, ServerContext, guard
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
-from fcil_server.daemon.flush import Books
+from fcil_server.daemon.flush import LedgerFlusher
 from fcil_server.daemon.journal import Journal, JournalNote
 from fcil_server.daemon.live import LiveStatus
 from fcil_server.daemon.parts import ServerParts, ServerPorts
@@ -31,18 +31,18 @@ from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.daemon.status import status_line
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.addresses import split_address
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.page_key import make_key
 from fcil_server.federation.roster import Roster
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.active_run import OpenRun, open_run
-from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.floods import Floods
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.peers import Peers
-from fcil_server.sessions.relayed import Lanes
+from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
 from fcil_server.web.supervisor import WebProcess, figures_site, page_site
 
@@ -54,7 +54,7 @@ class _Listening:
     """The parts made before the run: clients connect, and their messages are not read yet."""
 
     roster: Roster
-    link: Lanes
+    link: RelayedLink
     guests: Guests
     cut_offs: CutOffs
     port: int
@@ -168,7 +168,7 @@ class Server:
         self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, metrics, page)
         parts = self._compose(context, listening)
-        for step in (parts.books.end, parts.sessions.say_goodbye, context.intake.drain):
+        for step in (parts.flusher.end, parts.sessions.say_goodbye, context.intake.drain):
             ends.push_async_callback(self._last, step)
         await self._answer(commands, parts)
         return self._begin(parts)
@@ -186,7 +186,7 @@ class Server:
             lag=self.lag,
             links=PageLinks(),
             link=listening.link,
-            accounts=Accounts(self.ledger, run.coordinator.context.run, kernel=kernel),
+            byte_meter=ByteMeter(self.ledger, run.coordinator.context.run, kernel=kernel),
             intake=run.make_intake(),
             run=run,
             metrics=metrics,
@@ -205,7 +205,7 @@ class Server:
             cut_offs=listening.cut_offs,
             dispatch=Dispatch(context, sessions, listening.guests, listening.cut_offs),
             live=LiveStatus(context),
-            books=Books(context, self.fail),
+            flusher=LedgerFlusher(context, self.fail),
         )
 
     async def _answer(self, ends: contextlib.ExitStack, parts: ServerParts) -> None:
@@ -283,11 +283,11 @@ class Server:
 
         roster = self._roster(changed)
         router, port = self._listen(roster, flooded)
-        link = Lanes(
+        link = RelayedLink(
             router,
             roster,
             credit=credit,
-            accounts=lambda: parts().context.accounts,
+            byte_meter=lambda: parts().context.byte_meter,
             serve=lambda p, want: parts().context.run.publisher.serve(p, want, credit),
             say=self.note,
             refused=refused,
@@ -305,7 +305,7 @@ class Server:
         )
         return _Listening(roster, link, guests, cut_offs, port)
 
-    def _guests(self, roster: Roster, link: Lanes, port: int) -> Guests:
+    def _guests(self, roster: Roster, link: RelayedLink, port: int) -> Guests:
         return Guests(
             roster=roster,
             keys=self.federation.keys,
@@ -318,7 +318,7 @@ class Server:
     def _roster(self, changed: Callable[[ClientId], None]) -> Roster:
         """Admit the clients that the ledger knows."""
         named = self.config.federation.ids == "named"
-        door = Doorkeeper(credit=self.config.wire.credit)
+        door = AllowList(credit=self.config.wire.credit)
         roster = Roster(self.federation, door, changed, named_ids=named)
         roster.open()
         return roster
@@ -357,7 +357,7 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_S)
             self.ledger.database.refuse_if_gone()
-            await parts.books.keep()
+            await parts.flusher.run()
             parts.context.intake.revive(self.peers)
             self._service.news()
 

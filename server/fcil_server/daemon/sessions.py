@@ -16,7 +16,7 @@ from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.ticket import keys_digest
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF, REVOKED
 from fcil_server.ledger.rows import ClientRow
 from fcil_server.sessions import handshake
@@ -52,7 +52,7 @@ class ClientSessions:
         self._cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
         self._cut_offs.refuse(peer.client)
         self._note_connection(incoming, peer)
-        context.accounts.received(peer.client, hello, incoming.frames)
+        context.byte_meter.received(peer.client, hello, incoming.frames)
         context.ledger.clients.touch(peer.client, device=hello.device)
         try:
             peer.ready = handshake.check(context.run.terms, hello)
@@ -74,7 +74,7 @@ class ClientSessions:
             return
         self._connections.add(incoming.conn)
         if not incoming.relayed:
-            self._context.accounts.connected(peer.client, incoming.conn)
+            self._context.byte_meter.connected(peer.client, incoming.conn)
         text = f"{peer.name} connected ({peer.device})"
         self._context.journal.note("info", "connected", text, peer.client)
 
@@ -112,7 +112,7 @@ class ClientSessions:
         tensor = 0
         if isinstance(message, Parts):
             tensor = self._context.run.publisher.tensor_bytes(message.digest)
-        self._context.accounts.sent(peer.client, message, frames, tensor=tensor)
+        self._context.byte_meter.sent(peer.client, message, frames, tensor=tensor)
         return True
 
     def refuse(self, incoming: Incoming, error: FcilError) -> None:
@@ -194,7 +194,7 @@ class ClientSessions:
         """End the session of a closed connection; without a session, forget the connection."""
         context = self._context
         self._connections.discard(conn)
-        context.accounts.departed(conn)
+        context.byte_meter.departed(conn)
         peer = context.peers.remove(conn)
         if peer is not None and context.peers.by_client(peer.client) is None:
             context.journal.note("info", "left", f"{peer.name} left", peer.client)
@@ -209,9 +209,9 @@ class ClientSessions:
 
     async def say_goodbye(self) -> None:
         """Tell all clients that the server stops."""
-        context, turns = self._context, Turns()
+        context, yielder = self._context, Yielder()
         for peer in context.peers:
             self.send(peer, Bye(reason="the server stops"))
             context.ledger.clients.touch(peer.client)
-            await turns.give()
+            await yielder.maybe_yield()
         await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # for the last messages to leave

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.federation.eligibility import gone_client
 from fcil_server.ledger.enums import CountSource, Role
 from fcil_server.ledger.ledger import Ledger
@@ -97,9 +97,9 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
 
     clients, took_part = await asyncio.to_thread(read)
     rows = []
-    now, turns = context.ledger.now, Turns()
+    now, yielder = context.ledger.now, Yielder()
     for row in clients:
-        await turns.give()
+        await yielder.maybe_yield()
         peer = context.peers.by_client(row.client_id)
         why = context.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"

@@ -65,7 +65,7 @@ class _HandshakeBucket:
             self.seen.clear()
 
 
-class Doorkeeper:
+class AllowList:
     """The gate's allow-list, asked from the gate's own thread and changed by the daemon.
 
     Lists are replaced, never changed, so a handshake sees the old one or the new one.

@@ -1,6 +1,6 @@
 """Membership: tickets, enrolment, revocation. Each act is audited.
 
-The allow-list of the gate (`Doorkeeper`) follows the ledger; only this module changes both.
+The allow-list of the gate (`AllowList`) follows the ledger; only this module changes both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.messages.messages import Rotate
 from fcil_protocol.trust.keys import PublicKeys, verify_signature
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.eligibility import REVOKED, check_ticket, refusal
 from fcil_server.ledger import rows as ledger_rows
@@ -39,7 +39,7 @@ class Roster:
     """
 
     federation: Federation
-    door: Doorkeeper
+    door: AllowList
     changed: Callable[[ClientId], None] = lambda _: None
     named_ids: bool = False
 

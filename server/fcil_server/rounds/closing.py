@@ -12,7 +12,7 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import RoundClosed, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.aggregation.combining import Combined
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
@@ -59,7 +59,7 @@ class Closing:
     adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
-    _far_apart: set[int] = field(default_factory=set)  # classes that a note has named
+    _noted_conflicts: set[int] = field(default_factory=set)  # classes that a note has named
     _tidying: asyncio.Task[None] | None = None
 
     async def close(
@@ -224,9 +224,9 @@ class Closing:
     def _warn_of_names(self) -> None:
         """Warn, once for a class, that two clients seem to mean different things by its name."""
         names = self.context.classes.names()
-        for class_id, one, other in self.context.aggregation.far_apart:
-            if class_id not in self._far_apart:
-                self._far_apart.add(class_id)
+        for class_id, one, other in self.context.aggregation.class_conflicts:
+            if class_id not in self._noted_conflicts:
+                self._noted_conflicts.add(class_id)
                 both = f"{self.context.name_of(one)} and {self.context.name_of(other)}"
                 text = (
                     f"{both} mean different things by {names[class_id]!r}, it seems: their images"
@@ -281,10 +281,10 @@ class Closing:
         return found
 
     async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
-        turns = Turns()
+        turns = Yielder()
         updated = {u.client for u in self.context.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
-            await turns.give()
+            await turns.maybe_yield()
             peer = self.context.peers.by_client(client)
             if peer is None:
                 continue

@@ -17,7 +17,7 @@ from fcil_protocol.errors import NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, Answer
 from fcil_server.rounds import events as machine
@@ -312,7 +312,7 @@ class Coordinator:
             self._set_timer(progress.round.deadline)
             self._set_timer(self._now() + progress.round.rules.grace_s)
             self._events.put_nowait(machine.Tick(self._now()))
-        turns = Turns()
+        yielder = Yielder()
         try:
             while True:
                 if progress.mode is Mode.DRAINING and progress.round.phase is Phase.GATHERING:
@@ -324,7 +324,7 @@ class Coordinator:
                         self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)
-                    await turns.give()
+                    await yielder.maybe_yield()
         finally:
             for timer in self._timers:
                 timer.cancel()

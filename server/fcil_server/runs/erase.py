@@ -40,7 +40,7 @@ class Erasure:
 
 
 @dataclass(frozen=True)
-class Going:
+class ServedRun:
     """The run that a server serves at this moment: its spool is open.
 
     Attributes:
@@ -52,7 +52,7 @@ class Going:
     in_use: Collection[str] = ()
 
 
-def outlook(ledger: Ledger, directory: Path, row: ClientRow) -> list[str]:
+def preview_erasure(ledger: Ledger, directory: Path, row: ClientRow) -> list[str]:
     """Return what a client's updates are part of; only before its erasure it can be forgotten."""
     lines = []
     for run, count in ledger.updates.counted_by_run(row.client_id).items():
@@ -68,7 +68,7 @@ def outlook(ledger: Ledger, directory: Path, row: ClientRow) -> list[str]:
 
 
 def erase(
-    roster: Roster, directory: Path, row: ClientRow, actor: str, going: Going | None = None
+    roster: Roster, directory: Path, row: ClientRow, actor: str, going: ServedRun | None = None
 ) -> Erasure:
     """Erase a client; a repetition finishes what a kill interrupted.
 
@@ -108,7 +108,7 @@ def erase(
     return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
 
 
-def _unspool(directory: Path, run: RunRow, ids: list[str], going: Going | None) -> int:
+def _unspool(directory: Path, run: RunRow, ids: list[str], going: ServedRun | None) -> int:
     if going is not None and going.run == run.run_id:
         return going.spool.purge([i for i in ids if i not in going.in_use])
     folder = directory / "runs" / run.run_id / "spool"

@@ -9,7 +9,7 @@ from fcil_adapters.contract.backbone_info import backbone_from_fields
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.federation import config as configuration
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.rows import RunRow
@@ -44,7 +44,7 @@ async def forget(
     """
     ledger, directory = federation.ledger, federation.directory
     finish_emptying(ledger, directory)  # of an earlier one that a kill interrupted
-    row, roster = ledger.runs.named(run), Roster(federation, Doorkeeper())
+    row, roster = ledger.runs.named(run), Roster(federation, AllowList())
     client = ever_named(ledger, name)
     setup = _setup(federation, row, note)
     prepared = plan(ledger, directory, row, client, why_not(setup))

@@ -16,7 +16,7 @@ from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.link.zmq_link import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_protocol.messages.messages import Chunk, Message, Parts, Update
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
@@ -27,7 +27,7 @@ _K = TypeVar("_K")
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
 
-class Accounts:
+class ByteMeter:
     """Counts every message of every client, and every connection.
 
     Args:
@@ -133,11 +133,11 @@ class Accounts:
 
     async def flush_in_turns(self) -> None:
         """Do the same, but give other tasks a turn of the loop in between."""
-        turns = Turns()
+        turns = Yielder()
         self._ask_kernel()
-        await turns.give()
+        await turns.maybe_yield()
         for _ in self._written():
-            await turns.give()
+            await turns.maybe_yield()
 
     def _written(self) -> Iterator[None]:
         """Write the counts so far, a few clients in each step.

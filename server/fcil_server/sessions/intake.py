@@ -45,7 +45,7 @@ from fcil_protocol.payloads.builtin import INVENTORY, inventory_faults
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.event_loop import Turns
+from fcil_server.event_loop import Yielder
 from fcil_server.sessions.partial_uploads import Arriving
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
@@ -304,7 +304,7 @@ class Intake:
             self._ports.failed(in_words(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
-        turns = Turns()
+        turns = Yielder()
         try:
             await asyncio.to_thread(self._spool.sync)
         except FcilError as error:
@@ -322,13 +322,13 @@ class Intake:
                 await self._refuse(peer, accepted, InternalError(text))
             else:
                 kept.append((peer, accepted))
-            await turns.give()
+            await turns.maybe_yield()
         await asyncio.to_thread(self._ports.lasting)
         for peer, accepted in kept:
             self._pending.discard(accepted.digest)
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
-            await turns.give()
+            await turns.maybe_yield()
 
     async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Withdraw an update that could not be synced or was not the first."""

@@ -1,9 +1,9 @@
 """Relays as the server sees them: every lane is a connection, and no relay is trusted.
 
-`Lanes` stands between the socket and the daemon, which knows of no relays. A relay's message proves
-one thing: that the holder of a CURVE key enrolled behind this relay connected to it. The signature
-of the first message identifies the client, as on any connection. For itself a relay may request
-only chunks of parts that all clients get: sealed bytes, without a key.
+`RelayedLink` stands between the socket and the daemon, which knows of no relays. A relay's message
+proves one thing: that the holder of a CURVE key enrolled behind this relay connected to it. The
+signature of the first message identifies the client, as on any connection. For itself a relay may
+request only chunks of parts that all clients get: sealed bytes, without a key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fcil_server.federation.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.ledger import rows as ledger_rows
 from fcil_server.ledger.enums import Direction, Role
 from fcil_server.sessions.backlog import SendQueue
-from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.guests import SHOWN_OUT_S
 from fcil_server.sessions.handshake import check_uplink
 from fcil_server.sessions.peers import FIRST_LANE, GOODBYE_S, Peer
@@ -60,7 +60,7 @@ class _Relay:
     route: bytes
     conn: int
     peer: Peer | None = None
-    lanes: dict[int, _Lane] = field(default_factory=dict)
+    lanes: dict[int, _RelayedConnection] = field(default_factory=dict)
     newest: int = -1
     waiting: SendQueue = field(default_factory=SendQueue)
     flushing: bool = False
@@ -68,21 +68,21 @@ class _Relay:
 
 
 @dataclass
-class _Lane:
+class _RelayedConnection:
     relay: _Relay
     number: int
     incoming: Incoming  # without frames: the key, and the route of answers
     cut: bool = False
 
 
-class Lanes:
+class RelayedLink:
     """A `ServerLink` whose connections are clients, behind relays or not.
 
     Args:
         link: the server's socket.
         roster: relays, and the clients behind them.
         credit: bytes that a relay may have in flight.
-        accounts: returns the byte counts; called when there are bytes to count.
+        byte_meter: returns the byte counts; called when there are bytes to count.
         serve: answers a relay's Want, chunks only.
         say: takes a note for the operator: level, code, text, relay.
         refused: receives errors of a relay's own messages.
@@ -95,7 +95,7 @@ class Lanes:
         roster: Roster,
         *,
         credit: int,
-        accounts: Callable[[], Accounts],
+        byte_meter: Callable[[], ByteMeter],
         serve: Callable[[Peer, Want], None],
         say: Callable[[str, str, str, ClientId], None],
         refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
@@ -104,13 +104,13 @@ class Lanes:
         self._link = link
         self._roster = roster
         self._credit = credit
-        self._accounts = accounts
+        self._byte_meter = byte_meter
         self._serve = serve
         self._say = say
         self._refused = refused
         self._must_be_heard = must_be_heard
         self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _RelayedConnection] = {}
         self._last = FIRST_LANE
         self._ready: deque[Incoming] = deque()
 
@@ -190,7 +190,7 @@ class Lanes:
         if not incoming.frames:
             self._kinds.pop(incoming.conn, None)
             if relay is not None:
-                self._accounts().departed(incoming.conn)
+                self._byte_meter().departed(incoming.conn)
         if relay is None:
             self._ready.append(replace(incoming, route=_DIRECT + incoming.route))
             return
@@ -234,7 +234,7 @@ class Lanes:
             raise WireError("the session of a relay begins with an uplink.")
         else:
             relay.peer.channel.check(received)
-        self._accounts().received(relay.row.client_id, message, incoming.frames)
+        self._byte_meter().received(relay.row.client_id, message, incoming.frames)
         if isinstance(message, Want) and relay.peer is not None:
             if message.header:
                 raise TrustError("a relay gets no key of any part.")
@@ -275,7 +275,7 @@ class Lanes:
         relay.peer = peer
         federation.ledger.clients.touch(row.client_id)
         federation.ledger.clients.set_address(row.client_id, message.address)
-        self._accounts().connected(row.client_id, relay.conn)
+        self._byte_meter().connected(row.client_id, relay.conn)
         self._admit(peer)
         self._note(relay, "info", "relay", f"connected, listening on {message.address}")
 
@@ -296,7 +296,7 @@ class Lanes:
     def _answer(self, peer: Peer, message: Message) -> None:
         frames = peer.channel.frames(message)
         if self.send(peer.route, frames):
-            self._accounts().sent(peer.client, message, frames)
+            self._byte_meter().sent(peer.client, message, frames)
 
     def _refuse(self, relay: _Relay, error: FcilError) -> None:
         self._note(relay, "warning", error.code, error.message)
@@ -312,7 +312,7 @@ class Lanes:
     # --- lanes ------------------------------------------------------------------------------
 
     def _lane(self, relay: _Relay, laned: Laned) -> None:
-        self._accounts().head(relay.row.client_id, Direction.UP, laned.head)
+        self._byte_meter().head(relay.row.client_id, Direction.UP, laned.head)
         if relay.peer is None:
             return  # of a session that is over
         lane = relay.lanes.get(laned.number)
@@ -327,7 +327,7 @@ class Lanes:
         else:
             self._end(lane)
 
-    def _begin(self, relay: _Relay, laned: Laned) -> _Lane | None:
+    def _begin(self, relay: _Relay, laned: Laned) -> _RelayedConnection | None:
         if not laned.frames:
             return None
         if laned.number <= relay.newest:  # over; its client must start again
@@ -343,11 +343,11 @@ class Lanes:
         self._last += 1
         route = _LANE + self._last.to_bytes(8, "big")
         incoming = Incoming(route, self._last, laned.key, relayed=True)
-        lane = _Lane(relay, laned.number, incoming)
+        lane = _RelayedConnection(relay, laned.number, incoming)
         relay.lanes[laned.number] = self._lanes[self._last] = lane
         return lane
 
-    def _end(self, lane: _Lane) -> None:
+    def _end(self, lane: _RelayedConnection) -> None:
         del lane.relay.lanes[lane.number]
         del self._lanes[lane.incoming.conn]
         self._ready.append(lane.incoming)
@@ -359,11 +359,11 @@ class Lanes:
 
     # --- out --------------------------------------------------------------------------------
 
-    def _down(self, lane: _Lane, frames: Sequence[bytes]) -> bool:
+    def _down(self, lane: _RelayedConnection, frames: Sequence[bytes]) -> bool:
         message = lanes.down(lane.number, frames)
         sent = self._post(lane.relay, message)
         if sent:
-            self._accounts().head(lane.relay.row.client_id, Direction.DOWN, message[0])
+            self._byte_meter().head(lane.relay.row.client_id, Direction.DOWN, message[0])
         return sent
 
     def _post(self, relay: _Relay, message: list[bytes]) -> bool:

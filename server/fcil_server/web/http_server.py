@@ -221,7 +221,7 @@ def make_server(app: App, certificate: TlsFiles, limits: HttpLimits = LIMITS) ->
         ssl_keyfile=certificate.key or None,
     )
 
-    class Door(uvicorn.Server):
+    class BoundedServer(uvicorn.Server):
         """uvicorn's server, with a time limit for the TLS handshake."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -236,7 +236,7 @@ def make_server(app: App, certificate: TlsFiles, limits: HttpLimits = LIMITS) ->
             finally:
                 vars(loop).pop("create_server", None)
 
-    return Door(config)
+    return BoundedServer(config)
 
 
 def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:

@@ -9,7 +9,7 @@ import pytest
 
 from digits import load_digits
 from fcil_adapters.contract import TaskInfo, Update
-from fcil_adapters.numerics.class_conflicts import Meanings
+from fcil_adapters.numerics.class_conflicts import ClassConflicts
 from fcil_adapters.numerics.class_reports import report_specs, report_tensors
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload
@@ -51,10 +51,10 @@ RIGHT = {4: 4, 5: 5, 6: 6}
 
 
 def far_apart(updates, schema, task):
-    meanings = Meanings(schema, task)
+    meanings = ClassConflicts(schema, task)
     for update in updates:
         meanings.take(update)
-    return meanings.far_apart()
+    return meanings.pairs()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,7 +11,7 @@ import pytest
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import _named
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, Effort, batch_of, persist
-from fcil_adapters.worker.watchdog import LONGEST_STEP_S, SLOW_TIMES, Quiet, oom_kills
+from fcil_adapters.worker.watchdog import LONGEST_STEP_S, SLOW_TIMES, StallTimer, oom_kills
 from fcil_protocol.errors import DataError, InternalError, OutOfMemory, WorkerDied, WorkerStalled
 
 HERE = str(Path(__file__).parents[1])
@@ -188,7 +188,7 @@ def test_another_failure_is_not_taken_for_one_of_memory(error):
 
 
 def test_silence_is_summed_and_ends_with_a_word():
-    quiet = Quiet(80.0)
+    quiet = StallTimer(80.0)
     assert quiet.step_s == LONGEST_STEP_S
     steps = [quiet.passed(5.0) for _ in range(16)]
     assert steps == [False] * 15 + [True]
@@ -197,7 +197,7 @@ def test_silence_is_summed_and_ends_with_a_word():
 
 
 def test_announced_work_may_be_silent_for_longer_until_the_next_word():
-    quiet = Quiet(10.0)
+    quiet = StallTimer(10.0)
     quiet.heard("loading")
     assert quiet.allowed_s == 10.0 * SLOW_TIMES
     assert not any(quiet.passed(quiet.step_s) for _ in range(8))
@@ -206,13 +206,13 @@ def test_announced_work_may_be_silent_for_longer_until_the_next_word():
 
 
 def test_an_hour_in_which_this_process_did_not_run_is_no_silence_of_the_worker():
-    quiet = Quiet(60.0)
+    quiet = StallTimer(60.0)
     assert not quiet.passed(3600.0)
     assert not quiet.passed(quiet.step_s)
 
 
 def test_what_the_worker_waits_for_is_not_its_silence():
-    quiet = Quiet(1.0)
+    quiet = StallTimer(1.0)
     quiet.ours(ours=True)
     assert not any(quiet.passed(1.0) for _ in range(100))
     quiet.ours(ours=False)

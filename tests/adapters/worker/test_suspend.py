@@ -17,7 +17,7 @@ from fcil_adapters.worker import host as worker_host
 from fcil_adapters.worker.exit_reason import End, why
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.retry import Effort, persist
-from fcil_adapters.worker.suspend import Rest
+from fcil_adapters.worker.suspend import Suspension
 from fcil_protocol.errors import ConfigError, OutOfMemory, WorkerDied
 
 HERE = str(Path(__file__).parents[1])
@@ -53,7 +53,7 @@ class Clock:
 class TestRest:
     def test_time_at_rest_is_added_up(self):
         clock = Clock()
-        rest = Rest(clock)
+        rest = Suspension(clock)
         for held, worked in ((5.0, 1.0), (2.0, 10.0)):
             rest.hold()
             rest.hold()

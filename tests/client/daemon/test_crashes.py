@@ -120,7 +120,7 @@ class Device(daemon.Client):
         self.notes = daemon.Notes(lambda _: None)
         self.counted, self._judged, self._timers = 0, "", {}
         self._reports = SimpleNamespace(now=None)
-        self._around = SimpleNamespace(news=lambda: None)
+        self._host = SimpleNamespace(client_changed=lambda: None)
         self.server, self.serials = server, serials
         enrolment = Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), "data")
         self._work = RoundWork(self.home, enrolment, KEYS, ClientOptions(directory))

@@ -69,10 +69,10 @@ def test_decoded_images_of_all_clients_keep_one_bound_and_threads_are_shared(tmp
     held = HeldData()
     for one in (*fields, *fields):
         colours(held, one)
-    assert len(held._shelf.kept._arrays) <= 4
+    assert len(held._cache.kept._arrays) <= 4
     stores = [data._store for data in held._data.values()]
     assert len(stores) == 2
-    assert stores[0]._shelf is stores[1]._shelf
+    assert stores[0]._cache is stores[1]._cache
 
 
 def test_the_same_image_of_two_clients_is_decoded_once(tmp_path, monkeypatch):

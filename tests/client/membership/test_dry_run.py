@@ -18,7 +18,7 @@ from fcil_client.cli.main import app
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import visit
 from fcil_client.membership import ask_terms
-from fcil_client.membership.ask_terms import Outlook, TaskClasses, look, say_hello
+from fcil_client.membership.ask_terms import TaskClasses, TermsPreview, look, say_hello
 from fcil_client.membership.dry_run import count_images, dry_run
 from fcil_client.membership.enrol import JoinFile
 from fcil_client.state import sent_journal
@@ -60,7 +60,7 @@ def data(tmp_path):
 
 
 def told(tmp_path, inventory=FOLDER, **outlook):
-    made = Outlook(TERMS, "method", "as told", **outlook)
+    made = TermsPreview(TERMS, "method", "as told", **outlook)
     return dry_run(tmp_path, made, inventory, enrolled=True)
 
 
@@ -126,7 +126,7 @@ def test_results_are_at_most_one_row_for_each_class_with_test_images(tmp_path):
 
 def test_before_the_split_is_drawn_any_class_may_have_images_for_tests(tmp_path):
     """Else "at most" would be said of less than will leave."""
-    outlook = Outlook(TERMS, "method", "as told")
+    outlook = TermsPreview(TERMS, "method", "as told")
     (task,) = dry_run(tmp_path, outlook, FOLDER, enrolled=False)["tasks"]
     assert task["exchanges"][-1]["tensors"][0]["shape"] == [2]
     assert task["images"] == 11

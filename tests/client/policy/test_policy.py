@@ -14,7 +14,7 @@ from fcil_client.policy.policy import (
     Facts,
     Heat,
     Judgement,
-    Manners,
+    Policy,
     PolicyRules,
     read_hours,
     show_hours,
@@ -28,7 +28,7 @@ FREE = Judgement(1.0, "")
 
 def judged(rules, *facts, step=5.0):
     """Judge these facts one after the other, so many seconds apart."""
-    manners = Manners(rules)
+    manners = Policy(rules)
     return [manners.judge(one, number * step) for number, one in enumerate(facts)]
 
 
@@ -71,7 +71,7 @@ class TestUse:
         assert got[0].why == "in use"
 
     def test_a_moment_of_work_begins_the_wait_anew(self):
-        manners = Manners(self.RULES)
+        manners = Policy(self.RULES)
         assert manners.judge(Facts(others=0.0), 0.0).share == 0
         assert manners.judge(Facts(others=0.5), QUIET_S - 1).share == 0
         assert manners.judge(Facts(others=0.0), QUIET_S + 1).share == 0
@@ -204,7 +204,7 @@ def test_fuzz_whatever_comes_it_works_without_a_word_or_says_why_not(rules, read
 @given(any_rules, st.lists(told, max_size=5))
 def test_fuzz_after_good_news_for_long_enough_it_always_works(rules, readings):
     good = Facts(minute=700, on_mains=True, others=0.0)
-    manners = Manners(rules)
+    manners = Policy(rules)
     for number, one in enumerate([*readings, *[good] * 20]):
         last = manners.judge(one, 5.0 * number)
     assert last == FREE

@@ -271,9 +271,9 @@ def test_folders_that_link_to_each_other_are_not_walked_by_the_watcher(tmp_path,
     monkeypatch.setattr(folder_watch, "awatch", watch)
 
     async def main():
-        async with folder_watch.Ears.on(tmp_path) as ears:
-            assert await ears.hear(None) == {tmp_path / "new"}
-            assert await ears.hear(None) == {tmp_path}, "one went before it was watched"
+        async with folder_watch.FolderEvents.on(tmp_path) as ears:
+            assert await ears.wait(None) == {tmp_path / "new"}
+            assert await ears.wait(None) == {tmp_path}, "one went before it was watched"
 
     asyncio.run(main())
     folders = (tmp_path, *sorted(tmp_path / name for name in names))

@@ -157,23 +157,23 @@ def test_members_start_a_few_at_a_time_and_give_their_turn_on_when_the_server_kn
             said_goodbye=lambda _: None,
         )  # fmt: skip
         clients = [Waiting() for _ in range(4)]
-        around = [swarm_shared.Membership(shared) for _ in clients]
+        around = [swarm_shared.SwarmHost(shared) for _ in clients]
         begun = [asyncio.create_task(a.begin(c)) for a, c in zip(around, clients, strict=True)]
         for _ in range(5):
             await asyncio.sleep(0)
         assert [t.done() for t in begun] == [True, True, False, False]
-        around[0].news()  # it is still offline
+        around[0].client_changed()  # it is still offline
         await asyncio.sleep(0)
         assert not begun[2].done()
         clients[0].session.link = Link.READY
-        around[0].news()
-        around[0].news()  # once is enough
-        around[1].ending()
-        around[1].ending()
+        around[0].client_changed()
+        around[0].client_changed()  # once is enough
+        around[1].client_stopping()
+        around[1].client_stopping()
         await asyncio.gather(*begun[2:])
         assert len(shared.members) == 3
         for one in around:
-            one.ending()
+            one.client_stopping()
         assert shared.starts._value == 2
         await shared.close()
 

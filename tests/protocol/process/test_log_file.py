@@ -10,7 +10,7 @@ import pytest
 
 from fcil_protocol.errors import StorageError
 from fcil_protocol.process import log_file
-from fcil_protocol.process.log_file import KEPT_LOGS, LogFile, LogFormat, Said
+from fcil_protocol.process.log_file import KEPT_LOGS, DaemonOutput, LogFile, LogFormat
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_log_gets_what_libraries_log_and_no_control_characters(log, tmp_path
     root = logging.getLogger()
     before = list(root.handlers)
     try:
-        said = Said(log)
+        said = DaemonOutput(log)
         said(0.0, "info", "a\x1b[31mb")
         logging.getLogger("library").error("odd\nthings")
     finally:

@@ -9,7 +9,7 @@ from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.daemon.cut_offs import CutOffs
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.sessions.conduct import MOST, PAUSE_S, Conduct
@@ -40,7 +40,7 @@ class Desk:
         self.ledger = ledger
         federation = SimpleNamespace(ledger=ledger, keys=PrivateKeys.generate())
         federation.id = RootKey.generate().federation
-        self.roster = Roster(federation, Doorkeeper(lambda: loop.now))
+        self.roster = Roster(federation, AllowList(lambda: loop.now))
         self.keys = PrivateKeys.generate().public
         self.client = self.roster.enrol_local("camera", self.keys, "uid 0")
         self.peer = SimpleNamespace(client=self.client, conn=7)

@@ -15,7 +15,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.link.handshake import read_terms
 from fcil_protocol.messages.messages import Welcome
-from fcil_server.daemon.preview import outlook
+from fcil_server.daemon.preview import preview_terms
 from fcil_server.federation.config import load
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds.classes import ClassRegistry
@@ -44,7 +44,7 @@ def told(ledger: Ledger, *overrides: str) -> dict[str, Any]:
         run=RUN, ledger=ledger, classes=ClassRegistry(ledger, RUN), config=load(None, overrides)
     )
     run = SimpleNamespace(coordinator=SimpleNamespace(context=kit), terms=TERMS)
-    return json.loads(json.dumps(outlook(run)))  # type: ignore[arg-type]
+    return json.loads(json.dumps(preview_terms(run)))  # type: ignore[arg-type]
 
 
 def test_a_client_can_read_the_terms(ledger: Ledger) -> None:

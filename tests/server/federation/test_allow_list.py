@@ -13,7 +13,7 @@ from fcil_server.federation.allow_list import (
     NEWCOMERS_BURST,
     NEWCOMERS_PER_S,
     USED_S,
-    Doorkeeper,
+    AllowList,
 )
 
 HOUR = 3600.0
@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self):
         self.now = 0.0
-        self.door = Doorkeeper(clock=lambda: self.now)
+        self.door = AllowList(clock=lambda: self.now)
 
     def knock(self, key):
         try:

@@ -6,7 +6,7 @@ from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, 
 from fcil_protocol.ids import is_client_id, named_client_id
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF, refusal
 from fcil_server.federation.roster import Roster, check_name
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -41,7 +41,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def roster(tmp_path, clock):
     with Ledger(tmp_path / LEDGER_NAME, clock=clock) as ledger:
-        yield Roster(Federation(ledger), Doorkeeper())
+        yield Roster(Federation(ledger), AllowList())
 
 
 def issue(roster, name="camera", lasts_s=3600.0):
@@ -159,7 +159,7 @@ def test_a_server_that_starts_again_knows_members_guests_and_former_members(rost
     roster.redeem(row, member, "")
     roster.enrol_local("two", former, "uid 0")
     roster.revoke(roster.named("two"), "", "uid 0")
-    fresh = Roster(roster.federation, Doorkeeper())
+    fresh = Roster(roster.federation, AllowList())
     fresh.open()
     assert fresh.door.is_member(member.curve)
     assert [fresh.door(k) for k in (former.curve, ticket.guest_keys().public.curve)] == [True] * 2

@@ -14,7 +14,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore
 from fcil_server.cli.main import app
-from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.enums import UpdateStatus
@@ -115,7 +115,7 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
     old, new = built.clients[ALICE].public, PrivateKeys.generate().public
     federation = Federation.open(built.directory, None, ())
     try:
-        roster = Roster(federation, Doorkeeper())
+        roster = Roster(federation, AllowList())
         roster.open()
         assert not roster.door(old.curve), "it hears no explanation either"
         with pytest.raises(UsageError, match="that was erased, and is not taken again"):
@@ -157,7 +157,7 @@ def test_without_a_terminal_it_must_be_said_and_it_says_what_can_be_done_before(
 def test_once_more_finishes_what_a_kill_interrupted(built: Built) -> None:
     federation = Federation.open(built.directory, None, ())
     try:
-        roster = Roster(federation, Doorkeeper())
+        roster = Roster(federation, AllowList())
         roster.erase(ever_named(federation.ledger, NAME), "me")  # and killed
         done = erase(roster, built.directory, ever_named(federation.ledger, PSEUDONYM), "me")
     finally:

@@ -14,7 +14,7 @@ from fcil_protocol.messages.frames import encode
 from fcil_protocol.messages.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want
 from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.byte_meter import ByteMeter
 from sample_run import ALICE, BOB, RUN, Clock
 
 KEY, NEXT = RoundKey(RUN, 0, "train", 0), RoundKey(RUN, 0, "train", 1)
@@ -35,8 +35,8 @@ def ledger(tmp_path: Path):
 
 
 @pytest.fixture
-def accounts(ledger: Ledger) -> Accounts:
-    made = Accounts(ledger, RUN)
+def accounts(ledger: Ledger) -> ByteMeter:
+    made = ByteMeter(ledger, RUN)
     made.round_key = KEY
     return made
 
@@ -69,7 +69,7 @@ HELLO = Hello(protocol=1, oldest=1, package="", federation="f", client="c")
     ids=["update", "chunk", "want", "hello", "bye"],
 )
 def test_a_message_of_a_client_is_charged_to_its_cause(
-    accounts: Accounts, ledger: Ledger, message: Message, blobs: tuple, cause: Cause, sealed: int
+    accounts: ByteMeter, ledger: Ledger, message: Message, blobs: tuple, cause: Cause, sealed: int
 ) -> None:
     sent = frames(message, *blobs)
     accounts.received(ALICE, message, sent)
@@ -90,7 +90,7 @@ def test_a_message_of_a_client_is_charged_to_its_cause(
     ids=["new part", "old part", "chunk of new", "chunk of old", "ack"],
 )
 def test_a_message_to_a_client_is_a_broadcast_catching_up_or_control(
-    accounts: Accounts,
+    accounts: ByteMeter,
     ledger: Ledger,
     message: Message,
     blobs: tuple,
@@ -109,7 +109,7 @@ def test_a_message_to_a_client_is_a_broadcast_catching_up_or_control(
 
 
 def test_a_connection_costs_its_handshake_in_both_directions(
-    accounts: Accounts, ledger: Ledger
+    accounts: ByteMeter, ledger: Ledger
 ) -> None:
     for _ in range(3):
         accounts.connected(ALICE, 1)
@@ -120,7 +120,7 @@ def test_a_connection_costs_its_handshake_in_both_directions(
     }
 
 
-def test_tensor_bytes_join_the_update_they_belong_to(accounts: Accounts, ledger: Ledger) -> None:
+def test_tensor_bytes_join_the_update_they_belong_to(accounts: ByteMeter, ledger: Ledger) -> None:
     sent = frames(CHUNK, b"s" * 100)
     accounts.received(ALICE, CHUNK, sent)
     accounts.tensors_up(ALICE, 77)
@@ -130,7 +130,7 @@ def test_tensor_bytes_join_the_update_they_belong_to(accounts: Accounts, ledger:
 
 
 def test_counts_add_up_over_flushes_and_nothing_is_written_twice(
-    accounts: Accounts, ledger: Ledger
+    accounts: ByteMeter, ledger: Ledger
 ) -> None:
     sent = frames(Bye())
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_counts_add_up_over_flushes_and_nothing_is_written_twice(
 
 
 def test_bytes_are_charged_to_the_round_that_is_open_when_they_pass(
-    accounts: Accounts, ledger: Ledger
+    accounts: ByteMeter, ledger: Ledger
 ) -> None:
     """Also when they are written later."""
     sent = frames(Bye())
@@ -161,7 +161,7 @@ def test_bytes_are_charged_to_the_round_that_is_open_when_they_pass(
     }
 
 
-def test_clients_are_kept_apart(accounts: Accounts, ledger: Ledger) -> None:
+def test_clients_are_kept_apart(accounts: ByteMeter, ledger: Ledger) -> None:
     accounts.received(ALICE, Bye(), frames(Bye()))
     accounts.received(BOB, Bye(reason="longer"), frames(Bye(reason="longer")))
     accounts.flush()
@@ -170,7 +170,7 @@ def test_clients_are_kept_apart(accounts: Accounts, ledger: Ledger) -> None:
 
 
 def test_what_could_not_be_written_is_written_at_the_next_flush(
-    accounts: Accounts, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    accounts: ByteMeter, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk loses no count."""
     from fcil_protocol.errors import DiskFull
@@ -216,14 +216,14 @@ def kernel() -> Kernel:
 
 
 @pytest.fixture
-def watched(ledger: Ledger, kernel: Kernel) -> Accounts:
-    made = Accounts(ledger, RUN, kernel=kernel)
+def watched(ledger: Ledger, kernel: Kernel) -> ByteMeter:
+    made = ByteMeter(ledger, RUN, kernel=kernel)
     made.begin(KEY, set())
     return made
 
 
 def test_a_connections_growth_is_its_clients_in_both_directions(
-    watched: Accounts, ledger: Ledger, kernel: Kernel
+    watched: ByteMeter, ledger: Ledger, kernel: Kernel
 ) -> None:
     watched.connected(ALICE, 1)
     kernel.grown = {1: TcpCounts(100, 70, 7, 166, 143)}
@@ -238,7 +238,7 @@ def test_a_connections_growth_is_its_clients_in_both_directions(
 
 
 def test_what_a_connection_carried_until_a_round_began_belongs_to_the_one_before(
-    watched: Accounts, ledger: Ledger, kernel: Kernel
+    watched: ByteMeter, ledger: Ledger, kernel: Kernel
 ) -> None:
     watched.connected(ALICE, 1)
     kernel.grown = {1: TcpCounts(received=10)}
@@ -253,7 +253,7 @@ def test_what_a_connection_carried_until_a_round_began_belongs_to_the_one_before
 
 
 def test_the_last_bytes_of_an_ended_connection_are_its_clients(
-    watched: Accounts, ledger: Ledger, kernel: Kernel
+    watched: ByteMeter, ledger: Ledger, kernel: Kernel
 ) -> None:
     watched.connected(ALICE, 1)
     watched.departed(1)
@@ -268,7 +268,7 @@ def test_the_last_bytes_of_an_ended_connection_are_its_clients(
 
 
 def test_bytes_of_strangers_are_counted_without_a_client(
-    watched: Accounts, ledger: Ledger, kernel: Kernel
+    watched: ByteMeter, ledger: Ledger, kernel: Kernel
 ) -> None:
     kernel.grown = {0: TcpCounts(received=64), 9: TcpCounts(received=36)}
     watched.flush()

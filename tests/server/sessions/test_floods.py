@@ -4,7 +4,7 @@ import pytest
 
 from fcil_protocol.envelopes.window import TOTAL_BYTES
 from fcil_protocol.link.zmq_link import MEMBER_BYTES
-from fcil_server.federation.allow_list import GUEST_BYTES, MAX_GUEST_BYTES, Doorkeeper
+from fcil_server.federation.allow_list import GUEST_BYTES, MAX_GUEST_BYTES, AllowList
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.sessions.floods import AGAIN_S, Floods
@@ -31,7 +31,7 @@ def test_who_floods_again_and_again_is_named_once_a_minute_with_a_count():
 
 
 def test_a_guest_may_have_little_unread_and_a_member_its_window_too():
-    door = Doorkeeper(credit=CREDIT)
+    door = AllowList(credit=CREDIT)
     door.invite(ANN, 60)
     door.admit(BOB)
     assert door.allow(ANN) == GUEST_BYTES

@@ -226,9 +226,9 @@ def _look_here(data: Path | None, server: str | None) -> tuple[NetworkFacts, Wan
     if data is None:
         here = ServerFacts(f"the server {join.name} of this user says it runs here")
         return NetworkFacts(here, addresses), None
-    outlook, _ = look_at_run(data, server, None, [])
-    told = ServerFacts(f"it would take the folder: {outlook.told}")
-    wanted = _of_terms(outlook.terms, "as the server on this machine says")
+    preview, _ = look_at_run(data, server, None, [])
+    told = ServerFacts(f"it would take the folder: {preview.told}")
+    wanted = _of_terms(preview.terms, "as the server on this machine says")
     return NetworkFacts(told, addresses), wanted
 
 

@@ -29,7 +29,7 @@ from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.home import RelayRecord
-from fcil_server.sessions.relay.session import Door, RelaySession
+from fcil_server.sessions.relay.session import OpenLink, RelaySession
 
 # Refusals that a retry cannot mend.
 FATAL = frozenset({
@@ -49,7 +49,7 @@ class Relay:
         record, keys: its identity.
         address: the address that it gives its clients, HOST:PORT.
         cache: its chunks.
-        door: opens the listener, again for every session with the server.
+        open_link: opens the listener, again for every session with the server.
         say: shows a note: level, text.
         keep: saves the record once it has a newer certificate of the server.
         make: starts a link to one of the server's addresses.
@@ -65,7 +65,7 @@ class Relay:
         *,
         address: str,
         cache: Cache,
-        door: Door,
+        open_link: OpenLink,
         say: Say,
         keep: Callable[[RelayRecord], None],
         make: Dial = dial,
@@ -76,7 +76,7 @@ class Relay:
         self._keys = keys
         self._address = address
         self._cache = cache
-        self._open_door = door
+        self._open_door = open_link
         self._say = say
         self._keep = keep
         self._make = make

@@ -21,7 +21,7 @@ from fcil_protocol.messages.messages import Admit, Chunk, Message, Parts, Want
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.trust.keys import PublicKeys
-from fcil_server.federation.allow_list import MAX_GUEST_BYTES, Doorkeeper
+from fcil_server.federation.allow_list import MAX_GUEST_BYTES, AllowList
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.fetches import Fetches
 
@@ -31,7 +31,7 @@ MAX_OUT = 64  # messages that wait for the uplink; then the relay reads no clien
 MAX_OUT_BYTES = 8 << 20  # of them together, not counting the last one
 _MAX_PLAIN = 1 << 40  # the client, which knows the federation's limit, checks the size
 
-Door = Callable[[Doorkeeper], ServerLink]
+OpenLink = Callable[[AllowList], ServerLink]
 
 
 class RelaySession:
@@ -67,7 +67,7 @@ class RelaySession:
         self._counts = counts
         self._uplink = push
         self._fail = fail
-        self._keeper = Doorkeeper(credit=first.credit)
+        self._allow_list = AllowList(credit=first.credit)
         self._members = frozenset(first.members)
         self._let_in(first)
         self._credit = first.credit
@@ -77,18 +77,18 @@ class RelaySession:
         self._out_bytes = 0
         self._flowing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._door: ServerLink
+        self._link: ServerLink
         self._numbers: dict[int, int] = {}  # connection -> lane
         self._last = 0
         self.lanes: dict[int, Incoming] = {}
 
-    def open(self, door: Door) -> None:
+    def open(self, open_link: OpenLink) -> None:
         """Begin to listen.
 
         Raises:
             PortInUse, LinkError.
         """
-        self._door = door(self._keeper)
+        self._link = open_link(self._allow_list)
         self._tasks = [
             asyncio.create_task(self._guard(w))
             for w in (self._receive(), self._flow(), self._watch())
@@ -110,13 +110,13 @@ class RelaySession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._door.close()
+        self._link.close()
 
     # --- up ---------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         while True:
-            self._up(await self._door.recv())
+            self._up(await self._link.recv())
             # Meanwhile clients' messages wait in libzmq, within the bytes that may be unread
             # (`fcil_protocol.link.backlog`); a socket does not signal that it has room.
             while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
@@ -135,7 +135,7 @@ class RelaySession:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self._door.take_counts()  # unused here, and must not pile up
+            self._link.take_counts()  # unused here, and must not pile up
             if self._fetches.revive(time.monotonic()):
                 self._ask()
 
@@ -152,13 +152,13 @@ class RelaySession:
             return
         size = sum(len(frame) for frame in frames)
         if size > MAX_GUEST_BYTES and incoming.key not in self._members:
-            self._door.cut(incoming.conn)
+            self._link.cut(incoming.conn)
             return
         number = self._numbers.get(incoming.conn)
         if number is None:
             of_key = (lane.conn for lane in self.lanes.values() if lane.key == incoming.key)
             if max(of_key, default=0) > incoming.conn:
-                self._door.cut(incoming.conn)  # the network kept it while a newer one was made
+                self._link.cut(incoming.conn)  # the network kept it while a newer one was made
                 return
             # Numbered here: the first client to connect is not always the first to speak.
             self._last += 1
@@ -211,12 +211,12 @@ class RelaySession:
         if lane is None:
             return
         if not laned.frames:
-            self._door.cut(lane.conn)
+            self._link.cut(lane.conn)
             return
         self._learn(laned.frames)
         self._counts["passed"] += 1
-        if not self._door.send(lane.route, laned.frames):
-            self._door.cut(lane.conn)  # it does not read: its session ends, it comes back
+        if not self._link.send(lane.route, laned.frames):
+            self._link.cut(lane.conn)  # it does not read: its session ends, it comes back
 
     def _learn(self, frames: tuple[bytes, ...]) -> None:
         """Note the hashes of a part that is for all clients, if the server signed its header."""
@@ -261,8 +261,8 @@ class RelaySession:
         for run in runs(header, pieces, self._spans.get(number, 1)):
             message = Chunk(digest=header.update_id, index=run.start)
             blob = b"".join(pieces[i] for i in run)
-            if not self._door.send(lane.route, self._channel.frames(message, blob)):
-                self._door.cut(lane.conn)
+            if not self._link.send(lane.route, self._channel.frames(message, blob)):
+                self._link.cut(lane.conn)
                 return False
         return True
 
@@ -270,12 +270,12 @@ class RelaySession:
         """Cut the clients that wait for a part the server no longer has; they start again."""
         for number in sorted(self._fetches.refused(digest)):
             if (lane := self.lanes.get(number)) is not None:
-                self._door.cut(lane.conn)
+                self._link.cut(lane.conn)
 
     def _let_in(self, message: Admit) -> None:
         former = max(0, len(message.guests) - message.invited)
         newcomers = dict.fromkeys(message.guests[former:], inf)
-        self._keeper.replace(message.members, newcomers, message.guests[:former])
+        self._allow_list.replace(message.members, newcomers, message.guests[:former])
 
     def admit(self, message: Admit) -> None:
         """Replace the lists and cut keys that are on none, or are no longer members."""
@@ -284,7 +284,7 @@ class RelaySession:
         for lane in self.lanes.values():
             was_member = lane.key in self._members
             if lane.key not in members and (was_member or lane.key not in guests):
-                self._door.cut(lane.conn)
+                self._link.cut(lane.conn)
         self._members = members
 
 

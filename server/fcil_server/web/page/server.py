@@ -28,7 +28,7 @@ from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.access.guard import Guard
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
-from fcil_server.web.page.actions.actions import Acts
+from fcil_server.web.page.actions.actions import PageActions
 from fcil_server.web.page.app import Pages, PageSite, make_app
 from fcil_server.web.page.board import Boards
 from fcil_server.web.page.event_stream import Hub
@@ -67,7 +67,7 @@ class Page:
         keyed = KeyedSessions(directory)
         secure = bool(args.cert)
         site = PageSite(directory, tuple(args.beside), read_only=args.read_only, secure=secure)
-        acts = None if args.read_only else Acts(directory, order)
+        acts = None if args.read_only else PageActions(directory, order)
         self.app: Guard = make_app(
             Pages(site, self.watch, self.hub, keyed),
             act_routes.routes(keyed, order, acts, secure=secure),

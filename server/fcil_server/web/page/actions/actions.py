@@ -1,7 +1,8 @@
 """Operator actions on the dashboard: each the same control command as its CLI verb.
 
-An action takes two steps. `Acts.prepare` describes in a sentence the effect it would have now and
-returns a confirmation token; `Acts.carry_out` takes the token and carries out exactly that.
+An action takes two steps. `PageActions.prepare` describes in a sentence the effect it would have
+now and returns a confirmation token; `PageActions.carry_out` takes the token and carries out
+exactly that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ NAMES = tuple(_TAKES)
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold an unpaired one; no file or ledger can
 
 
-class Acts:
+class PageActions:
     """The actions on one federation; several threads may use it.
 
     Args:

@@ -36,7 +36,7 @@ from fcil_server.web.page.access.sessions import (
     forget_cookies,
     set_cookie,
 )
-from fcil_server.web.page.actions.actions import Acts, Ask
+from fcil_server.web.page.actions.actions import Ask, PageActions
 
 MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
@@ -60,7 +60,7 @@ class RefusedRequest(Exception):
         self.error = error
 
 
-class Posts:
+class ActionRoutes:
     """Answers the POSTs.
 
     Args:
@@ -75,7 +75,7 @@ class Posts:
         self,
         keyed: KeyedSessions,
         ask: Ask,
-        acts: Acts | None,
+        acts: PageActions | None,
         *,
         secure: bool,
         pause: Callable[[float], Awaitable[None]],
@@ -143,7 +143,9 @@ class Posts:
     async def _order(
         self,
         request: Request,
-        step: Callable[[Acts], Callable[[BrowserSession, Mapping[str, Any]], dict[str, Any]]],
+        step: Callable[
+            [PageActions], Callable[[BrowserSession, Mapping[str, Any]], dict[str, Any]]
+        ],
     ) -> Response:
         assert self._acts is not None, "a page that is for reading has no such route"
         session = self._check(request)
@@ -249,13 +251,13 @@ def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
 def routes(
     keyed: KeyedSessions,
     ask: Ask,
-    acts: Acts | None,
+    acts: PageActions | None,
     *,
     secure: bool,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[Route]:
     """Return the routes of all POSTs; without those of actions if ``acts`` is None."""
-    posts = Posts(keyed, ask, acts, secure=secure, pause=pause)
+    posts = ActionRoutes(keyed, ask, acts, secure=secure, pause=pause)
     found = {"/enter": posts.enter, "/leave": posts.leave}
     if acts is not None:
         found |= {"/act/prepare": posts.prepare, "/act/carry-out": posts.carry_out}

@@ -17,7 +17,7 @@ from fcil_server.federation.page_key import KEY_NAME
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.web.page.access.sessions import BrowserSession, KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
-from fcil_server.web.page.actions.actions import Acts, qr_svg
+from fcil_server.web.page.actions.actions import PageActions, qr_svg
 from fcil_server.web.page.actions.confirmations import (
     GOOD_S,
     MAX_ALL,
@@ -89,11 +89,11 @@ def server() -> Server:
 
 
 @pytest.fixture
-def acts(directory: Path, server: Server) -> Acts:
-    return Acts(directory, server.ask, Confirmations(Clock()))
+def acts(directory: Path, server: Server) -> PageActions:
+    return PageActions(directory, server.ask, Confirmations(Clock()))
 
 
-def confirm(acts: Acts, session: BrowserSession = ME, /, **fields: Any) -> dict[str, Any]:
+def confirm(acts: PageActions, session: BrowserSession = ME, /, **fields: Any) -> dict[str, Any]:
     word = acts.prepare(session, fields)["confirm"]
     return acts.carry_out(session, {"confirm": word})
 
@@ -255,7 +255,7 @@ def test_a_word_is_of_no_use_to_another_session_and_burnt_by_its_try(acts, serve
 
 def test_a_stale_word_does_nothing(directory, server) -> None:
     clock = Clock()
-    acts = Acts(directory, server.ask, Confirmations(clock))
+    acts = PageActions(directory, server.ask, Confirmations(clock))
     word = acts.prepare(ME, {"act": "pause"})["confirm"]
     clock.now = GOOD_S
     with pytest.raises(UsageError, match="good no more"):
@@ -284,7 +284,7 @@ def test_a_round_that_closed_meanwhile_does_not_close_the_next_one(acts, server)
 def test_a_ticket_that_was_used_meanwhile_does_not_revoke_its_client(tmp_path, server) -> None:
     with page_kit.small(tmp_path / LEDGER_NAME) as ledger:
         ledger.tickets.add("guest", curve=b"g" * 32, signing=b"s", expires_at=4e9)
-        acts = Acts(tmp_path, server.ask)
+        acts = PageActions(tmp_path, server.ask)
         word = acts.prepare(ME, {"act": "revoke", "name": "guest"})["confirm"]
         ledger.clients.add("c" * 32, "guest", curve=b"c" * 32, signing=b"s", sealing=b"e")
     with pytest.raises(NotNow, match="Revokes 'guest'"):
@@ -331,7 +331,7 @@ class Page:
         async def pause(seconds: float) -> None:
             self.paused.append(seconds)
 
-        self.acts = None if read_only else Acts(directory, server.ask)
+        self.acts = None if read_only else PageActions(directory, server.ask)
         self.routes = routes(self.keyed, server.ask, self.acts, secure=False, pause=pause)
         self.cookie = ""
 
@@ -551,7 +551,7 @@ def test_no_more_links_are_tried_at_once_than_there_are_places(
 
     async def work() -> list[int]:
         page = Page(directory, server)
-        page.routes = routes(page.keyed, stopped, Acts(directory, stopped), secure=False)
+        page.routes = routes(page.keyed, stopped, PageActions(directory, stopped), secure=False)
         tries = [
             asyncio.create_task(page._post("/enter", {"token": "x"}, {}))
             for _ in range(act_routes.TRIES + 1)
@@ -572,7 +572,7 @@ def test_an_act_that_gets_no_turn_is_not_carried_out_later(directory, server, mo
         return server.ask(op, **fields)
 
     page = Page(directory, server)
-    page.routes = routes(page.keyed, stopped, Acts(directory, stopped), secure=False)
+    page.routes = routes(page.keyed, stopped, PageActions(directory, stopped), secure=False)
     page.enter()
 
     async def work() -> list[int]:
