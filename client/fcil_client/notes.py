@@ -24,11 +24,11 @@ class Notes:
     """The newest notes, each shown when it is made.
 
     Args:
-        say: shows a note in the terminal or the log.
+        notify: shows a note in the terminal or the log.
     """
 
-    def __init__(self, say: Callable[[Note], None]) -> None:
-        self._say = say
+    def __init__(self, notify: Callable[[Note], None]) -> None:
+        self._notify = notify
         self._kept: deque[Note] = deque(maxlen=KEPT)
         self._standing: dict[str, str] = {}
 
@@ -36,7 +36,7 @@ class Notes:
         """Show and keep one note: ``info``, ``warning`` or ``error``."""
         note = Note(time.time(), level, text)
         self._kept.append(note)
-        self._say(note)
+        self._notify(note)
 
     def once(self, topic: str, level: str, text: str) -> None:
         """Note a lasting problem; repeat it only after another of its topic."""

@@ -182,14 +182,14 @@ async def two_daemons(tmp_path, needles, said):
     given = ("federation.listen='127.0.0.1:0'", *settings(**ALONE)[1::2])
     federation = Federation.open(tmp_path / "federation", None, given)
     notes = []
-    server = Server(federation, say=notes.append)
+    server = Server(federation, notify=notes.append)
     serving = asyncio.create_task(server.serve())
     try:
         await heard(server, "serving", 1)
         folder = write_client(tmp_path / "images", range(4))
         home, enrolment = await asyncio.to_thread(find, folder, None)
         with DirectoryLock.acquire(home.directory, "client"):
-            client = Client(home, enrolment, ClientOptions(folder), say=notes.append)
+            client = Client(home, enrolment, ClientOptions(folder), notify=notes.append)
             running = asyncio.create_task(client.run())
             try:
                 await heard(server, "update", 2)

@@ -205,7 +205,7 @@ class Running:
         self.dealer = None
         self.sensors = FakeSensors(facts or Facts())
         self.client = daemon.Client(
-            self.home, enrolment, ClientOptions(data, manners=manners), say=self.notes.append,
+            self.home, enrolment, ClientOptions(data, manners=manners), notify=self.notes.append,
             make=self._make, sensors=self.sensors,
         )  # fmt: skip
         self.work = self.client._work

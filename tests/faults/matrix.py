@@ -201,7 +201,7 @@ class InMemory:
         federation = Federation.open(self.federation.federation, None, overrides)
         listens = asyncio.Event()
         server = MemoryServer(
-            federation, say=self._say, until_done=True, listening=lambda _: listens.set()
+            federation, notify=self._say, until_done=True, listening=lambda _: listens.set()
         )
         serving = asyncio.create_task(server.serve())
         starts = asyncio.create_task(listens.wait())
@@ -236,7 +236,7 @@ class InMemory:
             return Line(server.router, keys.public.curve, up, down)
 
         options = ClientOptions(self.folders[name])
-        return Client(home, home.enrolment(), options, say=self._say, make=make)
+        return Client(home, home.enrolment(), options, notify=self._say, make=make)
 
     # --- faults inside ----------------------------------------------------------------------
 

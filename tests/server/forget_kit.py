@@ -186,7 +186,7 @@ class Story:
         federation = Federation.open(self.directory, None, ())
         try:
             work = forget_offline.forget(
-                federation, name, run, actor="me", note=lambda *_: None, revoke=revoke
+                federation, name, run, actor="me", notify=lambda *_: None, revoke=revoke
             )
             return asyncio.run(work)
         finally:

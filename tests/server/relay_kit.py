@@ -67,7 +67,7 @@ class Center:
             credit=CREDIT,
             byte_meter=lambda: self.accounts,
             serve=self.serve,
-            say=lambda *note: self.notes.append(note),
+            notify=lambda *note: self.notes.append(note),
         )
         self.given = Counter()  # (digest, chunk) -> times that it was sent
         self.by = Counter()  # client -> chunks that were sent to it
@@ -217,7 +217,7 @@ class Site:
         cache = Cache(self.directory, self.limit)
         return Relay(
             record, self.keys, address=ADDRESS, cache=cache, open_link=self._door,
-            say=lambda *note: self.notes.append(note), keep=self.records.append, make=self._dial,
+            notify=lambda *note: self.notes.append(note), keep=self.records.append, make=self._dial,
         )  # fmt: skip
 
     def _dial(self, _address, keys, _server):

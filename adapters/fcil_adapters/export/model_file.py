@@ -89,7 +89,7 @@ def export_model(
     target: Path,
     options: ExportOptions = ExportOptions(),
     images: U8 | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> ExportInfo:
     """Write the model of a broadcast as one ONNX file; all of it or nothing.
 
@@ -103,7 +103,7 @@ def export_model(
         images: (N, S, S, 3), preprocessed: of the kind that the model will see. They calibrate
             int8, and the file is compared with the torch model on them, in addition to the probe
             images.
-        tell: called with a sentence about each next step.
+        notify: called with a sentence about each next step.
 
     Returns:
         The file's metadata.
@@ -115,7 +115,7 @@ def export_model(
         InternalError: the graph's scores differ from the model's.
         DiskFull, StorageError: it cannot be written.
     """
-    tell("putting the model together")
+    notify("putting the model together")
     predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
     if not predictor.classes:
         raise DataError(
@@ -123,16 +123,16 @@ def export_model(
         )
     given = images if images is not None else np.zeros((0, *_shape(ctx)), np.uint8)
     used, checks = _shared_out(given, options.precision)
-    tell(f"writing its graph (opset {options.opset})")
+    notify(f"writing its graph (opset {options.opset})")
     graph = _graph(predictor, method.name, ctx.backbone_info, options.opset)
     if options.precision == "fp16":
         graph = halved(graph, ctx.backbone_info)
     elif options.precision == "int8":
-        tell(f"measuring ranges on {len(used)} images")
+        notify(f"measuring ranges on {len(used)} images")
         graph = quantised(graph, ctx.backbone_info, used)
     body = _serialised(graph)
     looked = np.concatenate([probe_images(ctx.backbone_info), checks])
-    tell(f"comparing it with the torch model on {len(looked)} images")
+    notify(f"comparing it with the torch model on {len(looked)} images")
     checked = compare(run_graph(body, looked), predictor.logits(looked))
     if not (options.force and options.precision != "fp32"):
         judge(checked, options.precision)

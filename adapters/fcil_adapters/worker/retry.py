@@ -71,7 +71,7 @@ async def persist(
     *,
     batch: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
-    tell: Callable[[str], None] = _quiet,
+    notify: Callable[[str], None] = _quiet,
 ) -> tuple[Fields, list[Blob]]:
     """Call an operation until it works or another try is useless.
 
@@ -87,7 +87,7 @@ async def persist(
         payloads: the same.
         batch: images that work with a context takes at once if memory sets no limit.
         on_progress: as for `WorkerHost.call`.
-        tell: called with a sentence about the next try.
+        notify: called with a sentence about the next try.
 
     Raises:
         OutOfMemory: even one image at a time does not fit.
@@ -111,12 +111,12 @@ async def persist(
                     f"{error.message.rstrip('.')}, even with one image at a time.",
                     action=error.action,
                 ) from error
-            tell(f"{error.message} Trying again with {_images(effort.most(work))} in one pass")
+            notify(f"{error.message} Trying again with {_images(effort.most(work))} in one pass")
         except WorkerDied as error:
             deaths += 1
             if deaths >= TRIES:
                 raise _again(error, deaths) from error
-            tell(f"{error.message} Trying once more")
+            notify(f"{error.message} Trying once more")
 
 
 def _images(count: int | None) -> str:

@@ -122,7 +122,7 @@ def join(
                 said(note.at, note.level, note.text)
                 service.news()
 
-            await Client(home, enrolment, options, say=say, service=service).run()
+            await Client(home, enrolment, options, notify=say, service=service).run()
 
         with DirectoryLock.acquire(home.directory, "client"):
             asyncio.run(run())

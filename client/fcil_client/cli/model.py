@@ -135,7 +135,7 @@ def export(
             opset=opset,
             force=force,
             means=means,
-            tell=_say,
+            notify=_say,
         )
         told = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
         emit(told, form, lambda: None)

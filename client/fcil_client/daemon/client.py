@@ -43,7 +43,7 @@ class Client:
     """One data folder's membership in one federation.
 
     Args:
-        say: shows a note in the terminal or the log.
+        notify: shows a note in the terminal or the log.
         make: starts a link to one of the server's addresses.
         service: signals, and status lines for a supervisor.
         sensors: report if this device may work; None: its own.
@@ -57,14 +57,14 @@ class Client:
         enrolment: Enrolment,
         options: ClientOptions,
         *,
-        say: Callable[[Note], None],
+        notify: Callable[[Note], None],
         make: Dial = dial,
         service: Service | None = None,
         sensors: Sensors | None = None,
         host: ClientHost | None = None,
     ) -> None:
         self.home = home
-        self.notes = Notes(say)
+        self.notes = Notes(notify)
         self._began = time.monotonic()
         self.counted = 0
         self._judged = ""
@@ -74,7 +74,7 @@ class Client:
         self._line = Connection(enrolment, self._keys, self._host.dial)
         self._work = RoundWork(
             home, enrolment, self._keys, options, self._host.place,
-            tell=lambda text: self.notes("warning", text),
+            notify=lambda text: self.notes("warning", text),
         )  # fmt: skip
         self._jobs = Jobs(
             self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained

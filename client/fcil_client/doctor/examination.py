@@ -55,13 +55,13 @@ class Examination:
     Args:
         wishes: of the command line.
         stdin: where a ticket may come from.
-        say: shows the current subject.
+        notify: shows the current subject.
     """
 
-    def __init__(self, wishes: Wishes, stdin: BinaryIO, say: Callable[[str], None]) -> None:
+    def __init__(self, wishes: Wishes, stdin: BinaryIO, notify: Callable[[str], None]) -> None:
         self._wishes = wishes
         self._stdin = stdin
-        self._say = say
+        self._notify = notify
         self._facts = Facts()
         self._broken: list[Finding] = []
         self._shown = time.monotonic()
@@ -70,18 +70,18 @@ class Examination:
         """Return what all checks find, in the order of reading."""
         facts, guard = self._facts, self._guard
         with ThreadPoolExecutor(1) as beside:
-            self._say("looking at this machine")
+            self._notify("looking at this machine")
             facts.machine = guard("machine.system", system.look_machine)
             # torch takes seconds to import, in its own process: meanwhile the rest is looked at.
             engine = beside.submit(guard, "engine.installed", self._look_engines)
-            self._say("looking at clients and their servers")
+            self._notify("looking at clients and their servers")
             homes = guard("membership.enrolment", self._homes) or []
             facts.ticket, way = guard("network.path", self._look_ticket) or (None, None)
             facts.clients = self._look_clients(homes) if homes else self._look_stranger(way)
-            self._say("looking at images")
+            self._notify("looking at images")
             facts.images = guard("images.folder", self._look_images)
             facts.engines = engine.result()
-            self._say("running the backbone")
+            self._notify("running the backbone")
             facts.backbone = guard("backbone.which", self._look_backbone)
             held = sum(sum(c.holding.sizes.values()) for c in facts.clients if c.holding)
             facts.disk = guard("disk.space", lambda: system.look_disk(held))
@@ -142,7 +142,7 @@ class Examination:
     def _scanned(self, done: int, total: int) -> None:
         if time.monotonic() - self._shown > PROGRESS_S:
             self._shown = time.monotonic()
-            self._say(f"looking at images: {done:,} of {total:,}")
+            self._notify(f"looking at images: {done:,} of {total:,}")
 
     def _look_backbone(self) -> BackboneFacts:
         wanted = next((c.wanted for c in self._facts.clients if c.wanted), clients.embedded())

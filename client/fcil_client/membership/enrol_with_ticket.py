@@ -21,14 +21,14 @@ from fcil_protocol.trust.ticket import Ticket
 
 
 async def redeem(
-    ticket: Ticket, data: Path, say: Callable[[str], None], make: Dial = dial, seat: str = ""
+    ticket: Ticket, data: Path, notify: Callable[[str], None], make: Dial = dial, seat: str = ""
 ) -> tuple[Home, Enrolment]:
     """Enrol the client of a data folder with a ticket.
 
     Args:
         ticket: from the operator.
         data: the image folder; one folder is one client of a federation.
-        say: shows each attempt.
+        notify: shows each attempt.
         make: starts a link to one address.
         seat: its seat among the clients that share the folder.
 
@@ -52,7 +52,7 @@ async def redeem(
         return home, known
     # A ticket other than the one that it enrolled with starts afresh, with new keys.
     keys = PrivateKeys.load_or_new(home.ticket_keys_path(digest))
-    address, answer, certificate = await show_anywhere(ticket, keys, make, say)
+    address, answer, certificate = await show_anywhere(ticket, keys, make, notify)
     enrolment = Enrolment(
         client_id=ClientId(answer.client),
         name=answer.name,
@@ -66,7 +66,7 @@ async def redeem(
     )
     home.save_enrolment(enrolment)
     home.take_keys(home.ticket_keys_path(digest))
-    say(f"enrolled as {enrolment.name}")
+    notify(f"enrolled as {enrolment.name}")
     return home, enrolment
 
 

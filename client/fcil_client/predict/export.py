@@ -38,7 +38,7 @@ def export_current(
     opset: int | None,
     force: bool,
     means: Means,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> ExportInfo:
     """Write the model, completely or not at all.
 
@@ -49,7 +49,7 @@ def export_current(
         opset: of ONNX's own operators; None: the default.
         force: write it even if it differs from the torch model by more than allowed.
         means: weights and threads; export runs in torch on the CPU.
-        tell: receives a sentence before each step.
+        notify: receives a sentence before each step.
 
     Raises:
         FcilError: it cannot be exported; the message says why.
@@ -59,28 +59,28 @@ def export_current(
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
     options = module.ExportOptions(precision=precision, force=force, **given)
     model = current_model.load(home)
-    tell(f"loading {model.info.name}")
+    notify(f"loading {model.info.name}")
     means = replace(means, engine="torch", device="cpu")
     _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
     ctx = model.context(backbone, device="cpu")
     images = own_images(home, model, MOST_IMAGES.get(precision, 0), means.threads)
     if images is None:
-        tell("none of the client's own images are here; the probe images are compared alone")
+        notify("none of the client's own images are here; the probe images are compared alone")
     info: ExportInfo = module.export_model(
         model.method,
         ctx,
         model.parts,
-        _origin(home, model, backbone, means, tell),
+        _origin(home, model, backbone, means, notify),
         target,
         options,
         images,
-        tell,
+        notify,
     )
     return info
 
 
 def _origin(
-    home: Home, model: CurrentModel, backbone: Any, means: Means, tell: Callable[[str], None]
+    home: Home, model: CurrentModel, backbone: Any, means: Means, notify: Callable[[str], None]
 ) -> Origin:
     predictor: Predictor = model.compose(backbone, device="cpu", batch=means.batch)
     calibration = None
@@ -91,7 +91,7 @@ def _origin(
             predictor,
             batch=means.batch,
             threads=means.threads,
-            progress=lambda done, total: tell(f"calibrating: {done} of {total} images"),
+            progress=lambda done, total: notify(f"calibrating: {done} of {total} images"),
         )
     record = model.record
     return Origin(

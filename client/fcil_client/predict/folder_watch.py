@@ -85,7 +85,7 @@ class FolderWatch:
         folder: it may be removed and come back.
         take: names images at rest; returns those that it could not read yet. Its second argument
             tells for each file if this is the last try.
-        say: receives a sentence about each change of the folder itself.
+        notify: receives a sentence about each change of the folder itself.
         clock: monotonic seconds.
     """
 
@@ -93,12 +93,12 @@ class FolderWatch:
         self,
         folder: Path,
         take: Take,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder.absolute()
         self._take = take
-        self._say = say
+        self._notify = notify
         self._clock = clock
         self._files = Settling()
         self._sweep_at = 0.0
@@ -120,10 +120,10 @@ class FolderWatch:
                 self._look_through()  # images that arrived before the watch began
                 ready()
                 await self._follow(events)
-            self._say(f"{self._folder} is gone; waiting for it.")
+            self._notify(f"{self._folder} is gone; waiting for it.")
             self._files = Settling()
             await _back(self._folder)
-            self._say(f"{self._folder} is there again.")
+            self._notify(f"{self._folder} is there again.")
 
     async def _follow(self, events: FolderEvents) -> None:
         """Process events until the folder is gone."""

@@ -24,7 +24,7 @@ class LivePredictions:
         ready: the model.
         current: source of newer models; None: the model is a file and stays.
         means, wanted: as for `predict`.
-        say: shows messages.
+        notify: shows messages.
 
     Attributes:
         ready: the current model.
@@ -37,14 +37,14 @@ class LivePredictions:
         current: Current | None,
         means: Means,
         wanted: PredictionRequest,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.ready = ready
         self._folder = folder
         self._current = current
         self._means = means
         self._wanted = wanted
-        self._say = say
+        self._notify = notify
         self._turn = asyncio.Lock()  # one computation at a time
 
     async def run(self, show: Show) -> None:
@@ -55,16 +55,16 @@ class LivePredictions:
         """
         loop = asyncio.get_running_loop()
         watch = FolderWatch(
-            self._folder, lambda paths, last: self._take(paths, last, show), self._say
+            self._folder, lambda paths, last: self._take(paths, last, show), self._notify
         )
-        folder = asyncio.ensure_future(watch.run(lambda: self._say(f"watching {self._folder}")))
+        folder = asyncio.ensure_future(watch.run(lambda: self._notify(f"watching {self._folder}")))
         model = asyncio.ensure_future(self._follow_model())
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, folder.cancel)
         try:
             await folder
         except asyncio.CancelledError:
-            self._say("stopped")
+            self._notify("stopped")
         finally:
             model.cancel()
             await asyncio.wait({model})
@@ -106,13 +106,13 @@ class LivePredictions:
                         await self._renew(current)
                     await events.wait(None)
         except FcilError as error:
-            self._say(f"newer models are not noticed: {error}")
+            self._notify(f"newer models are not noticed: {error}")
 
     async def _renew(self, current: Current) -> None:
         async with self._turn:
             try:
                 self.ready = await asyncio.to_thread(current.open)
             except FcilError as error:
-                self._say(f"the newer model is not used, the one before stays: {error}")
+                self._notify(f"the newer model is not used, the one before stays: {error}")
             else:
-                self._say(f"newer {self.ready.line}")
+                self._notify(f"newer {self.ready.line}")

@@ -56,18 +56,18 @@ class ModelKeeper:
         terms: Terms,
         ctx: Context,
         names: Mapping[str, int],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> AsyncIterator[None]:
         """Keep the model of an order while the work inside runs; it is on disk at the end.
 
-        If that fails, ``tell`` receives the reason as a sentence, and the round continues.
+        If that fails, ``notify`` receives the reason as a sentence, and the round continues.
         """
 
         async def keep() -> None:
             try:
                 await asyncio.to_thread(self.keep, order, terms, ctx, names)
             except StorageError as error:
-                tell(f"the model is not kept, the one before stays: {error}")
+                notify(f"the model is not kept, the one before stays: {error}")
 
         keeping = asyncio.ensure_future(keep())
         try:

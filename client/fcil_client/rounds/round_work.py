@@ -66,7 +66,7 @@ class RoundWork:
 
     Args:
         place: its worker; None: one of its own.
-        tell: receives a sentence when the worker fails, with the next attempt.
+        notify: receives a sentence when the worker fails, with the next attempt.
 
     Attributes:
         journal: records every envelope that is sealed here.
@@ -88,7 +88,7 @@ class RoundWork:
         options: ClientOptions,
         place: Workplace | None = None,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.journal = SentJournal(home.directory)
         self.device = ""
@@ -98,7 +98,7 @@ class RoundWork:
         self.place = place or Workplace(options, home.directory / "worker.log")
         self.effort = self.place.effort
         self.resources = self.place.resources
-        self._tell = tell
+        self._notify = notify
         self._engine = "torch"
         self._home = home
         self._enrolment = enrolment
@@ -153,7 +153,7 @@ class RoundWork:
             self.device, self.claim = "cpu", None
             return
         if self._engine == "onnx" and (clash := engines.installed().clash):
-            self._tell(clash)
+            self._notify(clash)
         loaded = await self.place.backbone(self._backbone_fields(terms))
         self.device = loaded.device
         check_backbone(loaded.info, terms.backbone)
@@ -245,7 +245,7 @@ class RoundWork:
             privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
             forms=terms.method.forms,
         )
-        async with self._model.beside(order, terms, ctx, self.names, self._tell):
+        async with self._model.beside(order, terms, ctx, self.names, self._notify):
             state, payload = await self._compute(ctx, terms, begun, progress)
         del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
@@ -324,11 +324,11 @@ class RoundWork:
                 begun.payloads,
                 batch=UNKNOWN_BATCH if evaluate else batch_of(ctx.hparams),
                 on_progress=lambda p: progress(p.done, p.total),
-                tell=self._tell,
+                notify=self._notify,
             )
         self.faults = [str(f) for f in reply["faults"]]
         for sentence in (*reply.get("notes", ()), *lost_words(reply.get("lost", {}))):
-            self._tell(sentence)
+            self._notify(sentence)
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]

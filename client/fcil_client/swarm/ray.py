@@ -30,7 +30,7 @@ GROUP_END_WAIT_S = 30.0  # for groups to end when asked
 STORE_BYTES = 80_000_000  # Ray's minimum for its object store, which fcil does not use
 Heard = tuple[str, list[str], int | None]  # node, lines, exit code
 
-Tell = Callable[[str, str], None]  # level, sentence
+Notify = Callable[[str, str], None]  # level, sentence
 Count = Callable[[dict[str, Any]], None]  # the summary of all
 
 
@@ -141,20 +141,20 @@ class RayGroups:
         groups: with their slots.
         words: each group's command line, without the slots.
         share: resources of each group.
-        tell: shows a sentence.
+        notify: shows a sentence.
         count: shows the summary of all.
     """
 
     def __init__(
         self, ray: Any, groups: Sequence[Group], words: Sequence[str], share: GroupShare,
-        tell: Tell, count: Count,
+        notify: Notify, count: Count,
     ) -> None:  # fmt: skip
         self._ray = ray
         self._groups = list(groups)
         self._words = list(words)
         self._together = "--together" in words
         self._share = share
-        self._tell = tell
+        self._notify = notify
         self._count = count
         self._running: dict[Any, Running] = {}
         self._ends: float | None = None  # deadline of an orderly end
@@ -173,7 +173,7 @@ class RayGroups:
             )
         nodes = sum(node["Alive"] for node in self._ray.nodes())
         has = ", ".join(f"{total[kind]:g} {kind}s" for kind in ("CPU", "GPU") if kind in total)
-        self._tell("info", f"{len(self._groups)} groups on a Ray cluster: nodes {nodes}, {has}")
+        self._notify("info", f"{len(self._groups)} groups on a Ray cluster: nodes {nodes}, {has}")
         for group in self._groups:
             self._start(group)
         while self._running:
@@ -222,7 +222,7 @@ class RayGroups:
         group.node = node
         for line in lines:
             if shown := group.heard(line):
-                self._tell(*shown)
+                self._notify(*shown)
         if code is None:
             self._listen(running)
             return
@@ -234,20 +234,20 @@ class RayGroups:
         name = f"group {group.number} (slots {group.slots})"
         match group.left(code, stopping=self._ends is not None):
             case "again":
-                self._tell("warning", f"{name} was killed; it is started again.")
+                self._notify("warning", f"{name} was killed; it is started again.")
                 self._start(group)
             case "lost":
-                self._tell("error", f"{name} was killed {group.kills} times and is left out.")
+                self._notify("error", f"{name} was killed {group.kills} times and is left out.")
             case "over" if group.code and not group.ended:
-                self._tell("error", f"{name} ended with code {group.code}: {group.words[:500]}")
+                self._notify("error", f"{name} ended with code {group.code}: {group.words[:500]}")
             case "over":
-                self._tell("info", f"{name} has ended.")
+                self._notify("info", f"{name} has ended.")
         if self._together and group.code and self._ends is None:
             self._stop()
 
     def _stop(self) -> None:
         self._ends = time.monotonic() + GROUP_END_WAIT_S
-        self._tell("info", "ending all groups (Ctrl-C ends them at once)")
+        self._notify("info", "ending all groups (Ctrl-C ends them at once)")
         for running in self._running.values():
             running.actor.stop.remote()
 
@@ -261,7 +261,7 @@ class RayGroups:
 
 def spread(
     groups: Sequence[Group], words: Sequence[str], share: GroupShare, address: str | None,
-    tell: Tell, count: Count,
+    notify: Notify, count: Count,
 ) -> int:  # fmt: skip
     """Run a swarm's groups on a Ray cluster; return the exit code.
 
@@ -275,7 +275,7 @@ def spread(
     connect(ray, where)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return RayGroups(ray, groups, words, share, tell, count).run()
+        return RayGroups(ray, groups, words, share, notify, count).run()
     finally:
         signal.signal(signal.SIGTERM, before)
         ray.shutdown()

@@ -115,7 +115,7 @@ async def watched(
         FcilError: it could not start.
     """
     screen = Screen(form, log)
-    swarm = Swarm(seats, options, enroller, say=screen.note, service=Service(log), ends=ends)
+    swarm = Swarm(seats, options, enroller, notify=screen.note, service=Service(log), ends=ends)
 
     async def show() -> None:
         while True:

@@ -44,7 +44,7 @@ FILES_EACH = 8  # descriptors of a member: lock, socket and mailboxes; a part or
 FILES_BASE = 128  # of the process itself
 NOTED = 50  # new members between two writes of the record
 
-Say = Callable[[str, Note], None]  # the member's name, empty for notes about all
+Notify = Callable[[str, Note], None]  # the member's name, empty for notes about all
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Swarm:
         seats: the members' seats.
         options: the swarm's resources and rules, and each member's limits.
         enroller: enrolment of the members.
-        say: shows a note.
+        notify: shows a note.
         service: signals, and status lines for a supervisor.
         ends: further conditions that end it; None: none.
         sensors: report if this device may work; None: its own.
@@ -101,17 +101,17 @@ class Swarm:
         options: ClientOptions,
         enroller: Enroller,
         *,
-        say: Say,
+        notify: Notify,
         service: Service | None = None,
         ends: Ends | None = None,
         sensors: Sensors | None = None,
     ) -> None:
         self.members = [SwarmMember(seat) for seat in seats]
         self.directory = swarms() / swarm_digest(seats)
-        self.notes = Notes(partial(say, ""))
+        self.notes = Notes(partial(notify, ""))
         self._options = options
         self._enroller = enroller
-        self._say = say
+        self._notify = notify
         self._service = service or Service()
         self._ends = ends or Ends()
         self._sensors = sensors
@@ -229,7 +229,7 @@ class Swarm:
                     home,
                     enrolment,
                     member.seat.options(self._options),
-                    say=partial(self._say, name),
+                    notify=partial(self._notify, name),
                     host=SwarmHost(self._shared),
                 )
                 await member.client.run()
@@ -240,7 +240,7 @@ class Swarm:
 
     def _failed(self, member: SwarmMember, error: FcilError) -> None:
         member.error = error
-        self._say(member.seat.name, _note(f"takes no further part: {error}"))
+        self._notify(member.seat.name, _note(f"takes no further part: {error}"))
         if self._ends.together and not self._ending.is_set():
             self.notes("error", "a member takes no further part: all end (--together)")
             self.stop()

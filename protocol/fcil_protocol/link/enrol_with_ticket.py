@@ -42,7 +42,7 @@ async def show(
     keys: PrivateKeys,
     address: str,
     make: Dial,
-    say: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> tuple[Enrolled, Certificate]:
     """Ask the server at one address to enrol ``keys``; while it is too busy, for a minute.
 
@@ -51,7 +51,7 @@ async def show(
         keys: of the new member.
         address: HOST:PORT, one of the ticket's.
         make: starts a link to it.
-        say: shows the reason of a wait.
+        notify: shows the reason of a wait.
 
     Returns:
         The server's answer, and its certificate, which was verified.
@@ -72,7 +72,7 @@ async def show(
                 raise _unknown(address) from None
             unknown = turned.reason == _UNKNOWN_KEY
         if number == 0 and not unknown:
-            say(f"too many come to {address} at once; trying again for a minute")
+            notify(f"too many come to {address} at once; trying again for a minute")
         await asyncio.sleep(random.uniform(AGAIN_S, 2 * AGAIN_S))  # noqa: S311 - not all at once
     raise TooManyAtOnce(
         f"the server at {address} knows this ticket, but let too many others in for a minute.",
@@ -81,7 +81,7 @@ async def show(
 
 
 async def show_anywhere(
-    ticket: Ticket, keys: PrivateKeys, make: Dial, say: Callable[[str], None]
+    ticket: Ticket, keys: PrivateKeys, make: Dial, notify: Callable[[str], None]
 ) -> tuple[str, Enrolled, Certificate]:
     """Show a ticket at its addresses in turn; return the one that answered, and `show`'s result.
 
@@ -91,9 +91,9 @@ async def show_anywhere(
     """
     failure: Unreachable | None = None
     for address in ticket.addresses:
-        say(f"showing the ticket to {address}")
+        notify(f"showing the ticket to {address}")
         try:
-            return address, *await show(ticket, keys, address, make, say)
+            return address, *await show(ticket, keys, address, make, notify)
         except Unreachable as error:
             failure = error
     assert failure is not None, "a ticket has an address"

@@ -85,7 +85,7 @@ class Service:
         self._notifier = Notifier(os.environ if environ is None else environ)
         self._stop: Callable[[], None] = _nothing
         self._drain: Callable[[], None] | None = None
-        self._tell: Callable[[str], None] = _told_nobody
+        self._notify: Callable[[str], None] = _told_nobody
         self._describe: Callable[[], str] = str
         self._stopping = False
         self._asked = False  # by a signal
@@ -94,17 +94,17 @@ class Service:
     def catch(
         self,
         stop: Callable[[], None],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         drain: Callable[[], None] | None = None,
     ) -> None:
         """Install signal handlers, in a running event loop.
 
         Args:
             stop: asks the daemon to end.
-            tell: shows a sentence at the terminal, or in the log.
+            notify: shows a sentence at the terminal, or in the log.
             drain: asks it to end when the current work is over: the effect of the first SIGTERM.
         """
-        self._stop, self._tell, self._drain = stop, tell, drain
+        self._stop, self._notify, self._drain = stop, notify, drain
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end, number)
@@ -147,15 +147,15 @@ class Service:
 
     def _end(self, number: signal.Signals) -> None:
         if self._asked:
-            self._tell("stopped at once, by a second signal")
+            self._notify("stopped at once, by a second signal")
             os._exit(HURRIED + number)  # like a crash: every acknowledged update is on disk
         if number is signal.SIGTERM and self._drain is not None:
             drain, self._drain = self._drain, None  # the next signal asks to end now
-            self._tell("SIGTERM: stopping when the round is over; a second signal stops before")
+            self._notify("SIGTERM: stopping when the round is over; a second signal stops before")
             drain()
             return
         self._asked = True
-        self._tell(
+        self._notify(
             f"{number.name}: finishing writes, then stopping; "
             "send the signal again to stop immediately"
         )
@@ -174,14 +174,16 @@ class Service:
 
     def _reopen(self) -> None:
         if self._log is None:
-            self._tell("SIGHUP: there is no log file to reopen; settings are read at a start only")
+            self._notify(
+                "SIGHUP: there is no log file to reopen; settings are read at a start only"
+            )
             return
         try:
             self._log.reopen()
         except (FcilError, OSError) as error:
-            self._tell(str(error) if isinstance(error, StorageError) else f"the log: {error}")
+            self._notify(str(error) if isinstance(error, StorageError) else f"the log: {error}")
         else:
-            self._tell("SIGHUP: the log file is open anew; settings are read at a start only")
+            self._notify("SIGHUP: the log file is open anew; settings are read at a start only")
 
 
 def _nothing() -> None:

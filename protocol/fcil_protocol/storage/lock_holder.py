@@ -84,7 +84,7 @@ def holding_pid(directory: Path) -> int | None:
 
 
 def wait_until_over(
-    directory: Path, pid: int | None, timeout_s: float, say: Callable[[str], None]
+    directory: Path, pid: int | None, timeout_s: float, notify: Callable[[str], None]
 ) -> None:
     """Wait until a process has ended and the lock of its directory is free.
 
@@ -92,7 +92,7 @@ def wait_until_over(
         directory: the directory that it holds.
         pid: its id, from an earlier `holding_pid`; None or 0: wait for the lock alone.
         timeout_s: longest wait.
-        say: receives a message every few seconds while the process still writes.
+        notify: receives a message every few seconds while the process still writes.
 
     Raises:
         Timeout: the process has not ended.
@@ -110,7 +110,7 @@ def wait_until_over(
                 )
             if now - told >= TELL_S:
                 told = now
-                say(f"it still writes ({now - began:.0f} s) ...")
+                notify(f"it still writes ({now - began:.0f} s) ...")
             time.sleep(LOOK_S)
     finally:
         if process is not None:

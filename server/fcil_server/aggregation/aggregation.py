@@ -57,7 +57,7 @@ class Aggregation:
 
     Args:
         log: file of the worker's own output.
-        tell: receives a sentence when the worker failed and is tried again.
+        notify: receives a sentence when the worker failed and is tried again.
 
     Attributes:
         device: the worker's device, once it has reported it.
@@ -73,7 +73,7 @@ class Aggregation:
         config: Config,
         *,
         log: Path,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.device = "cpu"
         self.described: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Aggregation:
         self._method = method
         self._hparams = hparams
         self._config = config
-        self._tell = tell
+        self._notify = notify
         self._info: BackboneInfo | None = None
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
@@ -161,7 +161,7 @@ class Aggregation:
     ) -> tuple[dict[str, Any], list[Blob]]:
         """Call the worker; retry once if it dies, in smaller steps if it lacks memory."""
         return await persist(
-            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self._tell
+            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, notify=self._notify
         )
 
     async def init(self, ctx: Context) -> State:
@@ -294,7 +294,7 @@ class Aggregation:
             updates,
             self._trials,
             limit_s(self._config.run.work_timeout_s, len(updates)),
-            self._tell,
+            self._notify,
         )
         return await combining.run()
 

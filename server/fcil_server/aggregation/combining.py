@@ -63,14 +63,14 @@ class Combining:
         updates: of the round, in ClientId order.
         trials: tries before a restart.
         limit_s: seconds for everything after the first failure; None: no limit.
-        tell: receives a sentence when it fails and is tried again.
+        notify: receives a sentence when it fails and is tried again.
     """
 
     combine: Callable[[Sequence[UpdateRow]], Awaitable[Combined]]
     updates: Sequence[UpdateRow]
     trials: Trials
     limit_s: float | None
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     _spent_s: float = 0.0  # by earlier starts
     _began: float = math.inf  # when this start had its first failure
     _failure: FcilError | None = None  # the last one of all updates together
@@ -111,7 +111,7 @@ class Combining:
             for _ in range(TRIES - 1):
                 assert self._failure is not None
                 text = f"an aggregation failed and is tried again: {self._failure.message}"
-                self.tell(text)
+                self.notify(text)
                 try:
                     return await self.combine(self.updates)
                 except FcilError as error:

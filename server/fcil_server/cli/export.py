@@ -68,7 +68,7 @@ def export(
                 options=options,
                 calibrate=calibrate,
                 overrides=settings or (),
-                tell=lambda text: typer.echo(printable(text), err=True),
+                notify=lambda text: typer.echo(printable(text), err=True),
             )
         data = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
         emit(data, form, lambda: show_exported(onnx, info))

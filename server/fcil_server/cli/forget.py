@@ -54,7 +54,7 @@ def forget(
         federation = Federation.open(find_directory(directory), None, ())
         try:
             actor = f"uid {os.getuid()}"
-            work = do(federation, name, run, actor=actor, note=note, revoke=revoke)
+            work = do(federation, name, run, actor=actor, notify=note, revoke=revoke)
             done = asyncio.run(work)
         finally:
             federation.close()

@@ -162,7 +162,7 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
         gc.collect()
         gc.freeze()
 
-    server = Server(federation, say=say, service=service, listening=listening, **flags)
+    server = Server(federation, notify=say, service=service, listening=listening, **flags)
     await server.serve()
 
 

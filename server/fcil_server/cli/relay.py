@@ -115,7 +115,7 @@ async def _relay(
         address=address,
         cache=cache,
         open_link=open_link,
-        say=say,
+        notify=say,
         keep=lambda newer: save_record(directory, newer),
     )
 

@@ -39,7 +39,7 @@ class CutOffs:
     Args:
         roster: the roster of the members.
         peers: the connected members.
-        note: writes a note for the operator: level, code, text, client.
+        notify: writes a note for the operator: level, code, text, client.
         speaker: returns the object that sends to connected members; called when there is one.
         dismiss: ignores a connection from now on.
         silence: ignores a relay's connections, and cuts them.
@@ -51,7 +51,7 @@ class CutOffs:
         roster: Roster,
         peers: Peers,
         *,
-        note: Callable[[str, str, str, ClientId], None],
+        notify: Callable[[str, str, str, ClientId], None],
         speaker: Callable[[], Speaker],
         dismiss: Callable[[int], None],
         silence: Callable[[ClientId], None],
@@ -60,7 +60,7 @@ class CutOffs:
         self._roster = roster
         self._ledger = roster.federation.ledger
         self._peers = peers
-        self._note = note
+        self._notify = notify
         self._speaker = speaker
         self._hear_no_more = dismiss
         self._silence = silence
@@ -93,7 +93,7 @@ class CutOffs:
         if row is None:
             return
         text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
-        self._note("warning", CutOff.code, text, client)
+        self._notify("warning", CutOff.code, text, client)
         with contextlib.suppress(FcilError):  # a full disk must not prevent the cut
             self._ledger.audit.add("server", CutOff.code, text)
         self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"

@@ -60,12 +60,12 @@ class Journal:
     def __init__(
         self,
         ledger: Ledger,
-        say: Callable[[JournalNote], None],
+        notify: Callable[[JournalNote], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused = 0
         self._ledger = ledger
-        self._say = say
+        self._notify = notify
         self._clock = clock
         self._run: RunId | None = None  # the run that notes are about
         self._notes: deque[JournalNote] = deque(maxlen=KEPT_NOTES)
@@ -120,7 +120,7 @@ class Journal:
         self._noted += 1
         self._news.set()  # wakes all waiting commands; the next wait is for the next note
         self._news = asyncio.Event()
-        self._say(note)
+        self._notify(note)
         self._new_events.append(NewEvent(self._ledger.now, level, self._run, client, code, text))
 
     def rename(self, name: str, pseudonym: str) -> None:

@@ -84,7 +84,7 @@ class Server:
     """One federation being served.
 
     Args:
-        say: shows a note in the terminal or the log.
+        notify: shows a note in the terminal or the log.
         until_done: end when the run's listed tasks are learned.
         drain_on_term: the first SIGTERM lets the round under way finish.
         service: signals, and the reports to a supervisor.
@@ -95,7 +95,7 @@ class Server:
         self,
         federation: Federation,
         *,
-        say: Callable[[JournalNote], None],
+        notify: Callable[[JournalNote], None],
         until_done: bool = False,
         new_run: bool = False,
         drain_on_term: bool = False,
@@ -105,7 +105,7 @@ class Server:
         self.federation = federation
         self.ledger = federation.ledger
         self.config = federation.config
-        self.journal = Journal(federation.ledger, say)
+        self.journal = Journal(federation.ledger, notify)
         self.note = self.journal.note
         self.peers = Peers()
         self.lag = LagMeter()
@@ -289,7 +289,7 @@ class Server:
             credit=credit,
             byte_meter=lambda: parts().context.byte_meter,
             serve=lambda p, want: parts().context.run.publisher.serve(p, want, credit),
-            say=self.note,
+            notify=self.note,
             refused=refused,
             must_be_heard=must_be_heard,
         )
@@ -298,7 +298,7 @@ class Server:
         cut_offs = CutOffs(
             roster,
             self.peers,
-            note=self.note,
+            notify=self.note,
             speaker=lambda: parts().sessions,
             dismiss=guests.dismiss,
             silence=link.silence,
@@ -312,7 +312,7 @@ class Server:
             send=link.send,
             cut=link.cut,
             addresses=lambda: self.config.federation.told(port),
-            say=self.note,
+            notify=self.note,
         )
 
     def _roster(self, changed: Callable[[ClientId], None]) -> Roster:

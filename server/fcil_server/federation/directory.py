@@ -143,11 +143,11 @@ class Federation:
         write_atomic(path, certificate.to_bytes())
         return certificate
 
-    def tell_lost_frames(self, note: Callable[[str, str, str], None]) -> None:
+    def tell_lost_frames(self, notify: Callable[[str, str, str], None]) -> None:
         """Report, once, acknowledged frames of the ledger's log that were damaged since."""
         if self._lost:
             action = "A backup may hold more (fcil-server restore); check the disk."
-            note("warning", CorruptFile.code, f"{self._lost} {action}")
+            notify("warning", CorruptFile.code, f"{self._lost} {action}")
             self.ledger.database.empty_log()
 
     def rotate_keys(self, actor: str) -> None:

@@ -56,7 +56,7 @@ class Stopped(Exception):
 
 
 def run(
-    cell: Cell, work: CellInputs, stop: threading.Event, tell: Callable[[str], None]
+    cell: Cell, work: CellInputs, stop: threading.Event, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run a cell from its beginning and return its numbers.
 
@@ -64,7 +64,7 @@ def run(
         cell: the cell.
         work: its inputs.
         stop: set to end the cell.
-        tell: receives its progress now and then.
+        notify: receives its progress now and then.
 
     Raises:
         RunFailed: a process ended on its own, or all clients declined a round; with its last
@@ -86,7 +86,7 @@ def run(
         weights = ["--weights", work.weights] if work.weights else []
         options = [*device, *weights, "--threads", threads, "--until-done", "--together"]
         federation.swarm(SWARM, work.data, work.partition, *options, env=limits)
-        used = _watch(federation, work, stop, tell, len(work.tasks))
+        used = _watch(federation, work, stop, notify, len(work.tasks))
         with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
             newest = ledger.runs.newest()
             assert newest is not None
@@ -102,7 +102,7 @@ def _watch(
     federation: LocalFederation,
     work: CellInputs,
     stop: threading.Event,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     tasks: int,
 ) -> Used:
     """Wait for the server's end; return the resources used until the last look."""
@@ -128,7 +128,7 @@ def _watch(
                 f"a round got no update: {federation.last_words('server', 1)} | "
                 f"{federation.last_words(SWARM, 2)}"
             )
-        tell(_how_far(now, tasks))
+        notify(_how_far(now, tasks))
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(LOOK_S)
     if server.returncode:

@@ -214,7 +214,7 @@ async def open_run(
         hparams,
         config,
         log=federation.directory / "worker.log",
-        tell=lambda text: ports.notify("warning", "worker", text),
+        notify=lambda text: ports.notify("warning", "worker", text),
     )
     try:
         info, probe = await aggregation.load_backbone()

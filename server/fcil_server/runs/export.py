@@ -42,7 +42,7 @@ def export_state(
     options: dict[str, Any],
     calibrate: Path | None,
     overrides: Sequence[str],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> ExportInfo:
     """Write the model of one state, completely or not at all.
 
@@ -55,7 +55,7 @@ def export_state(
         options: of `fcil_adapters.export.model_file.ExportOptions`.
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.
-        tell: receives a sentence about each step.
+        notify: receives a sentence about each step.
 
     Raises:
         FcilError: it cannot be exported; the message says why.
@@ -67,12 +67,12 @@ def export_state(
     method = registry.load_method(row.method)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = method.hparams.model_validate(row.hparams)
-    backbone, info = _backbone(method, config, tell)
+    backbone, info = _backbone(method, config, notify)
     digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
     check_resumed(row, method, info, digest)
     images = None
     if calibrate is not None:
-        tell(f"reading images in {calibrate}")
+        notify(f"reading images in {calibrate}")
         images = sample(calibrate, info.preprocessing)
     classes = ClassRegistry(ledger, row.run_id)
     ctx = Context(
@@ -88,7 +88,9 @@ def export_state(
     )
     origin = Origin(_federation(directory), row.run_id, chosen.task, chosen.state, classes.names())
     parts = _parts(method, ctx, hparams, StateStore(states_folder(directory, row.run_id)), chosen)
-    done: ExportInfo = module.export_model(method, ctx, parts, origin, target, wanted, images, tell)
+    done: ExportInfo = module.export_model(
+        method, ctx, parts, origin, target, wanted, images, notify
+    )
     return done
 
 
@@ -136,11 +138,11 @@ def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:
 
 
 def _backbone(
-    method: Method, config: Config, tell: Callable[[str], None]
+    method: Method, config: Config, notify: Callable[[str], None]
 ) -> tuple[Any, BackboneInfo]:
     if not method.needs_backbone:
         return None, NO_BACKBONE
-    tell(f"loading {config.run.backbone}")
+    notify(f"loading {config.run.backbone}")
     weights = Path(config.run.weights) if config.run.weights else None
     backbone = engines.load("torch", config.run.backbone, weights, "cpu")
     return backbone, backbone.info

@@ -21,11 +21,11 @@ from fcil_server.sessions.run_ports import RunPorts
 
 REVOKED_WITH_IT = "the operator forgot it"
 
-Note = Callable[[str, str, str], None]
+Notify = Callable[[str, str, str], None]
 
 
 async def forget(
-    federation: Federation, name: str, run: str | None, *, actor: str, note: Note, revoke: bool
+    federation: Federation, name: str, run: str | None, *, actor: str, notify: Notify, revoke: bool
 ) -> Forgotten:
     """Recompute a run as if a client had never taken part.
 
@@ -34,7 +34,7 @@ async def forget(
         name: the client's, or the beginning of its id; also a former member's.
         run: the run's id or its beginning; None: the newest.
         actor: the caller, for the audit log.
-        note: writes a note for the operator: (level, code, text).
+        notify: writes a note for the operator: (level, code, text).
         revoke: also end its membership.
 
     Raises:
@@ -46,14 +46,14 @@ async def forget(
     finish_emptying(ledger, directory)  # of an earlier one that a kill interrupted
     row, roster = ledger.runs.named(run), Roster(federation, AllowList())
     client = ever_named(ledger, name)
-    setup = _setup(federation, row, note)
+    setup = _setup(federation, row, notify)
     prepared = plan(ledger, directory, row, client, why_not(setup))
     try:
         info, _ = await setup.aggregation.load_backbone()
         privacy = setup.config.privacy.terms
         digest = registry.schema_digest(setup.method, setup.hparams, info, privacy)
         check_resumed(row, setup.method, info, digest)
-        context = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
+        context = make_context(federation, row, setup, RunPorts(notify=notify, peers=Peers()))
         try:
             work = Forgetting(context, prepared, directory)
             fork, states = await work.run()
@@ -66,14 +66,14 @@ async def forget(
     return work.commit(fork, states, actor)
 
 
-def _setup(federation: Federation, row: RunRow, note: Note) -> RunSetup:
+def _setup(federation: Federation, row: RunRow, notify: Notify) -> RunSetup:
     config = configuration.parse(row.config)  # as the run began
     method = registry.load_method(config.method.name)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     log = federation.directory / "worker.log"
     aggregation = Aggregation(
-        method, hparams, config, log=log, tell=lambda text: note("warning", "worker", text)
+        method, hparams, config, log=log, notify=lambda text: notify("warning", "worker", text)
     )
     info = backbone_from_fields(dict(row.backbone))
     return RunSetup(config, method, hparams, info, row.schema_digest, aggregation)

@@ -10,7 +10,7 @@ from fcil_server.federation.sections import TrustSection
 
 
 def tell_ignored(
-    note: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
+    notify: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
 ) -> None:
     """Warn of a cap on weights or of `keep_updates` if the method ignores it.
 
@@ -20,8 +20,8 @@ def tell_ignored(
     share, default = trust.max_weight_share, TrustSection().max_weight_share
     reason = method.uncapped(hparams)
     if reason and share not in (default, 1):
-        note("warning", "ignored", f"[trust] max_weight_share = {share} has no effect: {reason}")
+        notify("warning", "ignored", f"[trust] max_weight_share = {share} has no effect: {reason}")
     reason = method.forgets(hparams)
     if reason and config.run.keep_updates:
         text = f"[run] keep_updates has no effect: {method.name} cannot forget a client exactly"
-        note("warning", "ignored", f"{text}, for {reason}")
+        notify("warning", "ignored", f"{text}, for {reason}")

@@ -17,7 +17,7 @@ class Floods:
 
     Args:
         name: returns the name of the holder of a CURVE key; an empty key means that it never spoke.
-        say: takes a sentence.
+        notify: takes a sentence.
         count: takes the key, each time.
         clock: seconds that do not jump.
     """
@@ -25,12 +25,12 @@ class Floods:
     def __init__(
         self,
         name: Callable[[bytes], str],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         count: Callable[[bytes], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._say = say
+        self._notify = notify
         self._count = count
         self._clock = clock
         self._told: dict[bytes, tuple[float, int]] = {}  # key -> time of its last note, cuts since
@@ -51,4 +51,4 @@ class Floods:
             self._told.clear()
         self._told[key] = (now, 0)
         more = f" ({since} more times in the last minutes)" if since else ""
-        self._say(f"the connection of {self._name(key)} was cut: {why}{more}")
+        self._notify(f"the connection of {self._name(key)} was cut: {why}{more}")

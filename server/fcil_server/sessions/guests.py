@@ -31,7 +31,7 @@ class Guests:
         keys: the server's.
         send: queues frames to a route. cut: ends a connection.
         addresses: returns the server's addresses for a new member.
-        say: takes a note for the operator: level, code, text, and the key that caused it
+        notify: takes a note for the operator: level, code, text, and the key that caused it
             (``origin``).
     """
 
@@ -40,7 +40,7 @@ class Guests:
     send: Callable[[bytes, Sequence[bytes]], bool]
     cut: Callable[[int], None]
     addresses: Callable[[], list[str]]
-    say: Callable[..., None]
+    notify: Callable[..., None]
     _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
 
     def had_its_answer(self, incoming: Incoming) -> bool:
@@ -92,7 +92,7 @@ class Guests:
             answer = self._enrolled(ticket, message)
         except FcilError as error:
             text = f"the ticket of {ticket.name}: {error.message}"
-            self.say("warning", error.code, text, origin=incoming.key.hex())
+            self.notify("warning", error.code, text, origin=incoming.key.hex())
             answer = nack_of(error)
         self.send(incoming.route, channel.frames(answer))
         # Its key remains a guest's: the member comes back with keys of its own.
@@ -133,7 +133,7 @@ class Guests:
         client = self.roster.redeem(ticket, keys, message.device)
         row = self.roster.federation.ledger.clients.get(client)
         assert row is not None, "it was just enrolled"
-        self.say("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
+        self.notify("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
         return Enrolled(
             client=client,
             name=row.name,

@@ -84,7 +84,7 @@ class RelayedLink:
         credit: bytes that a relay may have in flight.
         byte_meter: returns the byte counts; called when there are bytes to count.
         serve: answers a relay's Want, chunks only.
-        say: takes a note for the operator: level, code, text, relay.
+        notify: takes a note for the operator: level, code, text, relay.
         refused: receives errors of a relay's own messages.
         must_be_heard: raises for a relay that is cut off.
     """
@@ -97,7 +97,7 @@ class RelayedLink:
         credit: int,
         byte_meter: Callable[[], ByteMeter],
         serve: Callable[[Peer, Want], None],
-        say: Callable[[str, str, str, ClientId], None],
+        notify: Callable[[str, str, str, ClientId], None],
         refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
         must_be_heard: Callable[[ClientId], None] = lambda _: None,
     ) -> None:
@@ -106,7 +106,7 @@ class RelayedLink:
         self._credit = credit
         self._byte_meter = byte_meter
         self._serve = serve
-        self._say = say
+        self._notify = notify
         self._refused = refused
         self._must_be_heard = must_be_heard
         self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
@@ -307,7 +307,7 @@ class RelayedLink:
             asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
 
     def _note(self, relay: _Relay, level: str, code: str, text: str) -> None:
-        self._say(level, code, f"relay {relay.row.name}: {text}", relay.row.client_id)
+        self._notify(level, code, f"relay {relay.row.name}: {text}", relay.row.client_id)
 
     # --- lanes ------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in 
 STEADY_S = 60.0  # after this long, an end counts as the first again
 LAST_WORDS_S = 1.0  # time for pending answers when the server ends
 
-Say = Callable[[str, str, str], None]
+Notify = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ class WebProcess:
     Args:
         directory: of the federation.
         site: its content and program.
-        say: writes a note for the operator: (level, code, text).
+        notify: writes a note for the operator: (level, code, text).
 
     Raises:
         LinkError: the address cannot be listened on.
         ConfigError: the certificate cannot be used, or serves nothing; or a package is missing.
     """
 
-    def __init__(self, directory: Path, site: WebProgram, say: Say) -> None:
+    def __init__(self, directory: Path, site: WebProgram, notify: Notify) -> None:
         self._directory = directory
         self._site = site
-        self._say = say
+        self._notify = notify
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         if not site.address:
@@ -173,7 +173,7 @@ class WebProcess:
         if self._socket is None:
             return
         key, what = self._site.key, self._site.what
-        self._say("info", key, f"{what} {self._site.verb} at {self.address}{self._site.hint}")
+        self._notify("info", key, f"{what} {self._site.verb} at {self.address}{self._site.hint}")
         loop = asyncio.get_running_loop()
         ends = 0
         while True:
@@ -182,7 +182,7 @@ class WebProcess:
             ends = 1 if loop.time() - began > STEADY_S else ends + 1
             pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
             text = f"the process that serves {what} {why}; it is started again in {pause:g} s"
-            self._say("warning", key, text)
+            self._notify("warning", key, text)
             await asyncio.sleep(pause)
 
     async def _one_life(self, *fds: int) -> str:

@@ -39,7 +39,7 @@ class Host:
 def go(host, effort, *, batch=16, kind="train", said=None):
     fields = {"context": {"kind": kind, "micro_batch": None}, "other": 1}
     tell = (lambda _: None) if said is None else said.append
-    return asyncio.run(persist(host, effort, "run", fields, [b"x"], batch=batch, tell=tell))
+    return asyncio.run(persist(host, effort, "run", fields, [b"x"], batch=batch, notify=tell))
 
 
 def lack():
@@ -145,7 +145,7 @@ def test_a_real_limit_on_memory_is_met_with_fewer_images(torch):
             "faulty_worker", name="test", env={"PYTHONPATH": HERE, "OMP_NUM_THREADS": "1"}
         )
         try:
-            return await persist(host, effort, "allocate", fields, (), batch=32, tell=said.append)
+            return await persist(host, effort, "allocate", fields, (), batch=32, notify=said.append)
         finally:
             await host.stop()
 

@@ -230,7 +230,7 @@ class TestBound:
         async def go():
             async with hosted(memory_bytes=self.MEMORY) as host:
                 return await persist(
-                    host, effort, "grow", fields(30_000_000), batch=16, tell=said.append
+                    host, effort, "grow", fields(30_000_000), batch=16, notify=said.append
                 )
 
         result, _ = asyncio.run(go())

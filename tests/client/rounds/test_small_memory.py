@@ -59,7 +59,7 @@ def learn(order, sight, *, most, effort=None):
         )
         try:
             return await persist(
-                host, effort or Effort(), "run", fields, given, batch=batch, tell=said.append
+                host, effort or Effort(), "run", fields, given, batch=batch, notify=said.append
             )
         finally:
             await host.stop()

@@ -274,7 +274,7 @@ def run(tmp_path, monkeypatch, names, *, beside=None, **ends):
     async def go():
         made = Swarm(
             find_seats(tmp_path / "data", None, None, "s"), ClientOptions(tmp_path), NoDoor(),
-            say=lambda name, note: said.append((name, note.text)), ends=Ends(**ends),
+            notify=lambda name, note: said.append((name, note.text)), ends=Ends(**ends),
         )  # fmt: skip
         monkeypatch.setattr(swarm, "changes", _no_changes)
         running = asyncio.create_task(made.run())

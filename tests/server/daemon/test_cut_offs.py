@@ -51,7 +51,7 @@ class Desk:
         self.cut_offs = CutOffs(
             self.roster,
             self.peers,
-            note=lambda *note: self.said.append(note),
+            notify=lambda *note: self.said.append(note),
             speaker=lambda: speaker,
             dismiss=self.dismissed.append,
             silence=self.silenced.append,

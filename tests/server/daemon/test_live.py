@@ -39,7 +39,7 @@ async def serving(tmp_path: Path, *more: str):
     listen = "federation.listen='127.0.0.1:0'"
     federation = Federation.open(tmp_path / "federation", None, (listen, *given[1::2], *more))
     listens = asyncio.Event()
-    server = Server(federation, say=lambda _: None, listening=lambda _: listens.set())
+    server = Server(federation, notify=lambda _: None, listening=lambda _: listens.set())
     task = asyncio.create_task(server.serve())
     try:
         starts = asyncio.create_task(listens.wait())

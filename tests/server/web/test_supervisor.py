@@ -103,7 +103,7 @@ def test_a_process_that_ends_again_and_again_is_started_less_and_less_often(
         if len(said) == 6:
             enough.set()
 
-    made._say = say
+    made._notify = say
     monkeypatch.setattr(supervisor, "BACK_OFF_S", (0.001, 0.002, 0.003))
     monkeypatch.setattr(made, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
 

@@ -22,7 +22,7 @@ _TAIL_BYTES = 4096  # of its last output
 _WORDS = 200
 _LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
 
-Say = Callable[[str, str, str], None]
+Notify = Callable[[str, str, str], None]
 
 
 class _Life(asyncio.SubprocessProtocol):
@@ -64,14 +64,14 @@ class SinkProcess:
         directory: of the federation.
         run: the run.
         chosen: the sink.
-        say: writes a note for the operator: (level, code, text).
+        notify: writes a note for the operator: (level, code, text).
     """
 
-    def __init__(self, directory: Path, run: RunId, chosen: Chosen, say: Say) -> None:
+    def __init__(self, directory: Path, run: RunId, chosen: Chosen, notify: Notify) -> None:
         self._directory = directory
         self._run = run
         self._chosen = chosen
-        self._say = say
+        self._notify = notify
         self._lives: asyncio.Task[None] | None = None
         self._pipe: asyncio.WriteTransport | None = None  # standard input of the live process
         self._ending = asyncio.Event()
@@ -117,7 +117,7 @@ class SinkProcess:
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
             if why != told:  # a server that is down for a day is reported once
                 text = f"sink {self.name}: {why} It is tried again, and then gets what it lacks."
-                self._say("warning", "sink", text)
+                self._notify("warning", "sink", text)
             told = why
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
             with contextlib.suppress(TimeoutError):
@@ -127,7 +127,7 @@ class SinkProcess:
 
     def _tell_end(self, why: str) -> None:
         text = f"sink {self.name}: {why} It goes on when the server is started again."
-        self._say("warning", "sink", text)
+        self._notify("warning", "sink", text)
 
     async def _one_life(self) -> str:
         """Start the process and wait for its end; return why it failed, empty if it did not."""
@@ -185,11 +185,11 @@ class Sinks:
         directory: of the federation.
         run: the run.
         chosen: the sinks.
-        say: writes a note for the operator.
+        notify: writes a note for the operator.
     """
 
-    def __init__(self, directory: Path, run: RunId, chosen: list[Chosen], say: Say) -> None:
-        self._processes = [SinkProcess(directory, run, one, say) for one in chosen]
+    def __init__(self, directory: Path, run: RunId, chosen: list[Chosen], notify: Notify) -> None:
+        self._processes = [SinkProcess(directory, run, one, notify) for one in chosen]
 
     def start(self) -> None:
         """Start every sink's process."""

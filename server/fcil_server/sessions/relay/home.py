@@ -87,7 +87,7 @@ def load_record(directory: Path) -> RelayRecord | None:
 
 
 async def enrol(
-    directory: Path, ticket: Ticket | None, say: Callable[[str], None], make: Dial = dial
+    directory: Path, ticket: Ticket | None, notify: Callable[[str], None], make: Dial = dial
 ) -> RelayRecord:
     """Return the relay's record, enrolling it first if the ticket is new.
 
@@ -119,7 +119,7 @@ async def enrol(
             action="Start it without --ticket, or use another --dir for a new relay.",
         )
     keys = load_keys(directory)
-    address, answer, certificate = await show_anywhere(ticket, keys, make, say)
+    address, answer, certificate = await show_anywhere(ticket, keys, make, notify)
     record = RelayRecord(
         client_id=ClientId(answer.client),
         name=answer.name,
@@ -129,5 +129,5 @@ async def enrol(
         ticket=digest,
     )
     save_record(directory, record)
-    say(f"enrolled as {record.name}")
+    notify(f"enrolled as {record.name}")
     return record

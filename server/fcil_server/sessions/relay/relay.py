@@ -39,7 +39,7 @@ FATAL = frozenset({
 # Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
 COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
 
-Say = Callable[[str, str], None]
+Notify = Callable[[str, str], None]
 
 
 class Relay:
@@ -50,7 +50,7 @@ class Relay:
         address: the address that it gives its clients, HOST:PORT.
         cache: its chunks.
         open_link: opens the listener, again for every session with the server.
-        say: shows a note: level, text.
+        notify: shows a note: level, text.
         keep: saves the record once it has a newer certificate of the server.
         make: starts a link to one of the server's addresses.
 
@@ -66,7 +66,7 @@ class Relay:
         address: str,
         cache: Cache,
         open_link: OpenLink,
-        say: Say,
+        notify: Notify,
         keep: Callable[[RelayRecord], None],
         make: Dial = dial,
     ) -> None:
@@ -77,7 +77,7 @@ class Relay:
         self._address = address
         self._cache = cache
         self._open_door = open_link
-        self._say = say
+        self._notify = notify
         self._keep = keep
         self._make = make
         self._at = 0
@@ -170,7 +170,7 @@ class Relay:
         except (WireError, TrustError) as error:
             if error.code in FATAL:
                 raise
-            self._say("warning", f"a message of the server was refused: {error}")
+            self._notify("warning", f"a message of the server was refused: {error}")
 
     async def _link_news(self, news: LinkNews) -> None:
         address = self._record.addresses[self._at]
@@ -204,7 +204,7 @@ class Relay:
     def _note(self, level: str, text: str) -> None:
         if text != self._said:  # not repeated for every attempt
             self._said = text
-            self._say(level, text)
+            self._notify(level, text)
 
     def _send(self, message: Message) -> None:
         self.push(self._channel.frames(message))
@@ -237,7 +237,7 @@ class Relay:
             case Nack() if message.digest:
                 self._session.refused(message.digest)
             case Nack():
-                self._say("warning", f"the server refused a message: {message.text}")
+                self._notify("warning", f"the server refused a message: {message.text}")
 
     def _begin(self, received: Received, message: Admit) -> None:
         certificate = Certificate.from_bytes(message.certificate)
