@@ -300,7 +300,7 @@ def drawn(text: str) -> dict[tuple[str, str], set[str]]:
     return {edge: set(re.findall(r"\b[A-Z]\w+", events)) for edge, events in found.items()}
 
 
-OPENING = {"_hear_all", "_heard", "_open_if_enough"}
+OPENING = {"_settle_or_open", "_open_if_settled", "_open_if_enough"}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ OPENING = {"_hear_all", "_heard", "_open_if_enough"}
     [
         (("gathering", "open"), OPENING),
         (("gathering", "closed"), OPENING | {"_close"}),
-        (("open", "closed"), {"_settle", "_close"}),
+        (("open", "closed"), {"_close_if_complete", "_close"}),
     ],
 )
 def test_events_of_a_round_are_drawn_where_they_can_change_its_state(

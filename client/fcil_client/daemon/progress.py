@@ -34,7 +34,9 @@ class Reports:
             return
         self._last = moment
         said = {**key._asdict(), "phase": phase, "done": done, "total": total}
-        self._line.send(Progress.model_validate({**said, "paused": bool(self._session.barred)}))
+        self._line.send(
+            Progress.model_validate({**said, "paused": bool(self._session.pause_reason)})
+        )
 
     def again(self) -> None:
         """Report at once that work has been suspended or resumed."""

@@ -62,10 +62,10 @@ class PolicyWatch:
             self._tell(share, why)
         if share == 0:
             self._hold(True)
-            self._feed(events.Barred(why))
+            self._feed(events.Paused(why))
         elif before.share == 0:
             self._hold(False)
-            self._feed(events.Freed())
+            self._feed(events.Resumed())
         if self.judgement != before:
             self._changed()
 

@@ -103,7 +103,7 @@ class TryAgain:
 
 
 @dataclass(frozen=True)
-class Barred:
+class Paused:
     """The device may not work now; the worker is suspended.
 
     Attributes:
@@ -114,19 +114,19 @@ class Barred:
 
 
 @dataclass(frozen=True)
-class Freed:
+class Resumed:
     """The device may work again; the worker resumes."""
 
 
 @dataclass(frozen=True)
-class PatienceOver:
+class PauseTimeout:
     """The worker has been suspended for as long as others may be kept waiting.
 
     Attributes:
-        bar: sequence number of the `Barred` that started this timer.
+        pause: sequence number of the `Paused` that started this timer.
     """
 
-    bar: int
+    pause: int
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class RoundOver:
 
 Event = (
     LinkUp | LinkDown | Welcomed | HelloRefused | BackboneReady | BackboneFailed | Scanned
-    | ScanFailed | Announced | InventoryRefused | TryAgain | Barred | Freed | PatienceOver
+    | ScanFailed | Announced | InventoryRefused | TryAgain | Paused | Resumed | PauseTimeout
     | FolderChanged | RoundOpened | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed
     | OfferFailed | Acked | Nacked | RetryDue | RoundOver
 )  # fmt: skip

@@ -28,7 +28,6 @@ from fcil_client.session.events import (
     Announced,
     BackboneFailed,
     BackboneReady,
-    Barred,
     CancelWork,
     Drop,
     EnterRun,
@@ -37,7 +36,6 @@ from fcil_client.session.events import (
     FetchFailed,
     FolderChanged,
     Forget,
-    Freed,
     Greet,
     HelloRefused,
     HoldNothing,
@@ -53,8 +51,10 @@ from fcil_client.session.events import (
     OfferFailed,
     PartsLost,
     PartsReady,
-    PatienceOver,
+    Paused,
+    PauseTimeout,
     Refuse,
+    Resumed,
     RetryDue,
     RoundOpened,
     RoundOver,
@@ -100,7 +100,7 @@ class ClientSession:
     Attributes:
         outgoing: digest in the outbox; set exactly while `work` is sending.
         resent: number of times that it was offered again after a rejection as damaged.
-        retold: the same for the list of classes.
+        reannounced: the same for the list of classes.
         refetched: number of times that the order's parts were refetched after loss on disk.
         run: run of the last Welcome.
         backbone_ready: the backbone of that run is loaded.
@@ -108,9 +108,9 @@ class ClientSession:
         scanning: a scan is running.
         folder_changed: the folder changed since the last scan began.
         withdrawn: the server rejected the last scan's classes; the list is empty since.
-        barred: why the device may not work now; empty: it may.
-        bars: number of times that it was barred.
-        rests: it declined a round while barred, and must announce when it may work again.
+        pause_reason: why the device may not work now; empty: it may.
+        pauses: number of times that it was barred.
+        declined_paused: it declined a round while barred, and must announce when it may work again.
         patience_s: seconds of suspended work before the round continues without it.
     """
 
@@ -119,7 +119,7 @@ class ClientSession:
     order: RoundOpen | None = None
     outgoing: str = ""
     resent: int = 0
-    retold: int = 0
+    reannounced: int = 0
     refetched: int = 0
     run: str = ""
     backbone_ready: bool = False
@@ -127,9 +127,9 @@ class ClientSession:
     scanning: bool = False
     folder_changed: bool = False
     withdrawn: bool = False
-    barred: str = ""
-    bars: int = 0
-    rests: bool = False
+    pause_reason: str = ""
+    pauses: int = 0
+    declined_paused: bool = False
     patience_s: float = PAUSE_LIMIT_S
 
     @classmethod
@@ -152,15 +152,15 @@ class ClientSession:
 
     # --- link -------------------------------------------------------------------------------
 
-    def _up(self, _: LinkUp) -> list[Instruction]:
+    def _on_link_up(self, _: LinkUp) -> list[Instruction]:
         self.link = Link.GREETING
         return [Greet()]
 
-    def _down(self, _: LinkDown) -> list[Instruction]:
+    def _on_link_down(self, _: LinkDown) -> list[Instruction]:
         self.link = Link.OFFLINE
         return []
 
-    def _welcomed(self, event: Welcomed) -> list[Instruction]:
+    def _on_welcomed(self, event: Welcomed) -> list[Instruction]:
         out = _settle(event.verdict)
         if self.order is not None and self.order.run != event.run:
             out += self._abandon("another run has begun")
@@ -173,24 +173,24 @@ class ClientSession:
         self.link = Link.PREPARING
         return [*out, LoadBackbone()]
 
-    def _unheard(self, _: HelloRefused) -> list[Instruction]:
+    def _on_hello_refused(self, _: HelloRefused) -> list[Instruction]:
         return [Later(TryAgain(self.link), SERVER_RETRY_S)]
 
-    def _prepared(self, event: BackboneReady) -> list[Instruction]:
+    def _on_backbone_ready(self, event: BackboneReady) -> list[Instruction]:
         if event.run != self.run:
             return []
         self.backbone_ready = True
         self.link = Link.GREETING
         return [Greet()]
 
-    def _unprepared(self, event: BackboneFailed) -> list[Instruction]:
+    def _on_backbone_failed(self, event: BackboneFailed) -> list[Instruction]:
         return [Later(TryAgain(self.link), LOCAL_RETRY_S)] if event.run == self.run else []
 
-    def _again(self, event: TryAgain) -> list[Instruction]:
+    def _on_try_again(self, event: TryAgain) -> list[Instruction]:
         if event.link is not self.link:
             return []
         what: dict[Link, Instruction] = {Link.GREETING: Greet(), Link.PREPARING: LoadBackbone()}
-        return [what[self.link]] if self.link in what else self._tell()
+        return [what[self.link]] if self.link in what else self._reannounce()
 
     # --- inventory --------------------------------------------------------------------------
 
@@ -208,73 +208,73 @@ class ClientSession:
         self.scanning, self.folder_changed = True, False
         return [Scan()]
 
-    def _tell(self) -> list[Instruction]:
+    def _reannounce(self) -> list[Instruction]:
         return [Announce()] if self.link in (Link.ANNOUNCING, Link.READY) else []
 
-    def _scanned(self, _: Scanned) -> list[Instruction]:
+    def _on_scanned(self, _: Scanned) -> list[Instruction]:
         self.scanning, self.scanned, self.withdrawn = False, True, False
-        return [*self._tell(), *self._idle()]
+        return [*self._reannounce(), *self._scan_if_due()]
 
-    def _unscanned(self, _: ScanFailed) -> list[Instruction]:
+    def _on_scan_failed(self, _: ScanFailed) -> list[Instruction]:
         self.scanning = False
-        return [Later(FolderChanged(), LOCAL_RETRY_S), *self._tell(), *self._idle()]
+        return [Later(FolderChanged(), LOCAL_RETRY_S), *self._reannounce(), *self._scan_if_due()]
 
-    def _announced(self, _: Announced) -> list[Instruction]:
-        self.link, self.retold = Link.READY, 0
-        return [Offer(self.outgoing)] if self.work is Work.SENDING else self._idle()
+    def _on_announced(self, _: Announced) -> list[Instruction]:
+        self.link, self.reannounced = Link.READY, 0
+        return [Offer(self.outgoing)] if self.work is Work.SENDING else self._scan_if_due()
 
-    def _told(self, _: Announced) -> list[Instruction]:
-        self.retold = 0
+    def _on_announced_again(self, _: Announced) -> list[Instruction]:
+        self.reannounced = 0
         return []
 
-    def _unannounced(self, event: InventoryRefused) -> list[Instruction]:
-        damaged = event.code in DAMAGED and self.retold < RESENDS
+    def _on_inventory_refused(self, event: InventoryRefused) -> list[Instruction]:
+        damaged = event.code in DAMAGED and self.reannounced < RESENDS
         if damaged or event.code in PASSING:
-            self.retold += damaged
+            self.reannounced += damaged
             return [Later(TryAgain(self.link), SERVER_RETRY_S)]
         out: list[Instruction] = []
         if not self.withdrawn:  # once: if an empty list is rejected too, nothing more is sent
             self.withdrawn = True
             out = [HoldNothing(), Announce()]
-        return [*out, *(self._announced(Announced()) if self.link is Link.ANNOUNCING else ())]
+        return [*out, *(self._on_announced(Announced()) if self.link is Link.ANNOUNCING else ())]
 
-    def _changed(self, _: FolderChanged) -> list[Instruction]:
+    def _on_folder_changed(self, _: FolderChanged) -> list[Instruction]:
         self.folder_changed = True
-        return self._idle()
+        return self._scan_if_due()
 
-    def _idle(self) -> list[Instruction]:
+    def _scan_if_due(self) -> list[Instruction]:
         # A changed folder is scanned between rounds, never during one.
         free = self.link is Link.READY and self.work is Work.IDLE
         return self._scan() if self.folder_changed and free else []
 
     # --- work -------------------------------------------------------------------------------
 
-    def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
+    def _on_round_opened(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
         if event.order.run != self.run:  # its terms are unknown
             return _settle(event.order.verdict)
-        if self.barred:  # at once, so that the server does not wait
+        if self.pause_reason:  # at once, so that the server does not wait
             self.work, self.order, self.outgoing = Work.IDLE, None, ""
-            return [*_settle(event.order.verdict), *end, self._rest(event.order.key)]
-        if not self._has(event.order):
+            return [*_settle(event.order.verdict), *end, self._decline_paused(event.order.key)]
+        if not self._is_about(event.order):
             self.refetched = 0
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
         return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
-    def _has(self, order: RoundOpen) -> bool:
+    def _is_about(self, order: RoundOpen) -> bool:
         """Return True if the current work is for this order: same round, same base state."""
         mine = self.order
         return mine is not None and order.key == mine.key and order.base == mine.base
 
-    def _asked_while_working(self, event: RoundOpened) -> list[Instruction]:
+    def _on_round_opened_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
-        if self._has(event.order):
+        if self._is_about(event.order):
             return []
-        return self._start(event, CancelWork(self.order.key))
+        return self._on_round_opened(event, CancelWork(self.order.key))
 
-    def _asked_while_sending(self, event: RoundOpened) -> list[Instruction]:
-        if self._has(event.order):
+    def _on_round_opened_while_sending(self, event: RoundOpened) -> list[Instruction]:
+        if self._is_about(event.order):
             return [Offer(self.outgoing)] if self.link is Link.READY else []
-        return self._start(event, Drop(self.outgoing, "another round has begun"))
+        return self._on_round_opened(event, Drop(self.outgoing, "another round has begun"))
 
     def _abandon(self, reason: str) -> list[Instruction]:
         out: list[Instruction] = []
@@ -285,22 +285,22 @@ class ClientSession:
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return out
 
-    def _fetched(self, event: PartsReady) -> list[Instruction]:
+    def _on_parts_ready(self, event: PartsReady) -> list[Instruction]:
         if event.key != self.key or self.order is None:
             return []
         self.work = Work.WORKING
         return [Train(self.order)]
 
-    def _lost(self, event: PartsLost) -> list[Instruction]:
+    def _on_parts_lost(self, event: PartsLost) -> list[Instruction]:
         if event.key != self.key or self.order is None:
             return []
         if self.refetched >= REFETCHES:
             text = f"{event.text} Its parts were fetched again {REFETCHES} times; check the disk."
-            return self._failed(WorkFailed(event.key, CorruptFile.code, text))
+            return self._on_failed(WorkFailed(event.key, CorruptFile.code, text))
         self.work, self.refetched = Work.FETCHING, self.refetched + 1
         return [Fetch(self.order)]
 
-    def _done(self, event: WorkDone) -> list[Instruction]:
+    def _on_work_done(self, event: WorkDone) -> list[Instruction]:
         if event.digest == self.outgoing:
             return []
         if event.key != self.key or self.work is not Work.WORKING:
@@ -308,27 +308,27 @@ class ClientSession:
         self.work, self.outgoing, self.resent = Work.SENDING, event.digest, 0
         return [Offer(event.digest)] if self.link is Link.READY else []
 
-    def _failed(self, event: FetchFailed | WorkFailed) -> list[Instruction]:
+    def _on_failed(self, event: FetchFailed | WorkFailed) -> list[Instruction]:
         if event.key != self.key:
             return []
         self.work, self.order = Work.IDLE, None
-        return [Refuse(event.key, event.code, event.text), *self._idle()]
+        return [Refuse(event.key, event.code, event.text), *self._scan_if_due()]
 
-    def _unoffered(self, event: OfferFailed) -> list[Instruction]:
+    def _on_offer_failed(self, event: OfferFailed) -> list[Instruction]:
         if event.digest != self.outgoing or self.order is None:
             return []
         # The server may have received it before: then its state waits for the verdict.
         key = self.order.key
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
-        return [Forget(event.digest), Refuse(key, event.code, event.text), *self._idle()]
+        return [Forget(event.digest), Refuse(key, event.code, event.text), *self._scan_if_due()]
 
-    def _acked(self, event: Acked) -> list[Instruction]:
+    def _on_acked(self, event: Acked) -> list[Instruction]:
         if event.digest != self.outgoing:
             return [Forget(event.digest)]
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
-        return [Forget(event.digest), *self._idle()]
+        return [Forget(event.digest), *self._scan_if_due()]
 
-    def _nacked(self, event: Nacked) -> list[Instruction]:
+    def _on_nacked(self, event: Nacked) -> list[Instruction]:
         mine = event.digest == self.outgoing
         if event.code in PASSING:
             return [Later(RetryDue(event.digest), SERVER_RETRY_S)] if mine else []
@@ -344,73 +344,78 @@ class ClientSession:
             text = f"the update was refused ({event.code})"
             out.append(Refuse(self.order.key, event.code, text))
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
-        return [*out, *self._idle()]
+        return [*out, *self._scan_if_due()]
 
-    def _retry(self, event: RetryDue) -> list[Instruction]:
+    def _on_retry_due(self, event: RetryDue) -> list[Instruction]:
         due = event.digest == self.outgoing and self.link is Link.READY
         return [Offer(event.digest)] if due else []
 
-    def _over(self, event: RoundOver) -> list[Instruction]:
+    def _on_round_over(self, event: RoundOver) -> list[Instruction]:
         out = _settle(event.verdict)
         if event.key == self.key:
             out += self._abandon("its round is over")
-        return [*out, *self._idle()]
+        return [*out, *self._scan_if_due()]
 
     # --- rules of the device's owner --------------------------------------------------------
 
-    def _rest(self, key: RoundKey) -> Instruction:
-        self.rests = True
-        return Refuse(key, NotNow.code, f"{self.barred}.")
+    def _decline_paused(self, key: RoundKey) -> Instruction:
+        self.declined_paused = True
+        return Refuse(key, NotNow.code, f"{self.pause_reason}.")
 
-    def _bar(self, event: Barred) -> list[Instruction]:
-        if self.barred:
-            self.barred = event.text
+    def _on_paused(self, event: Paused) -> list[Instruction]:
+        if self.pause_reason:
+            self.pause_reason = event.text
             return []
-        self.barred, self.bars = event.text, self.bars + 1
-        return [Later(PatienceOver(self.bars), self.patience_s)]
+        self.pause_reason, self.pauses = event.text, self.pauses + 1
+        return [Later(PauseTimeout(self.pauses), self.patience_s)]
 
-    def _tired(self, event: PatienceOver) -> list[Instruction]:
+    def _on_pause_timeout(self, event: PauseTimeout) -> list[Instruction]:
         unfinished = self.work in (Work.FETCHING, Work.WORKING)
-        if not self.barred or event.bar != self.bars or self.key is None or not unfinished:
+        if (
+            not self.pause_reason
+            or event.pause != self.pauses
+            or self.key is None
+            or not unfinished
+        ):
             return []
-        refusal = self._rest(self.key)
+        refusal = self._decline_paused(self.key)
         return [*self._abandon("the device may not work"), refusal]
 
-    def _free(self, _: Freed) -> list[Instruction]:
-        self.barred, rested, self.rests = "", self.rests, False
+    def _on_resumed(self, _: Resumed) -> list[Instruction]:
+        self.pause_reason, rested, self.declined_paused = "", self.declined_paused, False
         # The server skips clients that rest; a new inventory tells it to ask again.
         return [Announce()] if rested and self.link is Link.READY else []
 
     TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {
-        (None, LinkUp): _up,
-        (None, LinkDown): _down,
-        (Link.GREETING, Welcomed): _welcomed,
-        (Link.GREETING, HelloRefused): _unheard,
-        (Link.PREPARING, BackboneReady): _prepared,
-        (Link.PREPARING, BackboneFailed): _unprepared,
-        (None, TryAgain): _again,
-        (None, Scanned): _scanned,
-        (None, ScanFailed): _unscanned,
-        (Link.ANNOUNCING, Announced): _announced,
-        (Link.READY, Announced): _told,
-        (Link.ANNOUNCING, InventoryRefused): _unannounced,
-        (Link.READY, InventoryRefused): _unannounced,
-        (None, Barred): _bar,
-        (None, Freed): _free,
-        (None, PatienceOver): _tired,
-        (None, FolderChanged): _changed,
-        (Work.IDLE, RoundOpened): _start,
-        (Work.FETCHING, RoundOpened): _start,
-        (Work.WORKING, RoundOpened): _asked_while_working,
-        (Work.SENDING, RoundOpened): _asked_while_sending,
-        (Work.FETCHING, PartsReady): _fetched,
-        (Work.FETCHING, FetchFailed): _failed,
-        (Work.WORKING, PartsLost): _lost,
-        (None, WorkDone): _done,
-        (Work.WORKING, WorkFailed): _failed,
-        (Work.SENDING, OfferFailed): _unoffered,
-        (None, Acked): _acked,
-        (None, Nacked): _nacked,
-        (Work.SENDING, RetryDue): _retry,
-        (None, RoundOver): _over,
+        (None, LinkUp): _on_link_up,
+        (None, LinkDown): _on_link_down,
+        (Link.GREETING, Welcomed): _on_welcomed,
+        (Link.GREETING, HelloRefused): _on_hello_refused,
+        (Link.PREPARING, BackboneReady): _on_backbone_ready,
+        (Link.PREPARING, BackboneFailed): _on_backbone_failed,
+        (None, TryAgain): _on_try_again,
+        (None, Scanned): _on_scanned,
+        (None, ScanFailed): _on_scan_failed,
+        (Link.ANNOUNCING, Announced): _on_announced,
+        (Link.READY, Announced): _on_announced_again,
+        (Link.ANNOUNCING, InventoryRefused): _on_inventory_refused,
+        (Link.READY, InventoryRefused): _on_inventory_refused,
+        (None, Paused): _on_paused,
+        (None, Resumed): _on_resumed,
+        (None, PauseTimeout): _on_pause_timeout,
+        (None, FolderChanged): _on_folder_changed,
+        (Work.IDLE, RoundOpened): _on_round_opened,
+        (Work.FETCHING, RoundOpened): _on_round_opened,
+        (Work.WORKING, RoundOpened): _on_round_opened_while_working,
+        (Work.SENDING, RoundOpened): _on_round_opened_while_sending,
+        (Work.FETCHING, PartsReady): _on_parts_ready,
+        (Work.FETCHING, FetchFailed): _on_failed,
+        (Work.WORKING, PartsLost): _on_parts_lost,
+        (None, WorkDone): _on_work_done,
+        (Work.WORKING, WorkFailed): _on_failed,
+        (Work.SENDING, OfferFailed): _on_offer_failed,
+        (None, Acked): _on_acked,
+        (None, Nacked): _on_nacked,
+        (Work.SENDING, RetryDue): _on_retry_due,
+        (None, RoundOver): _on_round_over,
     }

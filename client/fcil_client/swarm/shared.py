@@ -14,7 +14,7 @@ from fcil_client.policy.sensors import Sensors, System
 from fcil_client.policy.watch import PolicyWatch
 from fcil_client.rounds.compute import Workplace
 from fcil_client.rounds.options import ClientOptions
-from fcil_client.session.events import Barred, Event, Link
+from fcil_client.session.events import Event, Link, Paused
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.zmq_link import Links
 
@@ -105,7 +105,7 @@ class SwarmHost:
         self._shared.members.add(client)
         self._starts = asyncio.get_running_loop().call_later(START_S, self._started)
         if self._shared.watch.judgement.share == 0:
-            client.feed(Barred(self._shared.watch.judgement.why))
+            client.feed(Paused(self._shared.watch.judgement.why))
 
     def _started(self) -> None:
         if self._starts is not None:

@@ -66,7 +66,7 @@ class Round:
         unheld_since: since when enough clients are connected of which too few have data; the next
             round of the task inherits it.
         timed: its end has a timer.
-        barred: asked clients that can no longer answer: revoked, or with a void update.
+        excluded: asked clients that can no longer answer: revoked, or with a void update.
         stuck_until: set while too few updates have come and no asked client is at work.
         resting: asked clients that declined and will ask in again.
     """
@@ -86,7 +86,7 @@ class Round:
     held: bool = False
     unheld_since: float | None = None
     timed: bool = False
-    barred: set[ClientId] = field(default_factory=set)
+    excluded: set[ClientId] = field(default_factory=set)
     stuck_until: float | None = None
     resting: set[ClientId] = field(default_factory=set)
 
@@ -97,11 +97,11 @@ class Round:
 
     # --- gathering --------------------------------------------------------------------------
 
-    def _present(self, event: Present) -> list[Instruction]:
+    def _on_present(self, event: Present) -> list[Instruction]:
         self.connected.update(event.clients)
-        return self._hear_all(event.now)
+        return self._settle_or_open(event.now)
 
-    def _hear_all(self, now: float) -> list[Instruction]:
+    def _settle_or_open(self, now: float) -> list[Instruction]:
         """Open, but first let connected clients announce which classes of a new task they hold."""
         enough = len(self.connected) >= self.rules.min_clients and self.holders >= self._least
         all_said = self.holders == len(self.connected)
@@ -114,17 +114,17 @@ class Round:
         self.opens_at = at
         return [SetTimer(at)]
 
-    def _gather(self, event: Available) -> list[Instruction]:
+    def _on_available(self, event: Available) -> list[Instruction]:
         if event.client not in self.connected:
             self.hearing = False  # others may follow it
         self.connected[event.client] = event.holds
         if self.opens_at is not None or not self.rules.settle_s:
-            return self._heard(event.now)
+            return self._open_if_settled(event.now)
         if self.held or len(self.connected) < self.rules.min_clients:
             return []
         return self._settle_until(event.now + self.rules.settle_s)
 
-    def _heard(self, now: float) -> list[Instruction]:
+    def _open_if_settled(self, now: float) -> list[Instruction]:
         """Open, unless it waits for others to come, or for some to announce what they hold."""
         if self.opens_at is not None:
             if not self.hearing or self.holders < len(self.connected):
@@ -132,7 +132,7 @@ class Round:
             self.opens_at, self.hearing = None, False
         return self._open_if_enough(now)
 
-    def _settled(self, event: Tick) -> list[Instruction]:
+    def _on_tick(self, event: Tick) -> list[Instruction]:
         if self.opens_at is None:
             return self._open_if_enough(event.now) if self.unheld_since is not None else []
         if event.now < self.opens_at:
@@ -154,14 +154,14 @@ class Round:
         if self.held or not enough:
             return []
         if not held:
-            return self._too_few_hold(now)
+            return self._wait_for_holders(now)
         asked = self._sample_of(holders)
         self.phase = Phase.OPEN
         self.answers = dict.fromkeys(asked, Answer.NONE)
         self.deadline = now + self.rules.deadline_s
         return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
 
-    def _too_few_hold(self, now: float) -> list[Instruction]:
+    def _wait_for_holders(self, now: float) -> list[Instruction]:
         began, limit = self.unheld_since is None, self.rules.no_holder_s
         since = now if self.unheld_since is None else self.unheld_since
         self.unheld_since = since
@@ -177,30 +177,30 @@ class Round:
     def _sample_of(self, holders: list[ClientId]) -> list[ClientId]:
         return sample(holders, self.rules.clients_per_round, self.seed)
 
-    def _forget(self, event: Left) -> list[Instruction]:
+    def _on_left(self, event: Left) -> list[Instruction]:
         self.connected.pop(event.client, None)
         if len(self.connected) < self.rules.min_clients:
             self.unheld_since = None
-        return self._heard(event.now) if self.hearing else []
+        return self._open_if_settled(event.now) if self.hearing else []
 
-    def _hold(self, _: Hold) -> list[Instruction]:
+    def _on_hold(self, _: Hold) -> list[Instruction]:
         self.held, self.opens_at, self.unheld_since, self.hearing = True, None, None, False
         return []
 
-    def _resume(self, event: Resume) -> list[Instruction]:
+    def _on_resume(self, event: Resume) -> list[Instruction]:
         self.held = False
-        return self._hear_all(event.now)
+        return self._settle_or_open(event.now)
 
     # --- open -------------------------------------------------------------------------------
 
-    def _all_back(self, event: Present) -> list[Instruction]:
+    def _on_present_while_open(self, event: Present) -> list[Instruction]:
         return [
             instruction
             for client, holds in event.clients
-            for instruction in self._back(Available(client, holds, event.now))
+            for instruction in self._on_available_while_open(Available(client, holds, event.now))
         ]
 
-    def _back(self, event: Available) -> list[Instruction]:
+    def _on_available_while_open(self, event: Available) -> list[Instruction]:
         self.connected[event.client] = event.holds
         self.away_since.pop(event.client, None)
         if self.stuck_until is not None and event.client not in self.answers:
@@ -209,7 +209,7 @@ class Round:
         # Its folder may have changed, or it may work again.
         renewed = self.stuck_until is not None or event.client in self.resting
         self.resting.discard(event.client)
-        if renewed and event.holds and event.client not in self.barred:
+        if renewed and event.holds and event.client not in self.excluded:
             again.append(Answer.DECLINED)
         if self.answers.get(event.client) not in again:
             # It may be the last one that rested, and have no data any more.
@@ -221,65 +221,65 @@ class Round:
         self.deadline = event.now + self.rules.deadline_s
         return [Ask(event.client), SetTimer(self.deadline)]
 
-    def _away(self, event: Left) -> list[Instruction]:
+    def _on_left_while_open(self, event: Left) -> list[Instruction]:
         self.connected.pop(event.client, None)
         if self.answers.get(event.client) is not Answer.NONE:
             return []
         self.away_since[event.client] = event.now
         return [SetTimer(event.now + self.rules.grace_s)]
 
-    def _updated(self, event: Updated) -> list[Instruction]:
+    def _on_updated(self, event: Updated) -> list[Instruction]:
         if event.client in self.answers:
             self.answers[event.client] = Answer.UPDATED
-        return self._settle(event.now)
+        return self._close_if_complete(event.now)
 
-    def _declined(self, event: Declined) -> list[Instruction]:
+    def _on_declined(self, event: Declined) -> list[Instruction]:
         if self.answers.get(event.client) is Answer.NONE:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
         if event.final:
-            self._bar(event.client)
+            self._exclude(event.client)
         elif event.resting:
-            if event.client in set(self.answers) - self.barred:
+            if event.client in set(self.answers) - self.excluded:
                 self.resting.add(event.client)
             self.connected.pop(event.client, None)
-        return self._settle(event.now)
+        return self._close_if_complete(event.now)
 
-    def _withdrawn(self, event: Withdrawn) -> list[Instruction]:
+    def _on_withdrawn(self, event: Withdrawn) -> list[Instruction]:
         if event.client in self.answers:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
-            self._bar(event.client)
+            self._exclude(event.client)
             self.away_since.pop(event.client, None)
-        return self._settle(event.now)
+        return self._close_if_complete(event.now)
 
-    def _bar(self, client: ClientId) -> None:
-        self.barred.add(client)
+    def _exclude(self, client: ClientId) -> None:
+        self.excluded.add(client)
         self.resting.discard(client)  # no longer waited for
 
-    def _tick(self, event: Tick) -> list[Instruction]:
+    def _on_tick_while_open(self, event: Tick) -> list[Instruction]:
         for client, since in list(self.away_since.items()):
             if event.now >= since + self.rules.grace_s:
                 del self.away_since[client]
                 # Its update may have reached the disk after the connection ended.
                 if self.answers[client] is Answer.NONE:
                     self.answers[client] = Answer.LOST
-        return self._settle(event.now)
+        return self._close_if_complete(event.now)
 
-    def _stop(self, event: Stop) -> list[Instruction]:
+    def _on_stop(self, event: Stop) -> list[Instruction]:
         return self._close(Outcome.SHORT, Why.REST if event.rest else Why.OPERATOR)
 
-    def _unmoved(self, _event: Hold | Resume) -> list[Instruction]:
+    def _on_hold_while_open(self, _event: Hold | Resume) -> list[Instruction]:
         return []  # clients have been asked, so their updates are taken
 
-    def _settle(self, now: float) -> list[Instruction]:
+    def _close_if_complete(self, now: float) -> list[Instruction]:
         counts = self._counts()
         few = counts[Answer.UPDATED] < self._least
         if self.rules.take and counts[Answer.UPDATED] >= self.rules.take and not few:
             return self._close(Outcome.DONE, Why.TAKEN)
         if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
             if (self.rules.retry_s or self.resting) and few:
-                return self._too_many_declined(now)
+                return self._ask_again_or_close(now)
             return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
         if now < self.deadline:
             return []
@@ -307,12 +307,12 @@ class Round:
         asks = [Ask(c) for c in others]
         return [Widened(tuple(self.answers)), *asks, SetTimer(self.deadline)]
 
-    def _too_many_declined(self, now: float) -> list[Instruction]:
+    def _ask_again_or_close(self, now: float) -> list[Instruction]:
         others = self._ask_others(now)
         if others:
             return others
         declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
-        able = declined - self.barred
+        able = declined - self.excluded
         if not able:
             return self._close(Outcome.SHORT, Why.ANSWERED)
         if able <= self.resting:
@@ -369,22 +369,22 @@ class Round:
         return [Close(outcome, dict(self.answers), why)]
 
     TABLE: ClassVar[dict[tuple[Phase, type], Callable[..., list[Instruction]]]] = {
-        (Phase.GATHERING, Present): _present,
-        (Phase.GATHERING, Available): _gather,
-        (Phase.GATHERING, Left): _forget,
-        (Phase.GATHERING, Tick): _settled,
-        (Phase.GATHERING, Stop): _stop,
-        (Phase.GATHERING, Hold): _hold,
-        (Phase.GATHERING, Resume): _resume,
-        (Phase.OPEN, Present): _all_back,
-        (Phase.OPEN, Available): _back,
-        (Phase.OPEN, Left): _away,
-        (Phase.OPEN, Updated): _updated,
-        (Phase.OPEN, Declined): _declined,
-        (Phase.OPEN, Withdrawn): _withdrawn,
-        (Phase.OPEN, Tick): _tick,
-        (Phase.OPEN, Stop): _stop,
-        (Phase.OPEN, Hold): _unmoved,
-        (Phase.OPEN, Resume): _unmoved,
+        (Phase.GATHERING, Present): _on_present,
+        (Phase.GATHERING, Available): _on_available,
+        (Phase.GATHERING, Left): _on_left,
+        (Phase.GATHERING, Tick): _on_tick,
+        (Phase.GATHERING, Stop): _on_stop,
+        (Phase.GATHERING, Hold): _on_hold,
+        (Phase.GATHERING, Resume): _on_resume,
+        (Phase.OPEN, Present): _on_present_while_open,
+        (Phase.OPEN, Available): _on_available_while_open,
+        (Phase.OPEN, Left): _on_left_while_open,
+        (Phase.OPEN, Updated): _on_updated,
+        (Phase.OPEN, Declined): _on_declined,
+        (Phase.OPEN, Withdrawn): _on_withdrawn,
+        (Phase.OPEN, Tick): _on_tick_while_open,
+        (Phase.OPEN, Stop): _on_stop,
+        (Phase.OPEN, Hold): _on_hold_while_open,
+        (Phase.OPEN, Resume): _on_hold_while_open,
         # A closed round answers nothing: the daemon opens the next one.
     }

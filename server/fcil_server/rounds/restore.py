@@ -18,11 +18,11 @@ def restore(
 ) -> Round:
     """Return the round's machine; clients that declined or rest still do."""
     answers = dict.fromkeys(row.asked, Answer.NONE)
-    barred, resting = [], []
+    excluded, resting = [], []
     for update in ledger.updates.of_round(row.key):
         gone = update.status is UpdateStatus.EXCLUDED
         answers[update.client] = Answer.DECLINED if gone else Answer.UPDATED
-        barred += [update.client] if gone else []
+        excluded += [update.client] if gone else []
     for kept in ledger.answers.of_round(row.key):
         # A client that declined may have been asked again, and have sent an update since.
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
@@ -35,7 +35,7 @@ def restore(
         remaining_s=row.remaining_s or 0.0,
         now=now,
         reopens=row.reopened,
-        barred=barred,
+        excluded=excluded,
         resting=resting,
     )
 
@@ -48,7 +48,7 @@ def going_on(
     remaining_s: float,
     now: float,
     reopens: int = 0,
-    barred: Iterable[ClientId] = (),
+    excluded: Iterable[ClientId] = (),
     resting: Iterable[ClientId] = (),
 ) -> Round:
     """Return the machine of a round that was open when the server stopped.
@@ -65,6 +65,6 @@ def going_on(
         away_since=dict.fromkeys(waiting, now),
         deadline=now + max(remaining_s, rules.grace_s),
         reopens=reopens,
-        barred=set(barred),
+        excluded=set(excluded),
         resting=set(resting),
     )

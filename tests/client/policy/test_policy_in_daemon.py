@@ -107,7 +107,7 @@ def test_heat_slows_the_work_down_and_the_worker_rests_a_part_of_the_time(play, 
         await client.until(lambda: client.said("works 50 % of the time"))
         for allowed in (False, True, False, True):
             await client.until(lambda allowed=allowed: rest.allowed.is_set() is allowed)
-        assert client.client._session.barred == "", "it may work, only less"
+        assert client.client._session.pause_reason == "", "it may work, only less"
         client.sensors.facts = hot(60.0)
         await client.until(lambda: client.said("works again without a break"))
         await client.until(rest.allowed.is_set)
@@ -129,7 +129,7 @@ def test_an_update_that_is_ready_is_sent_on_battery(play):
     async def story(server, client):
         await begin(server, client)
         client.sensors.facts = BATTERY
-        await client.until(lambda: client.client._session.barred)
+        await client.until(lambda: client.client._session.pause_reason)
         client.work.gate.set()
         await update(server)
 

@@ -16,7 +16,6 @@ from fcil_client.session.events import (
     Announced,
     BackboneFailed,
     BackboneReady,
-    Barred,
     CancelWork,
     Drop,
     EnterRun,
@@ -25,7 +24,6 @@ from fcil_client.session.events import (
     FetchFailed,
     FolderChanged,
     Forget,
-    Freed,
     Greet,
     HelloRefused,
     HoldNothing,
@@ -41,8 +39,10 @@ from fcil_client.session.events import (
     OfferFailed,
     PartsLost,
     PartsReady,
-    PatienceOver,
+    Paused,
+    PauseTimeout,
     Refuse,
+    Resumed,
     RetryDue,
     RoundOpened,
     RoundOver,
@@ -130,9 +130,9 @@ SAMPLES: dict[type, Event] = {
         Announced(),
         InventoryRefused("schema_mismatch"),
         TryAgain(Link.GREETING),
-        Barred("on battery"),
-        Freed(),
-        PatienceOver(1),
+        Paused("on battery"),
+        Resumed(),
+        PauseTimeout(1),
         FolderChanged(),
         RoundOpened(order()),
         PartsReady(KEY),
@@ -356,7 +356,7 @@ class TestManners:
 
     def barred(self, work: Work = Work.IDLE) -> ClientSession:
         made = session(work)
-        made.handle(Barred("on battery"))
+        made.handle(Paused("on battery"))
         return made
 
     def test_an_order_is_declined_at_once_and_nothing_is_fetched(self) -> None:
@@ -370,49 +370,49 @@ class TestManners:
     def test_when_it_may_work_again_it_announces_itself_so_that_it_is_asked(self) -> None:
         made = self.barred()
         made.handle(RoundOpened(order()))
-        assert made.handle(Freed()) == [Announce()]
+        assert made.handle(Resumed()) == [Announce()]
         assert made.handle(RoundOpened(order())) == [Fetch(order())]
 
     def test_who_declined_nothing_announces_nothing(self) -> None:
-        assert self.barred().handle(Freed()) == []
+        assert self.barred().handle(Resumed()) == []
 
     def test_offline_the_welcome_brings_the_announcement(self) -> None:
         made = self.barred()
         made.handle(RoundOpened(order()))
         made.handle(LinkDown())
-        assert made.handle(Freed()) == []
+        assert made.handle(Resumed()) == []
 
     @pytest.mark.parametrize("work", [Work.FETCHING, Work.WORKING])
     def test_begun_work_is_kept_until_patience_is_over(self, work: Work) -> None:
         made = session(work)
-        assert made.handle(Barred("on battery")) == [Later(PatienceOver(1), self.PATIENCE)]
+        assert made.handle(Paused("on battery")) == [Later(PauseTimeout(1), self.PATIENCE)]
         assert made.work is work
-        assert made.handle(PatienceOver(1)) == [
+        assert made.handle(PauseTimeout(1)) == [
             CancelWork(KEY), Refuse(KEY, "not_now", "on battery."),
         ]  # fmt: skip
         assert (made.work, made.order) == (Work.IDLE, None)
 
     def test_work_that_may_go_on_in_time_is_not_given_up(self) -> None:
         made = self.barred(Work.WORKING)
-        assert made.handle(Freed()) == []
-        assert made.handle(PatienceOver(1)) == []
+        assert made.handle(Resumed()) == []
+        assert made.handle(PauseTimeout(1)) == []
         assert made.handle(WorkDone(KEY, D1)) == [Offer(D1)]
 
     def test_patience_begins_anew_with_every_pause(self) -> None:
         made = self.barred(Work.WORKING)
-        made.handle(Freed())
-        assert made.handle(Barred("hot")) == [Later(PatienceOver(2), self.PATIENCE)]
-        assert made.handle(PatienceOver(1)) == []
-        assert CancelWork(KEY) in made.handle(PatienceOver(2))
+        made.handle(Resumed())
+        assert made.handle(Paused("hot")) == [Later(PauseTimeout(2), self.PATIENCE)]
+        assert made.handle(PauseTimeout(1)) == []
+        assert CancelWork(KEY) in made.handle(PauseTimeout(2))
 
     def test_another_reason_is_no_new_pause(self) -> None:
         made = self.barred(Work.WORKING)
-        assert made.handle(Barred("on battery; hot")) == []
-        assert made.handle(PatienceOver(1))[-1] == Refuse(KEY, "not_now", "on battery; hot.")
+        assert made.handle(Paused("on battery; hot")) == []
+        assert made.handle(PauseTimeout(1))[-1] == Refuse(KEY, "not_now", "on battery; hot.")
 
     def test_an_update_that_is_ready_is_sent_all_the_same(self) -> None:
         made = self.barred(Work.SENDING)
-        assert made.handle(PatienceOver(1)) == []
+        assert made.handle(PauseTimeout(1)) == []
         assert made.handle(RoundOpened(order())) == [Offer(D1)]
         assert made.handle(Acked(D1))[0] == Forget(D1)
 
@@ -868,7 +868,7 @@ plain = [
 ]
 events = st.one_of(
     st.sampled_from(plain),
-    st.sampled_from([Barred("on battery"), Freed(), PatienceOver(1), PatienceOver(2)]),
+    st.sampled_from([Paused("on battery"), Resumed(), PauseTimeout(1), PauseTimeout(2)]),
     st.builds(Welcomed, runs, st.booleans(), verdicts),
     st.builds(BackboneReady, runs),
     st.builds(BackboneFailed, runs),
@@ -944,7 +944,7 @@ def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]
         made.handle(Welcomed(RUN, ready=True))
     made.handle(Scanned())
     made.handle(Announced())
-    made.handle(Freed())
+    made.handle(Resumed())
     assert made.link is Link.READY
     final = order(7)
     assert Fetch(final) in made.handle(RoundOpened(final))

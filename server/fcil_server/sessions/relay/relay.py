@@ -164,7 +164,7 @@ class Relay:
         try:
             if relay_frames.is_laned(news):
                 if self._session is not None:
-                    self._session.down(relay_frames.read_down(news))
+                    self._session.on_server_message(relay_frames.read_down(news))
             else:
                 self._own(parse(news))
         except (WireError, TrustError) as error:
@@ -231,11 +231,11 @@ class Relay:
             return
         match message:
             case Admit():
-                self._session.admit(message)
+                self._session.on_admit(message)
             case Chunk():
-                self._session.chunk(message, received.blobs[0])
+                self._session.on_chunk(message, received.blobs[0])
             case Nack() if message.digest:
-                self._session.refused(message.digest)
+                self._session.on_part_refused(message.digest)
             case Nack():
                 self._notify("warning", f"the server refused a message: {message.text}")
 

@@ -69,7 +69,7 @@ class RelaySession:
         self._fail = fail
         self._allow_list = AllowList(credit=first.credit)
         self._members = frozenset(first.members)
-        self._let_in(first)
+        self._admit(first)
         self._credit = first.credit
         self._fetches = Fetches(first.credit)
         self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
@@ -116,7 +116,7 @@ class RelaySession:
 
     async def _receive(self) -> None:
         while True:
-            self._up(await self._link.recv())
+            self._on_client_message(await self._link.recv())
             # Meanwhile clients' messages wait in libzmq, within the bytes that may be unread
             # (`fcil_protocol.link.backlog`); a socket does not signal that it has room.
             while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
@@ -145,10 +145,10 @@ class RelaySession:
             self._out_bytes += sum(map(len, frames))
             self._flowing.set()
 
-    def _up(self, incoming: Incoming) -> None:
+    def _on_client_message(self, incoming: Incoming) -> None:
         frames = incoming.frames
         if not frames:
-            self._ended(incoming)
+            self._on_client_left(incoming)
             return
         size = sum(len(frame) for frame in frames)
         if size > MAX_GUEST_BYTES and incoming.key not in self._members:
@@ -167,7 +167,7 @@ class RelaySession:
         if not self._serve(number, frames):
             self._push(relay_frames.up(number, incoming.key, frames))
 
-    def _ended(self, incoming: Incoming) -> None:
+    def _on_client_left(self, incoming: Incoming) -> None:
         number = self._numbers.pop(incoming.conn, None)
         if number is not None:
             del self.lanes[number]
@@ -205,7 +205,7 @@ class RelaySession:
 
     # --- down -------------------------------------------------------------------------------
 
-    def down(self, laned: relay_frames.Laned) -> None:
+    def on_server_message(self, laned: relay_frames.Laned) -> None:
         """Pass a message on to its client, or cut the client."""
         lane = self.lanes.get(laned.number)
         if lane is None:
@@ -232,7 +232,7 @@ class RelaySession:
         if header.update_id == message.digest and header.core.part != REGISTRY:
             self._fetches.learn(header)
 
-    def chunk(self, message: Chunk, data: bytes) -> None:
+    def on_chunk(self, message: Chunk, data: bytes) -> None:
         """Keep requested chunks, and send them to all waiting clients."""
         header = self._fetches.header_of(message.digest)
         if header is None:
@@ -242,7 +242,7 @@ class RelaySession:
             index = message.index + start // header.chunk_bytes
             piece = data[start : start + header.chunk_bytes]
             if index >= len(header.hashes) or not header.fits(index, piece):
-                self.refused(message.digest)
+                self.on_part_refused(message.digest)
                 raise WireError(f"chunk {index} of part {message.digest[:16]} does not fit.")
             came[index] = piece
             self._cache.put(message.digest, index, piece)
@@ -266,21 +266,21 @@ class RelaySession:
                 return False
         return True
 
-    def refused(self, digest: str) -> None:
+    def on_part_refused(self, digest: str) -> None:
         """Cut the clients that wait for a part the server no longer has; they start again."""
         for number in sorted(self._fetches.refused(digest)):
             if (lane := self.lanes.get(number)) is not None:
                 self._link.cut(lane.conn)
 
-    def _let_in(self, message: Admit) -> None:
+    def _admit(self, message: Admit) -> None:
         former = max(0, len(message.guests) - message.invited)
         newcomers = dict.fromkeys(message.guests[former:], inf)
         self._allow_list.replace(message.members, newcomers, message.guests[:former])
 
-    def admit(self, message: Admit) -> None:
+    def on_admit(self, message: Admit) -> None:
         """Replace the lists and cut keys that are on none, or are no longer members."""
         members, guests = frozenset(message.members), frozenset(message.guests)
-        self._let_in(message)
+        self._admit(message)
         for lane in self.lanes.values():
             was_member = lane.key in self._members
             if lane.key not in members and (was_member or lane.key not in guests):
