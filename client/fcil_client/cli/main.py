@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -103,8 +104,9 @@ def join(
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
+        options = work.options(data, partition, slot)
         folder = find_data(str(data))
-        options = work.options(folder, partition, slot)
+        options = replace(options, data=folder)
         file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))

@@ -93,7 +93,7 @@ def test_after_a_minute_of_too_many_it_says_so_and_nothing_of_a_bad_ticket(knock
         knock(gate)
     assert gate.knocks == enrol_with_ticket.TRIES
     assert told.value.exit_code == 2
-    assert "the ticket is still good" in str(told.value)
+    assert "the ticket is still valid" in str(told.value)
 
 
 def test_a_ticket_that_is_withdrawn_meanwhile_is_said_then(knock):

@@ -125,7 +125,7 @@ def test_who_was_turned_away_for_its_backbone_is_said_to_have_another(tmp_path: 
 def test_refusals_come_with_what_to_do(small: Seen) -> None:
     text = small.text(GONE)
     assert "the update's signature does not match" in text.replace("&#39;", "'")
-    assert "The bytes were altered, or signed by somebody else" in text
+    assert "The bytes were altered, or signed with another key" in text
 
 
 def test_tasks_in_which_nothing_of_it_counted_are_named(tmp_path: Path) -> None:
