@@ -26,11 +26,9 @@ from fcil_server.rounds.asking import ask, available, describe_pause, describe_w
 from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
-from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
-from fcil_server.rounds.restore import restore
-from fcil_server.rounds.rules import rules_of
+from fcil_server.rounds.restore import machine_of
 from fcil_server.rounds.schedule import Step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
@@ -79,13 +77,10 @@ class Coordinator:
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
         """Handle a client that cannot take part; return True if the round waited for its answer."""
-        if (
-            self.progress.round is None
-            or not self.progress.is_open
-            or key != self.progress.key(self.context.run)
-        ):
+        progress = self.progress
+        if progress.round is None or not progress.is_open or key != progress.key(self.context.run):
             return False
-        waited = self.progress.round.answers.get(client) is Answer.NONE
+        waited = progress.round.answers.get(client) is Answer.NONE
         if waited:
             self.context.ledger.answers.set(key, client, Answer.DECLINED, reason)
         resting = reason == NotNow.code
@@ -115,11 +110,8 @@ class Coordinator:
         Raises:
             UsageError: no round is under way.
         """
-        if (
-            self.progress.round is None
-            or self.progress.round.phase is Phase.CLOSED
-            or self.progress.task is None
-        ):
+        progress = self.progress
+        if progress.round is None or progress.round.phase is Phase.CLOSED or progress.task is None:
             raise UsageError(
                 "no round is under way.", action="fcil-server status says what the server does."
             )
@@ -299,7 +291,10 @@ class Coordinator:
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""
         progress = self.progress
-        progress.round = self._machine(key)
+        row = self.context.ledger.rounds.current(self.context.run)
+        row = row if row is not None and row.key == key else None
+        progress.opened_at = row.opened_at if row is not None else None
+        progress.round = machine_of(self.context, progress, key, row, self._now())
         self._events = asyncio.Queue()
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
@@ -340,22 +335,6 @@ class Coordinator:
         """Record a round that closed before it asked any client."""
         if self.context.ledger.rounds.current(self.context.run) is None:
             self.context.ledger.rounds.open(key, asked=(), base_state=self.progress.number)
-
-    def _machine(self, key: RoundKey) -> Round:
-        """Make the round's machine, restored if the round was open when the server stopped."""
-        ledger = self.context.ledger
-        rules = rules_of(self.context.config, key.kind)
-        seed = (self.context.config.run.seed, key.task, key.round)
-        row = ledger.rounds.current(self.context.run)
-        if row is None or row.key != key:
-            held, since = self.progress.mode is not Mode.RUNNING, self.progress.unheld_since
-            self.progress.opened_at = None
-            # Discovered classes settled before their task opened.
-            listed = self.context.config.tasks.schedule == "listed" and key.kind != EVALUATE
-            first = listed and not self._closed(key.task)
-            return Round(rules=rules, seed=seed, held=held, unheld_since=since, first=first)
-        self.progress.opened_at = row.opened_at
-        return restore(ledger, row, rules, seed, self._now())
 
     def _set_timer(self, at: float) -> None:
         loop = asyncio.get_running_loop()

@@ -1,16 +1,47 @@
-"""Restoration of a round that was open when the server stopped, from the ledger."""
+"""The machine of a round: a new one, or restored from the ledger after a restart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from fcil_protocol.errors import NotNow
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
+from fcil_server.rounds.position import Mode, RunContext, RunProgress
+from fcil_server.rounds.rules import rules_of
+
+
+def machine_of(
+    context: RunContext, progress: RunProgress, key: RoundKey, row: RoundRow | None, now: float
+) -> Round:
+    """Make a round's machine.
+
+    Args:
+        context: the fixed parts of the run.
+        progress: the run's progress.
+        key: the round.
+        row: the round in the ledger, if it was open when the server stopped.
+        now: seconds of the server's uptime.
+    """
+    ledger, config = context.ledger, context.config
+    rules = rules_of(config, key.kind)
+    seed = (config.run.seed, key.task, key.round)
+    if row is not None:
+        return restore(ledger, row, rules, seed, now)
+    # Discovered classes settled before their task opened.
+    listed = config.tasks.schedule == "listed" and key.kind != EVALUATE
+    return Round(
+        rules=rules,
+        seed=seed,
+        held=progress.mode is not Mode.RUNNING,
+        unheld_since=progress.unheld_since,
+        first=listed and not ledger.rounds.count_closed(context.run, key.task),
+    )
 
 
 def restore(
