@@ -315,10 +315,11 @@ def test_events_of_a_round_are_drawn_where_they_can_change_its_state(
     edge: tuple[str, str], steps: set[str]
 ) -> None:
     """What can is read from the handlers themselves: which of the deciding steps each calls."""
-    handlers = {e.__name__: h for (p, e), h in machine.Round.TABLE.items() if p.value == edge[0]}
-    able = {e for e, h in handlers.items() if steps & set(h.__code__.co_names)}
+    table = {e.__name__: t for (p, e), t in machine.Round.TABLE.items() if p.value == edge[0]}
+    able = {e for e, (h, _) in table.items() if steps & set(h.__code__.co_names)}
     events = drawn(section(PROTOCOL, "### 8.2 A round on the server"))[edge]
     assert events == able
+    assert events == {e for e, (_, phases) in table.items() if edge[1] in phases}
 
 
 def test_payload_words_are_those_of_the_code() -> None:

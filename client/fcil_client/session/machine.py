@@ -87,6 +87,10 @@ SERVER_RETRY_S = 10.0  # before a message is offered again to a server that coul
 LOCAL_RETRY_S = 60.0  # before the worker retries after a failure on this side
 PAUSE_LIMIT_S = 120.0  # work may be suspended for this long before the round continues without it
 
+State = Link | Work
+Handler = Callable[..., list[Instruction]]
+_BEGUN = (Work.FETCHING, Work.IDLE)  # idle: declined at once, since the device may not work
+
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
     # Always first: the update that is dropped next may be the one that was counted.
@@ -146,9 +150,11 @@ class ClientSession:
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions to execute, in order."""
         kind = type(event)
-        handler = self.TABLE.get((self.link, kind)) or self.TABLE.get((self.work, kind))
-        handler = handler or self.TABLE.get((None, kind))
-        return handler(self, event) if handler is not None else []
+        for state in (self.link, self.work, None):
+            handler, _ = self.TABLE.get((state, kind), (None, ()))
+            if handler is not None:
+                return handler(self, event)
+        return []
 
     # --- link -------------------------------------------------------------------------------
 
@@ -370,13 +376,8 @@ class ClientSession:
         return [Later(PauseTimeout(self.pauses), self.patience_s)]
 
     def _on_pause_timeout(self, event: PauseTimeout) -> list[Instruction]:
-        unfinished = self.work in (Work.FETCHING, Work.WORKING)
-        if (
-            not self.pause_reason
-            or event.pause != self.pauses
-            or self.key is None
-            or not unfinished
-        ):
+        begun = self.work in (Work.FETCHING, Work.WORKING)
+        if not self.pause_reason or event.pause != self.pauses or self.key is None or not begun:
             return []
         refusal = self._decline_paused(self.key)
         return [*self._abandon("the device may not work"), refusal]
@@ -386,36 +387,37 @@ class ClientSession:
         # The server skips clients that rest; a new inventory tells it to ask again.
         return [Announce()] if rested and self.link is Link.READY else []
 
-    TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {
-        (None, LinkUp): _on_link_up,
-        (None, LinkDown): _on_link_down,
-        (Link.GREETING, Welcomed): _on_welcomed,
-        (Link.GREETING, HelloRefused): _on_hello_refused,
-        (Link.PREPARING, BackboneReady): _on_backbone_ready,
-        (Link.PREPARING, BackboneFailed): _on_backbone_failed,
-        (None, TryAgain): _on_try_again,
-        (None, Scanned): _on_scanned,
-        (None, ScanFailed): _on_scan_failed,
-        (Link.ANNOUNCING, Announced): _on_announced,
-        (Link.READY, Announced): _on_announced_again,
-        (Link.ANNOUNCING, InventoryRefused): _on_inventory_refused,
-        (Link.READY, InventoryRefused): _on_inventory_refused,
-        (None, Paused): _on_paused,
-        (None, Resumed): _on_resumed,
-        (None, PauseTimeout): _on_pause_timeout,
-        (None, FolderChanged): _on_folder_changed,
-        (Work.IDLE, RoundOpened): _on_round_opened,
-        (Work.FETCHING, RoundOpened): _on_round_opened,
-        (Work.WORKING, RoundOpened): _on_round_opened_while_working,
-        (Work.SENDING, RoundOpened): _on_round_opened_while_sending,
-        (Work.FETCHING, PartsReady): _on_parts_ready,
-        (Work.FETCHING, FetchFailed): _on_failed,
-        (Work.WORKING, PartsLost): _on_parts_lost,
-        (None, WorkDone): _on_work_done,
-        (Work.WORKING, WorkFailed): _on_failed,
-        (Work.SENDING, OfferFailed): _on_offer_failed,
-        (None, Acked): _on_acked,
-        (None, Nacked): _on_nacked,
-        (Work.SENDING, RetryDue): _on_retry_due,
-        (None, RoundOver): _on_round_over,
+    # State (None: any) and event -> what handles it, and the states that it may change to.
+    TABLE: ClassVar[dict[tuple[State | None, type], tuple[Handler, tuple[State, ...]]]] = {
+        (None, LinkUp): (_on_link_up, (Link.GREETING,)),
+        (None, LinkDown): (_on_link_down, (Link.OFFLINE,)),
+        (Link.GREETING, Welcomed): (_on_welcomed, (Link.PREPARING, Link.ANNOUNCING, Work.IDLE)),
+        (Link.GREETING, HelloRefused): (_on_hello_refused, ()),
+        (Link.PREPARING, BackboneReady): (_on_backbone_ready, (Link.GREETING,)),
+        (Link.PREPARING, BackboneFailed): (_on_backbone_failed, ()),
+        (None, TryAgain): (_on_try_again, ()),
+        (None, Scanned): (_on_scanned, ()),
+        (None, ScanFailed): (_on_scan_failed, ()),
+        (Link.ANNOUNCING, Announced): (_on_announced, (Link.READY,)),
+        (Link.READY, Announced): (_on_announced_again, ()),
+        (Link.ANNOUNCING, InventoryRefused): (_on_inventory_refused, (Link.READY,)),
+        (Link.READY, InventoryRefused): (_on_inventory_refused, ()),
+        (None, Paused): (_on_paused, ()),
+        (None, Resumed): (_on_resumed, ()),
+        (None, PauseTimeout): (_on_pause_timeout, (Work.IDLE,)),
+        (None, FolderChanged): (_on_folder_changed, ()),
+        (Work.IDLE, RoundOpened): (_on_round_opened, _BEGUN),
+        (Work.FETCHING, RoundOpened): (_on_round_opened, _BEGUN),
+        (Work.WORKING, RoundOpened): (_on_round_opened_while_working, _BEGUN),
+        (Work.SENDING, RoundOpened): (_on_round_opened_while_sending, _BEGUN),
+        (Work.FETCHING, PartsReady): (_on_parts_ready, (Work.WORKING,)),
+        (Work.FETCHING, FetchFailed): (_on_failed, (Work.IDLE,)),
+        (Work.WORKING, PartsLost): (_on_parts_lost, (Work.FETCHING, Work.IDLE)),
+        (None, WorkDone): (_on_work_done, (Work.SENDING,)),
+        (Work.WORKING, WorkFailed): (_on_failed, (Work.IDLE,)),
+        (Work.SENDING, OfferFailed): (_on_offer_failed, (Work.IDLE,)),
+        (None, Acked): (_on_acked, (Work.IDLE,)),
+        (None, Nacked): (_on_nacked, (Work.IDLE,)),
+        (Work.SENDING, RetryDue): (_on_retry_due, ()),
+        (None, RoundOver): (_on_round_over, (Work.IDLE,)),
     }

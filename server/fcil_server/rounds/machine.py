@@ -51,6 +51,11 @@ from fcil_server.rounds.events import (
 )
 from fcil_server.rounds.sampling import sample
 
+Handler = Callable[..., list[Instruction]]
+
+_MAY_OPEN = (Phase.GATHERING, Phase.OPEN, Phase.CLOSED)
+_MAY_CLOSE = (Phase.OPEN, Phase.CLOSED)
+
 
 @dataclass
 class Round:
@@ -92,7 +97,7 @@ class Round:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions that follow, in order."""
-        handler = self.TABLE.get((self.phase, type(event)))
+        handler, _ = self.TABLE.get((self.phase, type(event)), (None, ()))
         return handler(self, event) if handler is not None else []
 
     # --- gathering --------------------------------------------------------------------------
@@ -368,23 +373,24 @@ class Round:
             outcome = Outcome.SKIPPED
         return [Close(outcome, dict(self.answers), why)]
 
-    TABLE: ClassVar[dict[tuple[Phase, type], Callable[..., list[Instruction]]]] = {
-        (Phase.GATHERING, Present): _on_present,
-        (Phase.GATHERING, Available): _on_available,
-        (Phase.GATHERING, Left): _on_left,
-        (Phase.GATHERING, Tick): _on_tick,
-        (Phase.GATHERING, Stop): _on_stop,
-        (Phase.GATHERING, Hold): _on_hold,
-        (Phase.GATHERING, Resume): _on_resume,
-        (Phase.OPEN, Present): _on_present_while_open,
-        (Phase.OPEN, Available): _on_available_while_open,
-        (Phase.OPEN, Left): _on_left_while_open,
-        (Phase.OPEN, Updated): _on_updated,
-        (Phase.OPEN, Declined): _on_declined,
-        (Phase.OPEN, Withdrawn): _on_withdrawn,
-        (Phase.OPEN, Tick): _on_tick_while_open,
-        (Phase.OPEN, Stop): _on_stop,
-        (Phase.OPEN, Hold): _on_hold_while_open,
-        (Phase.OPEN, Resume): _on_hold_while_open,
+    # Phase and event -> what handles it, and the phases that may follow.
+    TABLE: ClassVar[dict[tuple[Phase, type], tuple[Handler, tuple[Phase, ...]]]] = {
+        (Phase.GATHERING, Present): (_on_present, _MAY_OPEN),
+        (Phase.GATHERING, Available): (_on_available, _MAY_OPEN),
+        (Phase.GATHERING, Left): (_on_left, _MAY_OPEN),
+        (Phase.GATHERING, Tick): (_on_tick, _MAY_OPEN),
+        (Phase.GATHERING, Stop): (_on_stop, (Phase.CLOSED,)),
+        (Phase.GATHERING, Hold): (_on_hold, (Phase.GATHERING,)),
+        (Phase.GATHERING, Resume): (_on_resume, _MAY_OPEN),
+        (Phase.OPEN, Present): (_on_present_while_open, (Phase.OPEN,)),
+        (Phase.OPEN, Available): (_on_available_while_open, (Phase.OPEN,)),
+        (Phase.OPEN, Left): (_on_left_while_open, (Phase.OPEN,)),
+        (Phase.OPEN, Updated): (_on_updated, _MAY_CLOSE),
+        (Phase.OPEN, Declined): (_on_declined, _MAY_CLOSE),
+        (Phase.OPEN, Withdrawn): (_on_withdrawn, _MAY_CLOSE),
+        (Phase.OPEN, Tick): (_on_tick_while_open, _MAY_CLOSE),
+        (Phase.OPEN, Stop): (_on_stop, (Phase.CLOSED,)),
+        (Phase.OPEN, Hold): (_on_hold_while_open, (Phase.OPEN,)),
+        (Phase.OPEN, Resume): (_on_hold_while_open, (Phase.OPEN,)),
         # A closed round answers nothing: the daemon opens the next one.
     }

@@ -111,6 +111,23 @@ def session(work: Work = Work.IDLE, link: Link = Link.READY) -> ClientSession:
     return made
 
 
+@pytest.fixture(autouse=True)
+def checked_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every test of this file, no event leads to a state that the table does not name."""
+    handle = ClientSession.handle
+
+    def check(self: ClientSession, event: Event) -> list[Instruction]:
+        link, work = self.link, self.work
+        out = handle(self, event)
+        rows = (ClientSession.TABLE.get((state, type(event))) for state in (link, work, None))
+        _, after = next(filter(None, rows), (None, ()))
+        assert self.link is link or self.link in after, (link, event)
+        assert self.work is work or self.work in after, (work, event)
+        return out
+
+    monkeypatch.setattr(ClientSession, "handle", check)
+
+
 WORK = list(Work)
 BUSY = [Work.FETCHING, Work.WORKING, Work.SENDING]
 

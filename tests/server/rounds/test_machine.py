@@ -56,6 +56,21 @@ def opened(rules: RoundRules = RULES, clients: Sequence[ClientId] = (A, B, C)) -
     return wait
 
 
+@pytest.fixture(autouse=True)
+def checked_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every test of this file, no event leads to a phase that the table does not name."""
+    handle = Round.handle
+
+    def check(self: Round, event: Event) -> list[Instruction]:
+        before = self.phase
+        out = handle(self, event)
+        _, after = Round.TABLE.get((before, type(event)), (None, (before,)))
+        assert self.phase in after, (before, event)
+        return out
+
+    monkeypatch.setattr(Round, "handle", check)
+
+
 def close_of(instructions: list[Instruction]) -> Close:
     assert [type(i) for i in instructions] == [Close]
     assert isinstance(instructions[0], Close)
