@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request
 
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.web.http_server import open_door
+from fcil_server.web.http_server import open_listener
 from fcil_server.web.page.access.sessions import KeyedSessions
 
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts" / "page"
@@ -210,7 +210,7 @@ def ledger_door(directory: Path, build: Callable[[Path], Ledger], *options: str)
         key = directory / "page.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(32))
-        listening = stack.enter_context(open_door("127.0.0.1:0"))
+        listening = stack.enter_context(open_listener("127.0.0.1:0"))
         ours, theirs = os.pipe()
         stack.callback(os.close, ours)
         stack.callback(os.close, theirs)

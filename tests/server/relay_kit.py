@@ -58,7 +58,7 @@ class Center:
         self.federation = Federation(ledger)
         self.ledger = ledger
         self.roster = Roster(self.federation, AllowList(), self._changed)
-        self.router = MemoryRouter(self.roster.door)
+        self.router = MemoryRouter(self.roster.allow_list)
         self.notes, self.parts = [], {}
         self.accounts = ByteMeter(ledger, RUN)
         self.lanes = RelayedLink(

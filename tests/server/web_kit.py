@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from fcil_server.federation.addresses import TlsFiles
-from fcil_server.web.http_server import HttpLimits, make_server, open_door
+from fcil_server.web.http_server import HttpLimits, make_server, open_listener
 
 NO_CERTIFICATE = TlsFiles()
 
@@ -14,7 +14,7 @@ NO_CERTIFICATE = TlsFiles()
 @contextlib.asynccontextmanager
 async def door(application, certificate=NO_CERTIFICATE, **limits):
     """Serve an app; yields the port."""
-    sock = open_door("127.0.0.1:0")
+    sock = open_listener("127.0.0.1:0")
     server = make_server(application, certificate, HttpLimits(**limits))
     server.capture_signals = contextlib.nullcontext  # they are pytest's
     task = asyncio.create_task(server.serve(sockets=[sock]))

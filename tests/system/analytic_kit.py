@@ -65,7 +65,7 @@ def door(federation, folder, names, backbone):
     source = open_source(folder)
     manifest = scan(source, None, Home(home).salt(), threads=1)
     data = LocalData(source, manifest, backbone.info.preprocessing, memory_bytes=1 << 20, threads=1)
-    own = data.learner_door({name: i for i, name in enumerate(names)}, 1)
+    own = data.learner_images({name: i for i, name in enumerate(names)}, 1)
     features = backbone.features(own.take(np.arange(len(own))))
     labels = np.asarray(own.labels)
     data.close()

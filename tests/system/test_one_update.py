@@ -82,7 +82,7 @@ async def way_of_one_update(tmp_path):
     assert images.classes == ("0", "1")
     # 2: manifest -> images of the current task, and of nothing else
     data = LocalData(source, images, NO_BACKBONE.preprocessing, memory_bytes=10_000_000)
-    door = data.learner_door({"0": 0, "1": 1})
+    door = data.learner_images({"0": 0, "1": 1})
     assert set(door.labels.tolist()) == {0, 1}
     # 3: images -> payload
     _, payload = registry.load_half(METHOD.learner).run(

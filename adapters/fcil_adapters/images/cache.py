@@ -87,7 +87,7 @@ class ImageStore:
             self._cache.close()
         self.source.close()
 
-    def door(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
+    def view(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
         """Open labelled images; missing or changed ones are left out and named in the faults."""
         good = self._warm([picture for picture, _ in wanted])
         pairs = [pair for pair, fine in zip(wanted, good, strict=True) if fine]
@@ -96,7 +96,7 @@ class ImageStore:
 
     def _warm(self, pictures: Sequence[HashedImage]) -> list[bool]:
         """Decode as many as fit, and check that the rest still exist."""
-        self._kept.next_door()
+        self._kept.start_view()
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
         room = set(list(missing)[: self._kept.room()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
@@ -211,7 +211,7 @@ class _DecodedImages:
         self._arrays: OrderedDict[str, U8] = OrderedDict()
         self._current: set[str] = set()
 
-    def next_door(self) -> None:
+    def start_view(self) -> None:
         """Let every kept image give way to the next `CachedImages`."""
         self._current.clear()
 
@@ -240,5 +240,5 @@ class _DecodedImages:
         self._arrays[key] = array
         self._current.add(key)
         while len(self._arrays) > self._capacity:
-            # Images of the current door were moved to the end, so the first is an older one.
+            # Images of the current view were moved to the end, so the first is an older one.
             self._arrays.popitem(last=False)

@@ -89,7 +89,7 @@ def swarm(
 
         options = work.options(data)
         seats = find_seats(data, partition, slots, name)
-        door = Enroller(server, tickets)
+        enroller = Enroller(server, tickets)
         file = log.open()
         if spread is Spread.RAY:
             from fcil_client.swarm.groups import GroupShare
@@ -99,5 +99,5 @@ def swarm(
             share = GroupShare(cpus_per_group, gpus_per_group)
             raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
         ends = Ends(until_done, together)
-        code = asyncio.run(watched(seats, options, door, form, file, ends))
+        code = asyncio.run(watched(seats, options, enroller, form, file, ends))
     raise SystemExit(code)

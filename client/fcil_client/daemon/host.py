@@ -141,13 +141,13 @@ class StandaloneHost:
         self._sensors = sensors or System(use=options.manners.only_when_idle)
         self._client: HostedClient
         self._watch: PolicyWatch
-        self._door: asyncio.AbstractServer
+        self._listener: asyncio.AbstractServer
 
     async def begin(self, client: HostedClient) -> None:
         """Install signal handlers and the control socket, and read the sensors."""
         self._client = client
         self._service.catch(client.stop, lambda text: client.notes("info", text))
-        self._door = await control_socket.serve(self._home.directory, self._command)
+        self._listener = await control_socket.serve(self._home.directory, self._command)
         self._watch = PolicyWatch(
             self._rules,
             self._sensors,
@@ -179,7 +179,7 @@ class StandaloneHost:
     def client_stopping(self) -> None:
         """Accept no more commands."""
         self._service.stopping()
-        self._door.close()
+        self._listener.close()
         control_socket.socket_path(self._home.directory).unlink(missing_ok=True)
 
     def client_stopped(self) -> None:

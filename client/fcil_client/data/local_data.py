@@ -61,7 +61,7 @@ class LocalData:
         """Release threads, files and memory."""
         self._store.close()
 
-    def learner_door(
+    def learner_images(
         self, class_ids: Mapping[str, int], least: int = 1, only: Collection[str] | None = None
     ) -> CachedImages:
         """Open the train images of exactly these classes.
@@ -75,9 +75,9 @@ class LocalData:
         images = self._images("train", class_ids)
         if only is not None:
             images = [(image, label) for image, label in images if image.entry.name in only]
-        return self._store.door(_enough(images, least))
+        return self._store.view(_enough(images, least))
 
-    def exemplar_door(
+    def exemplar_images(
         self, class_ids: Mapping[str, int], digests: Sequence[str], least: int = 1
     ) -> CachedImages:
         """Open the train images with these contents, in this order, each once.
@@ -89,11 +89,11 @@ class LocalData:
         """
         found = {image.digest: (image, label) for image, label in self._images("train", class_ids)}
         wanted = [found[one] for one in dict.fromkeys(digests) if one in found]
-        return self._store.door(_enough(wanted, least))
+        return self._store.view(_enough(wanted, least))
 
-    def evaluator_door(self, class_ids: Mapping[str, int]) -> CachedImages:
+    def test_images(self, class_ids: Mapping[str, int]) -> CachedImages:
         """Open the test images of exactly these classes."""
-        return self._store.door(self._images("test", class_ids))
+        return self._store.view(self._images("test", class_ids))
 
     def _images(self, side: Side, class_ids: Mapping[str, int]) -> list[tuple[Image, int]]:
         ids = {class_key(name): number for name, number in class_ids.items()}

@@ -125,8 +125,8 @@ def own_images(home: Home, model: CurrentModel, most: int, threads: int) -> U8 |
     except FcilError:  # the images are away
         return None
     with closing(data):
-        door = data.learner_door(ids)
-        if not len(door) or not most:
+        view = data.learner_images(ids)
+        if not len(view) or not most:
             return None
-        index = np.unique(np.linspace(0, len(door) - 1, min(most, len(door))).astype(np.int64))
-        return door.take(index)
+        index = np.unique(np.linspace(0, len(view) - 1, min(most, len(view))).astype(np.int64))
+        return view.take(index)

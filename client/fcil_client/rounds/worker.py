@@ -81,26 +81,26 @@ class ClientWorker:
         least = call.fields["min_count"]
         partition = partition_of(call.fields)
         only = _choice(partition, call.fields, ctx)
-        door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least, only)
-        if only is not None and not len(door):
+        images = data.learner_images(_class_ids(call.fields, ctx.task.classes), least, only)
+        if only is not None and not len(images):
             raise DataError(
                 "the partition gives this client no image of this round's classes.",
                 action="Let the server's tasks be those of the partition (docs/partitions.md).",
             )
-        if least > 1 and not len(door):
+        if least > 1 and not len(images):
             raise DataError(f"no class of the current task has {least} images here.")
         learner = registry.load_half(method.learner)
         held, most = unpack(state), method.exemplars(ctx.hparams)
         faults: list[str] = []
         if most:
             exemplars.check_state(held, most)
-            shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), door)
+            shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), images)
             ctx = replace(ctx, exemplars=shown)
-        new_state, upload = learner.run(ctx, held, parts, door)
+        new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         sent = ctx.forms.narrow(upload, exchange.upload)
-        result: Fields = {"images": len(door), "faults": [*data.faults, *faults]}
+        result: Fields = {"images": len(images), "faults": [*data.faults, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
         if ctx.round == 0:  # once a task is enough
@@ -119,9 +119,9 @@ class ClientWorker:
         method, ctx = self._engine.prepare(call)
         parts = read_parts(call, call.payloads, ctx.forms)
         data = self._held.of(call, ctx.backbone_info.preprocessing)
-        door = data.evaluator_door(_class_ids(call.fields, ctx.task.seen))
-        counts = evaluate(method, ctx, parts, door)
-        return {"images": len(door), "faults": list(data.faults)}, [counts]
+        images = data.test_images(_class_ids(call.fields, ctx.task.seen))
+        counts = evaluate(method, ctx, parts, images)
+        return {"images": len(images), "faults": list(data.faults)}, [counts]
 
 
 def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozenset[str] | None:
@@ -132,14 +132,14 @@ def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozen
 
 
 def _exemplars(
-    ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: CachedImages
+    ctx: Context, fields: Fields, data: LocalData, kept: list[str], images: CachedImages
 ) -> tuple[Exemplars, list[str]]:
     """Open the view of a state's images of past classes; report the number that is gone."""
     past = _class_ids({"classes": fields["past"]}, ctx.task.past)
-    again = data.exemplar_door(past, kept, fields["min_count"])
+    again = data.exemplar_images(past, kept, fields["min_count"])
     lost = len(kept) - len(again)
     faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
-    digests = [exemplars.as_digests(one.digests) for one in (again, door)]
+    digests = [exemplars.as_digests(one.digests) for one in (again, images)]
     return Exemplars(again, *digests), faults if lost else []
 
 

@@ -146,7 +146,7 @@ class Swarm:
             sensors=self._sensors,
         )
         self._service.catch(self.stop, lambda text: self.notes("info", text))
-        door = await control_socket.serve(self.directory, self._command)
+        listener = await control_socket.serve(self.directory, self._command)
         await self._shared.watch.look()
         self._service.ready(lambda: swarm_view.line(self.summary()))
         watch = self._shared.watch
@@ -158,7 +158,7 @@ class Swarm:
             await self._ending.wait()
         finally:
             self._service.stopping()
-            door.close()
+            listener.close()
             control_socket.socket_path(self.directory).unlink(missing_ok=True)
             await self._end()
             self._service.over()

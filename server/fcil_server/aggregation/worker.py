@@ -69,11 +69,11 @@ class CentralTest:
                 self.faults.append(error.message)
         self._images = images
 
-    def door(self, classes: Mapping[str, int]) -> CachedImages:
+    def view(self, classes: Mapping[str, int]) -> CachedImages:
         """Open the images of some classes, name -> id."""
         ids = {class_key(name): number for name, number in classes.items()}
         keyed = ((image, class_key(image.entry.class_name)) for image in self._images.values())
-        return self.store.door([(image, ids[key]) for image, key in keyed if key in ids])
+        return self.store.view([(image, ids[key]) for image, key in keyed if key in ids])
 
 
 class ServerWorker:
@@ -153,9 +153,9 @@ class ServerWorker:
         method, ctx = self._engine.prepare(call)
         parts = read_parts(call, call.payloads, ctx.forms)
         test = self._open_test(call, ctx.backbone_info.preprocessing)
-        door = test.door(call.fields["classes"])
-        counts = evaluate(method, ctx, parts, door)
-        return {"images": len(door), "faults": [*test.faults, *test.store.faults]}, [counts]
+        images = test.view(call.fields["classes"])
+        counts = evaluate(method, ctx, parts, images)
+        return {"images": len(images), "faults": [*test.faults, *test.store.faults]}, [counts]
 
     def _open_test(self, call: Call, preprocessing: Preprocessing) -> CentralTest:
         path = Path(call.fields["data"])

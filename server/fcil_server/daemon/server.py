@@ -213,9 +213,9 @@ class Server:
         context, directory = parts.context, self.federation.directory
         actions = _Actions(self, context.run.coordinator)
         commands = Commands(context, actions, parts.sessions, parts.live)
-        door = await control_socket.serve(directory, commands.answer)
+        listener = await control_socket.serve(directory, commands.answer)
         ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
-        ends.callback(door.close)
+        ends.callback(listener.close)
         self.federation.leave_join_file(context.addresses())
         drain = actions.drain_rounds if self._drain_on_term else None
         self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
@@ -318,8 +318,8 @@ class Server:
     def _roster(self, changed: Callable[[ClientId], None]) -> Roster:
         """Admit the clients that the ledger knows."""
         named = self.config.federation.ids == "named"
-        door = AllowList(credit=self.config.wire.credit)
-        roster = Roster(self.federation, door, changed, named_ids=named)
+        allow_list = AllowList(credit=self.config.wire.credit)
+        roster = Roster(self.federation, allow_list, changed, named_ids=named)
         roster.open()
         return roster
 
@@ -330,7 +330,7 @@ class Server:
         router = Router(
             curve_secret=self.federation.keys.curve_secret,
             curve_public=self.federation.keys.public.curve,
-            admit=roster.door,
+            admit=roster.allow_list,
             heartbeat_s=self.config.federation.heartbeat_s,
             allow=roster.allow,
             flooded=floods.cut,

@@ -34,7 +34,7 @@ class TlsFiles:
     key: str = ""
 
 
-def check_door(address: str, certificate: TlsFiles) -> None:
+def check_listen_address(address: str, certificate: TlsFiles) -> None:
     """Refuse an address that others could reach without a certificate.
 
     Raises:

@@ -16,7 +16,7 @@ from fcil_adapters.contract.half_precision import NOTHING
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.schema import class_key, class_name_fault
 from fcil_protocol.process.overrides import apply_override
-from fcil_server.federation.addresses import check_door, split_address
+from fcil_server.federation.addresses import check_listen_address, split_address
 from fcil_server.federation.sections import (
     FederationSection,
     MethodSection,
@@ -243,7 +243,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
     ):
         try:
             if address:
-                check_door(address, certificate)
+                check_listen_address(address, certificate)
         except ConfigError as error:
             yield f"federation.{key}: {str(error).rstrip('.')}"
     if not section.page:

@@ -33,13 +33,13 @@ class Roster:
 
     Args:
         federation: its ledger has the members, its keys go into tickets.
-        door: the gate's lists.
+        allow_list: the gate's lists.
         changed: receives the relay that needs new lists.
         named_ids: True if ids derive from names ([federation] ids).
     """
 
     federation: Federation
-    door: AllowList
+    allow_list: AllowList
     changed: Callable[[ClientId], None] = lambda _: None
     named_ids: bool = False
 
@@ -55,7 +55,9 @@ class Roster:
         for row in self._ledger.clients.all():
             if row.curve:
                 (members if row.may_join(now) else former).add(row.curve)
-        self.door.replace(members, {k: s for k, s in tickets.items() if s}, former | tickets.keys())
+        self.allow_list.replace(
+            members, {k: s for k, s in tickets.items() if s}, former | tickets.keys()
+        )
 
     # --- becoming a member ------------------------------------------------------------------
 
@@ -107,8 +109,8 @@ class Roster:
             )
             self._ledger.audit.add(actor, "enrol", name)
         for curve in older:
-            self.door.explain(curve)
-        self.door.invite(guest.curve, lasts_s)
+            self.allow_list.explain(curve)
+        self.allow_list.invite(guest.curve, lasts_s)
         if relay:
             self.changed(relay.client_id)
         return ticket
@@ -149,8 +151,8 @@ class Roster:
             client = self._add(ticket.name, keys, device, role=ticket.role, via=ticket.via)
             self._ledger.tickets.use(ticket.curve, client)
             self._ledger.audit.add(f"ticket of {ticket.name}", "enrolled", client)
-        self.door.admit(keys.curve)
-        self.door.used(ticket.curve)
+        self.allow_list.admit(keys.curve)
+        self.allow_list.used(ticket.curve)
         if ticket.via is not None:
             self.changed(ticket.via)
         return client
@@ -168,7 +170,7 @@ class Roster:
         with self._ledger.transaction(waits=False):
             client = self._add(self._ledger.clients.free_name(name), keys, "")
             self._ledger.audit.add(actor, "enrol_local", client)
-        self.door.admit(keys.curve)
+        self.allow_list.admit(keys.curve)
         return client
 
     def rotate(self, row: ledger_rows.ClientRow, message: Rotate) -> PublicKeys:
@@ -188,8 +190,8 @@ class Roster:
         with self._ledger.transaction():
             self._ledger.clients.replace_keys(row.client_id, keys)
             self._ledger.audit.add(row.name, "rotate_keys", keys.fingerprint)
-        self.door.admit(keys.curve)
-        self.door.forget(row.curve)
+        self.allow_list.admit(keys.curve)
+        self.allow_list.forget(row.curve)
         return keys
 
     def _add(
@@ -251,11 +253,11 @@ class Roster:
     def allow(self, key: bytes) -> int:
         """Return a connection's limit of unread bytes; a relay's is for all clients behind it."""
         row = self._ledger.clients.by_curve(key)
-        relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
+        relays = row is not None and row.role is Role.RELAY and self.allow_list.is_member(key)
         if row is None or not relays:
-            return self.door.allow(key)
+            return self.allow_list.allow(key)
         behind = MIN_WINDOW_BYTES * len(self._ledger.clients.via(row.client_id))
-        return self.door.allow(key) + max(TOTAL_BYTES, behind)
+        return self.allow_list.allow(key) + max(TOTAL_BYTES, behind)
 
     def who(self, key: bytes) -> str:
         """Return the name of a CURVE key's holder for a note; no key: it never spoke."""
@@ -284,18 +286,18 @@ class Roster:
             self._ledger.clients.revoke(row.client_id, why)
             self._ledger.audit.add(actor, "revoke", f"{row.name}: {why}")
         if row.curve:
-            self.door.explain(row.curve)
+            self.allow_list.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
 
     def bar(self, row: ledger_rows.ClientRow) -> None:
         """Admit a member only occasionally, as a former one, until `unbar`."""
         if row.curve:
-            self.door.explain(row.curve)
+            self.allow_list.explain(row.curve)
 
     def unbar(self, row: ledger_rows.ClientRow) -> None:
         """Admit a barred member again, if it still is a member."""
         if row.curve and row.may_join(self._ledger.now):
-            self.door.admit(row.curve)
+            self.allow_list.admit(row.curve)
 
     def _leave_out(self, client: ClientId) -> None:
         run = self._ledger.runs.newest()
@@ -314,7 +316,7 @@ class Roster:
             return False
         self._ledger.audit.add(actor, "withdraw", name)
         for ticket in tickets:
-            self.door.explain(ticket.curve)
+            self.allow_list.explain(ticket.curve)
         for relay in via:
             self.changed(relay)
         return True
@@ -328,7 +330,7 @@ class Roster:
             self._leave_out(row.client_id)
             erased = self._ledger.clients.erase(row.client_id)
             self._ledger.audit.add(actor, "erase", row.client_id)
-        self.door.forget(row.curve)
+        self.allow_list.forget(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
         return erased
 

@@ -58,7 +58,7 @@ class Guests:
             TooLarge: with both sizes.
         """
         size = sum(len(frame) for frame in incoming.frames)
-        if size <= MAX_GUEST_BYTES or self.roster.door.is_member(incoming.key):
+        if size <= MAX_GUEST_BYTES or self.roster.allow_list.is_member(incoming.key):
             return
         # A client that was just removed sends a complete Hello, and must get the reason.
         former = self.roster.federation.ledger.clients.by_curve(incoming.key) is not None
@@ -68,7 +68,7 @@ class Guests:
 
     def show_out(self, incoming: Incoming) -> None:
         """End a guest's connection once the answer had time to arrive; members stay."""
-        if not self.roster.door.is_member(incoming.key):
+        if not self.roster.allow_list.is_member(incoming.key):
             self._show_out(incoming)
 
     def dismiss(self, conn: int) -> None:
@@ -104,7 +104,7 @@ class Guests:
         Returns False for any other key: a former member gets its reason elsewhere.
         """
         ledger = self.roster.federation.ledger
-        member = self.roster.door.is_member(incoming.key)
+        member = self.roster.allow_list.is_member(incoming.key)
         ticket = None if member else ledger.tickets.get(incoming.key)
         if ticket is None:
             return False

@@ -69,7 +69,7 @@ def endless(scope: Any) -> None:
     scope["state"][_ENDLESS]()
 
 
-def open_door(address: str) -> socket.socket:
+def open_listener(address: str) -> socket.socket:
     """Return a listening socket; port 0 takes a free one.
 
     Raises:

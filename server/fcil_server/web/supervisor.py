@@ -16,7 +16,7 @@ from fcil_protocol.errors import ConfigError
 from fcil_protocol.process.children import module_command
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.federation.sections import FederationSection
-from fcil_server.web.http_server import check_certificate, open_door
+from fcil_server.web.http_server import check_certificate, open_listener
 
 BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in a row
 STEADY_S = 60.0  # after this long, an end counts as the first again
@@ -125,7 +125,7 @@ class WebProcess:
             _refuse_certificate_alone(site)
             return
         self._check()
-        self._socket = open_door(site.address)
+        self._socket = open_listener(site.address)
         # The writing end is never written to: it closes when this process ends, however it does.
         self._pipe = list(os.pipe())
 

@@ -37,7 +37,7 @@ def call(fields):
 
 def colours(held, fields):
     """Return the colours of a client's train images, decoded."""
-    door = held.of(call(fields), LOOK).learner_door({"k": 0})
+    door = held.of(call(fields), LOOK).learner_images({"k": 0})
     return sorted(int(image[0, 0, 0]) for image in door.take(np.arange(len(door))))
 
 

@@ -76,7 +76,7 @@ def contents(door):
 
 def test_the_learner_sees_the_train_images_of_exactly_the_classes_asked_for(opened):
     data = opened()
-    door = data.learner_door({"cat": 7, "ant": 3})
+    door = data.learner_images({"cat": 7, "ant": 3})
     assert set(door.labels.tolist()) == {3, 7}
     assert door.labels.dtype == np.int64
     allowed = {pixels(s).tobytes() for n in (0, 2) for s in range(100 * n, 100 * n + 6)}
@@ -85,14 +85,14 @@ def test_the_learner_sees_the_train_images_of_exactly_the_classes_asked_for(open
 
 
 def test_each_image_comes_with_its_own_label(opened):
-    door = opened().learner_door({"ant": 0, "Bee": 1, "cat": 2})
+    door = opened().learner_images({"ant": 0, "Bee": 1, "cat": 2})
     owner = {pixels(100 * n + i).tobytes(): n for n in range(3) for i in range(6)}
     assert [owner[a.tobytes()] for a in everything(door)] == door.labels.tolist()
 
 
 def test_the_doors_of_the_two_sides_share_no_image(opened):
     data, names = opened(), {"ant": 0, "Bee": 1, "cat": 2}
-    doors = [data.learner_door(names), data.evaluator_door(names)]
+    doors = [data.learner_images(names), data.test_images(names)]
     learned, tested = (contents(door) for door in doors)
     assert learned
     assert not learned & tested
@@ -101,8 +101,8 @@ def test_the_doors_of_the_two_sides_share_no_image(opened):
 
 def test_names_are_matched_as_the_federation_does_and_unknown_ones_are_empty(opened):
     data = opened()
-    assert set(data.evaluator_door({"bee": 5}).labels.tolist()) == {5}
-    empty = data.learner_door({"zebra": 1})
+    assert set(data.test_images({"bee": 5}).labels.tolist()) == {5}
+    empty = data.learner_images({"zebra": 1})
     assert len(empty) == 0
     assert empty.labels.shape == (0,)
     assert everything(empty).shape == (0, SIZE, SIZE, 3)
@@ -110,19 +110,19 @@ def test_names_are_matched_as_the_federation_does_and_unknown_ones_are_empty(ope
 
 def test_images_are_decoded_once_across_rounds_and_accesses(opened, decoded):
     data = opened()
-    door = data.learner_door({"ant": 0})
+    door = data.learner_images({"ant": 0})
     for _ in range(3):
         everything(door)
-    again = data.learner_door({"ant": 0})
+    again = data.learner_images({"ant": 0})
     assert contents(again) == contents(door)
     assert len(decoded) == len(door)
 
 
 @pytest.mark.parametrize("room", [0, 1, 4])
 def test_beyond_the_bound_images_are_decoded_on_access_and_the_same(opened, decoded, room):
-    full = everything(opened().evaluator_door({"ant": 0, "cat": 1}))
+    full = everything(opened().test_images({"ant": 0, "cat": 1}))
     data = opened(room)
-    door = data.evaluator_door({"ant": 0, "cat": 1})
+    door = data.test_images({"ant": 0, "cat": 1})
     decoded.clear()
     assert np.array_equal(everything(door), full)
     assert len(decoded) == 6 - room
@@ -131,8 +131,8 @@ def test_beyond_the_bound_images_are_decoded_on_access_and_the_same(opened, deco
 
 def test_a_new_door_takes_the_room_of_an_older_one(opened, decoded):
     data = opened(3)
-    old = data.evaluator_door({"ant": 0})
-    new = data.evaluator_door({"cat": 0})
+    old = data.test_images({"ant": 0})
+    new = data.test_images({"cat": 0})
     decoded.clear()
     everything(new)
     assert len(decoded) == 0
@@ -141,7 +141,7 @@ def test_a_new_door_takes_the_room_of_an_older_one(opened, decoded):
 
 
 def test_a_mixed_index_with_repetitions_is_served_in_order(opened):
-    door = opened(2).evaluator_door({"ant": 0, "cat": 1})
+    door = opened(2).test_images({"ant": 0, "cat": 1})
     index = np.array([5, 0, 5, 3], dtype=np.int64)
     assert np.array_equal(door.take(index), everything(door)[index])
 
@@ -159,7 +159,7 @@ def test_an_image_that_is_gone_or_changed_since_the_scan_is_skipped_and_named(
         put(root, "test/ant/1.png", 99)
     else:
         path.write_bytes(b"broken")
-    door = data.evaluator_door({"ant": 0})
+    door = data.test_images({"ant": 0})
     assert len(door) == 2
     assert contents(door) == {pixels(1000).tobytes(), pixels(1002).tobytes()}
     assert len(data.faults) == 1
@@ -168,7 +168,7 @@ def test_an_image_that_is_gone_or_changed_since_the_scan_is_skipped_and_named(
 
 def test_an_image_that_vanishes_while_in_use_is_replaced_by_one_of_its_class(opened, root):
     data = opened(0)
-    door = data.evaluator_door({"ant": 0, "cat": 1})
+    door = data.test_images({"ant": 0, "cat": 1})
     (root / "test/ant/1.png").unlink()
     batch = everything(door)
     assert np.array_equal(batch[1], batch[2])
@@ -178,7 +178,7 @@ def test_an_image_that_vanishes_while_in_use_is_replaced_by_one_of_its_class(ope
 
 def test_a_class_of_which_nothing_is_left_is_a_data_error(opened, root):
     data = opened(0)
-    door = data.evaluator_door({"ant": 0})
+    door = data.test_images({"ant": 0})
     for i in range(3):
         (root / f"test/ant/{i}.png").unlink()
     with pytest.raises(DataError, match="'ant' has no readable image left"):
@@ -187,17 +187,17 @@ def test_a_class_of_which_nothing_is_left_is_a_data_error(opened, root):
 
 def test_after_a_rescan_known_images_stay_decoded(opened, root, decoded):
     data = opened()
-    before = data.learner_door({"ant": 0})
+    before = data.learner_images({"ant": 0})
     decoded.clear()
     put(root, "train/ant/new.png", 555)
     put(root, "train/ant/new2.png", 556)
     source = open_source(root)
     data.refresh(source, scan(source, None, b"salt", threads=1))
-    after = data.learner_door({"ant": 0})
+    after = data.learner_images({"ant": 0})
     assert contents(before) <= contents(after)
     assert len(decoded) == len(after) - len(before)
 
 
 def test_the_order_is_that_of_the_names(opened, root):
-    one = everything(opened().learner_door({"ant": 0, "cat": 1}))
-    assert np.array_equal(one, everything(opened().learner_door({"cat": 1, "ant": 0})))
+    one = everything(opened().learner_images({"ant": 0, "cat": 1}))
+    assert np.array_equal(one, everything(opened().learner_images({"cat": 1, "ant": 0})))

@@ -50,29 +50,29 @@ def of(data, cls, side="train"):
 def test_exemplars_come_in_the_order_in_which_they_are_named_each_once(data):
     ants, bees = of(data, "ant"), of(data, "bee")
     asked = [bees[2], ants[1], bees[0], ants[1]]
-    door = data.exemplar_door({"ant": 5, "bee": 7}, asked)
+    door = data.exemplar_images({"ant": 5, "bee": 7}, asked)
     assert door.digests == asked[:3]
     assert door.labels.tolist() == [7, 5, 7]
-    first = data.learner_door({"bee": 7})
+    first = data.learner_images({"bee": 7})
     same = first.take(np.array([first.digests.index(bees[2])]))
     assert np.array_equal(door.take(np.array([0])), same)
 
 
 def test_test_images_and_images_of_other_classes_stay_shut(data):
     asked = [*of(data, "ant", "test"), *of(data, "ant", "select"), of(data, "cat")[0], "0" * 64]
-    assert len(data.exemplar_door({"ant": 0, "bee": 1}, asked)) == 0
+    assert len(data.exemplar_images({"ant": 0, "bee": 1}, asked)) == 0
 
 
 def test_a_class_of_which_too_few_are_left_is_left_out(data):
     ants, bees = of(data, "ant"), of(data, "bee")
-    door = data.exemplar_door({"ant": 0, "bee": 1}, [*ants[:3], *bees[:2]], 3)
+    door = data.exemplar_images({"ant": 0, "bee": 1}, [*ants[:3], *bees[:2]], 3)
     assert door.labels.tolist() == [0, 0, 0]
 
 
 def test_an_image_that_was_deleted_is_no_exemplar_any_more(data, root):
     ants = of(data, "ant")
     (root / next(i.entry.name for i in data.manifest.images if i.digest == ants[0])).unlink()
-    assert data.exemplar_door({"ant": 0}, ants[:2]).digests == [ants[1]]
+    assert data.exemplar_images({"ant": 0}, ants[:2]).digests == [ants[1]]
 
 
 # --- the worker -------------------------------------------------------------------------------

@@ -325,7 +325,7 @@ def through_the_door(folder, least, names=IDS):
     manifest = scan(source, None, b"salt", threads=1)
     size = Preprocessing(backbone.info.preprocessing.size, (0.5,) * 3, (0.5,) * 3)
     data = LocalData(source, manifest, size, memory_bytes=1 << 20, threads=1)
-    door = data.learner_door({n: IDS[n] for n in names}, least)
+    door = data.learner_images({n: IDS[n] for n in names}, least)
     images = Images(door.take(np.arange(len(door))), np.asarray(door.labels))
     data.close()
     return images

@@ -64,7 +64,7 @@ class Desk:
 
     @property
     def is_member(self):
-        return self.roster.door.is_member(self.keys.curve)
+        return self.roster.allow_list.is_member(self.keys.curve)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_it_hears_why_is_cut_and_is_a_guest_for_a_minute(play):
         assert nack.code == "cut_off"
         assert desk.dismissed == [7], "what it has sent already is not read any more"
         assert not desk.is_member
-        assert desk.roster.door(desk.keys.curve), "it may come and hear why"
+        assert desk.roster.allow_list(desk.keys.curve), "it may come and hear why"
         with pytest.raises(CutOff, match="in 60 s"):
             desk.cut_offs.refuse(desk.client)
         loop.run(GOODBYE_S)

@@ -57,11 +57,11 @@ def row_of(roster, ticket):
 def test_a_ticket_makes_its_bearer_a_member_under_the_name_that_it_was_issued_for(roster):
     ticket, row = issue(roster)
     guest, keys = ticket.guest_keys().public.curve, PrivateKeys.generate().public
-    assert roster.door(guest) is True
-    assert roster.door(keys.curve) is False
+    assert roster.allow_list(guest) is True
+    assert roster.allow_list(keys.curve) is False
     client = roster.redeem(row, keys, "Linux")
-    assert roster.door.is_member(keys.curve)
-    assert not roster.door.is_member(guest)
+    assert roster.allow_list.is_member(keys.curve)
+    assert not roster.allow_list.is_member(guest)
     assert roster.federation.ledger.clients.get(client).name == "camera"
     audit = [(e.action, e.detail) for e in roster.federation.ledger.audit.newest()]
     assert audit == [("enrol", "camera"), ("enrolled", client)]
@@ -100,7 +100,7 @@ def test_the_servers_clock_says_when_a_ticket_is_over(roster, clock):
     clock.now += 2
     with pytest.raises(TicketExpired, match=r"expired on 20\d\d-"):
         roster.redeem(row, keys, "")
-    assert roster.door(ticket.guest_keys().public.curve) is True  # it is told why
+    assert roster.allow_list(ticket.guest_keys().public.curve) is True  # it is told why
 
 
 def test_a_newer_ticket_of_the_same_name_withdraws_the_older_one(roster):
@@ -132,8 +132,8 @@ def test_a_revoked_member_is_a_guest_who_is_told_why(roster):
     roster.redeem(row, keys, "")
     member = roster.named("camera")
     roster.revoke(member, "the device was stolen", "uid 0")
-    assert not roster.door.is_member(keys.curve)
-    assert roster.door(keys.curve) is True
+    assert not roster.allow_list.is_member(keys.curve)
+    assert roster.allow_list(keys.curve) is True
     now = roster.federation.ledger.now
     error = refusal(roster.federation.ledger.clients.get(member.client_id), now)
     assert isinstance(error, Revoked)
@@ -161,10 +161,12 @@ def test_a_server_that_starts_again_knows_members_guests_and_former_members(rost
     roster.revoke(roster.named("two"), "", "uid 0")
     fresh = Roster(roster.federation, AllowList())
     fresh.open()
-    assert fresh.door.is_member(member.curve)
-    assert [fresh.door(k) for k in (former.curve, ticket.guest_keys().public.curve)] == [True] * 2
-    assert not fresh.door.is_member(former.curve)
-    assert fresh.door(PrivateKeys.generate().public.curve) is False
+    assert fresh.allow_list.is_member(member.curve)
+    assert [fresh.allow_list(k) for k in (former.curve, ticket.guest_keys().public.curve)] == [
+        True
+    ] * 2
+    assert not fresh.allow_list.is_member(former.curve)
+    assert fresh.allow_list(PrivateKeys.generate().public.curve) is False
 
 
 def test_a_client_is_named_by_name_or_by_the_beginning_of_its_id(roster):

@@ -117,7 +117,7 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
     try:
         roster = Roster(federation, AllowList())
         roster.open()
-        assert not roster.door(old.curve), "it hears no explanation either"
+        assert not roster.allow_list(old.curve), "it hears no explanation either"
         with pytest.raises(UsageError, match="that was erased, and is not taken again"):
             roster.enrol_local(NAME, old, "me")
         assert roster.enrol_local(NAME, new, "me")

@@ -50,7 +50,7 @@ def test_of_a_relay_as_much_may_lie_unread_as_all_behind_it_were_asked_for(tmp_p
         center = Center(ledger)
         key = center.member("site", role=Role.RELAY)[0].public.curve
         if revoked:
-            center.roster.door.invite(key, 60)
+            center.roster.allow_list.invite(key, 60)
         expected = GUEST_BYTES if revoked else MEMBER_BYTES + TOTAL_BYTES
         assert center.roster.allow(key) == expected
         assert center.roster.who(key) == "site"

@@ -20,7 +20,8 @@ MEMBER, FORMER, NEWCOMER = b"m", b"f", b"n"
 def test_what_is_longer_is_cut_at_once(key, most):
     ledger = SimpleNamespace(clients=SimpleNamespace(by_curve=lambda key: key == FORMER or None))
     roster = SimpleNamespace(
-        door=SimpleNamespace(is_member=MEMBER.__eq__), federation=SimpleNamespace(ledger=ledger)
+        allow_list=SimpleNamespace(is_member=MEMBER.__eq__),
+        federation=SimpleNamespace(ledger=ledger),
     )
     cut = []
     guests = Guests(roster, None, lambda *_: True, cut.append, list, print)

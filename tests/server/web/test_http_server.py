@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from fcil_protocol.errors import ConfigError, LinkError, Unreachable
-from fcil_server.federation.addresses import TlsFiles, check_door
+from fcil_server.federation.addresses import TlsFiles, check_listen_address
 from fcil_server.web import child as web_child
 from fcil_server.web import http_server
 from fcil_server.web.child import Fresh
@@ -30,7 +30,7 @@ from fcil_server.web.http_server import (
     endless,
     is_ours,
     make_server,
-    open_door,
+    open_listener,
     own_names,
 )
 from fcil_server.web.metrics.endpoints import Figures
@@ -317,23 +317,23 @@ def test_who_takes_a_stream_slowly_gets_it_whole() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9464", "[::1]:0", "localhost:1", "127.9.9.9:2"])
 def test_the_loopback_address_needs_no_certificate(address: str) -> None:
-    check_door(address, NO_CERTIFICATE)
+    check_listen_address(address, NO_CERTIFICATE)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9464", "[::]:1", "192.0.2.1:1", "lab.example:1"])
 def test_another_address_needs_one(address: str) -> None:
     with pytest.raises(ConfigError, match="in the clear"):
-        check_door(address, NO_CERTIFICATE)
-    check_door(address, TlsFiles("c.pem", "k.pem"))
+        check_listen_address(address, NO_CERTIFICATE)
+    check_listen_address(address, TlsFiles("c.pem", "k.pem"))
     with pytest.raises(ConfigError, match="belong together"):
-        check_door(address, TlsFiles("c.pem"))
+        check_listen_address(address, TlsFiles("c.pem"))
 
 
 def test_an_address_in_use_is_told_in_a_sentence() -> None:
-    with open_door("127.0.0.1:0") as taken:
+    with open_listener("127.0.0.1:0") as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(LinkError, match=f"cannot listen on {address}"):
-            open_door(address)
+            open_listener(address)
 
 
 @pytest.fixture
@@ -485,7 +485,7 @@ def test_figures_are_gathered_anew_when_they_are_old(monkeypatch: pytest.MonkeyP
 
 
 def test_the_backlog_of_a_closed_door_is_refused() -> None:
-    with open_door("127.0.0.1:0") as sock:
+    with open_listener("127.0.0.1:0") as sock:
         place = sock.getsockname()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place, timeout=5)
