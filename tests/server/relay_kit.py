@@ -81,7 +81,7 @@ class Center:
         self.spoil = bytes  # what becomes of a chunk
 
     def _changed(self, relay):
-        self.lanes.tell(relay)
+        self.lanes.send_lists(relay)
 
     def member(self, name, *, via=None, role=Role.CLIENT):
         """Enrol somebody with a ticket; return keys and id."""

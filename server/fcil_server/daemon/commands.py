@@ -60,7 +60,7 @@ class Commands:
             case "gauges":
                 return gauges(context, fields)
             case "live":
-                return await self._live.tell(fields)
+                return await self._live.report(fields)
             case "outlook":
                 return preview_terms(context.run)
             case "notes":
@@ -155,7 +155,7 @@ class Commands:
         going = ServedRun(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
         journal.write()  # waiting notes name the client, too
         done = erase(context.roster, directory, row, actor, going)
-        coordinator.revoked(row.client_id)
+        coordinator.on_client_revoked(row.client_id)
         journal.rename(row.name, done.pseudonym)
         context.peers.refused.pop(row.client_id, None)
         peer = context.peers.by_client(row.client_id)
@@ -186,7 +186,7 @@ def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, 
     coordinator = context.run.coordinator
     names = apply_change(coordinator.context.classes, fields)
     _audit(context, fields, f"classes_{fields['change']}", ", ".join(names))
-    coordinator.classes_changed()
+    coordinator.on_classes_changed()
     return {"names": names}
 
 

@@ -66,9 +66,9 @@ class CutOffs:
         self._silence = silence
         self._conduct = conduct or Conduct()
 
-    def needless(self, client: ClientId, count: float = 1.0) -> None:
+    def count_needless(self, client: ClientId, count: float = 1.0) -> None:
         """Count a member's needless messages; cut it off after too many."""
-        pause_s = self._conduct.needless(client, count)
+        pause_s = self._conduct.count_needless(client, count)
         if pause_s:
             self._begin(client, pause_s)
 
@@ -76,7 +76,7 @@ class CutOffs:
         """Count a member's connection that was cut because it sent too much."""
         row = self._ledger.clients.by_curve(key) if key else None
         if row is not None:
-            self.needless(row.client_id, A_FLOOD)
+            self.count_needless(row.client_id, A_FLOOD)
 
     def refuse(self, client: ClientId) -> None:
         """Refuse a member that comes back before its pause is over.
@@ -84,7 +84,7 @@ class CutOffs:
         Raises:
             CutOff: with the time left.
         """
-        left = self._conduct.left(client)
+        left = self._conduct.remaining_s(client)
         if left:
             raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
 
@@ -97,7 +97,7 @@ class CutOffs:
         with contextlib.suppress(FcilError):  # a full disk must not prevent the cut
             self._ledger.audit.add("server", CutOff.code, text)
         self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
-        self._roster.bar(row)
+        self._roster.suspend(row)
         peer = self._peers.by_client(client)
         if peer is not None:
             self._dismiss(peer)
@@ -116,7 +116,7 @@ class CutOffs:
             del self._peers.refused[client]  # another reason stays
         row = self._ledger.clients.get(client)
         if row is not None:
-            self._roster.unbar(row)
+            self._roster.readmit(row)
 
 
 def _why() -> str:

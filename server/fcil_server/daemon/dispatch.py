@@ -78,7 +78,7 @@ class Dispatch:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
-        if guests.had_its_answer(incoming):
+        if guests.was_answered(incoming):
             return
         guests.check_size(incoming)
         received = parse(incoming.frames)
@@ -133,8 +133,8 @@ class Dispatch:
         text = f"{peer.name}: {message.reason}"
         self._context.journal.note("info", "declined", text, peer.client)
         peer.resting = message.reason == NotNow.code
-        if not coordinator.declined(peer.client, key, message.reason):
-            self._cut_offs.needless(peer.client)
+        if not coordinator.on_client_declined(peer.client, key, message.reason):
+            self._cut_offs.count_needless(peer.client)
 
     def _departed(self, conn: int) -> None:
         self._guests.departed(conn)

@@ -65,20 +65,20 @@ class LedgerFlusher:
 
     async def close_round(self, key: RoundKey) -> None:
         """Write the cost and the results of a closed round during the round that follows."""
-        await self.settled()
+        await self.wait_until_settled()
         self._closing = asyncio.create_task(guard(self._write_round(key), self._fail))
 
     async def _write_round(self, key: RoundKey) -> None:
         await self.run()
         await self._context.run.write_round(key)
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the cost and the results of the closed rounds are written."""
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
     async def end(self) -> None:
         """Write all pending records."""
-        await self.settled()
+        await self.wait_until_settled()
         self._keep_remaining()
         self._context.byte_meter.flush()

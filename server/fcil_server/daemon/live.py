@@ -57,7 +57,7 @@ class LiveStatus:
         """Note that an update is complete and valid."""
         self._opened[accepted.client] = accepted.sealed_bytes
 
-    async def tell(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def report(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's current state.
 
         Args:

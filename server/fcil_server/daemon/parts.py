@@ -75,11 +75,11 @@ class ServerPorts(RunPorts):
             self.stop()
 
     async def flush_bytes(self) -> None:
-        await self.parts().flusher.settled()
+        await self.parts().flusher.wait_until_settled()
         self.parts().context.byte_meter.flush()
 
     def announced(self, peer: Peer) -> None:
-        self.parts().cut_offs.needless(peer.client, ANNOUNCED)
+        self.parts().cut_offs.count_needless(peer.client, ANNOUNCED)
 
     def opened(self, accepted: Accepted) -> None:
         self.parts().live.opened(accepted)

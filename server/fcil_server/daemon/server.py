@@ -269,7 +269,7 @@ class Server:
         credit = self.config.wire.credit
 
         def changed(relay: ClientId) -> None:  # these four call parts that are made below
-            link.tell(relay)
+            link.send_lists(relay)
 
         def flooded(key: bytes) -> None:
             cut_offs.flooded(key)
@@ -279,7 +279,7 @@ class Server:
 
         def refused(relay: ClientId, error: FcilError) -> None:
             self.journal.refusal(relay, error)
-            cut_offs.needless(relay)
+            cut_offs.count_needless(relay)
 
         roster = self._roster(changed)
         router, port = self._listen(roster, flooded)

@@ -49,7 +49,7 @@ class ClientSessions:
         if context.peers.is_left_behind(peer):
             context.link.cut(peer.conn)  # the network kept its messages while a newer one was made
             return
-        self._cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
+        self._cut_offs.count_needless(peer.client)  # a few Hellos are needed; hundreds are not
         self._cut_offs.refuse(peer.client)
         self._note_connection(incoming, peer)
         context.byte_meter.received(peer.client, hello, incoming.frames)
@@ -123,7 +123,7 @@ class ClientSessions:
         context.journal.refusal(row.client_id if row else None, error)
         whose = row.client_id if row else context.link.carrier(incoming.conn)
         if whose is not None:
-            self._cut_offs.needless(whose)
+            self._cut_offs.count_needless(whose)
         peer = context.peers.by_conn(incoming.conn)
         if peer is not None:
             self.send(peer, nack_of(error))
@@ -146,7 +146,7 @@ class ClientSessions:
         text = f"{peer.name}: {error.message}"
         self._context.journal.note("warning", error.code, text, peer.client, heard=True)
         if not isinstance(error, (InternalError, StorageError)):  # those are the server's faults
-            self._cut_offs.needless(peer.client)
+            self._cut_offs.count_needless(peer.client)
 
     def overrun(self, peer: Peer) -> None:
         """Cut a client with too many waiting uploads, and report it."""
@@ -176,7 +176,7 @@ class ClientSessions:
         """Take a client off the list (`Roster.revoke`) and end its connection."""
         context = self._context
         context.roster.revoke(row, why, actor, keep=keep)
-        context.run.coordinator.revoked(row.client_id)
+        context.run.coordinator.on_client_revoked(row.client_id)
         peer = context.peers.by_client(row.client_id)
         if peer is not None:  # it comes back as a guest and gets the reason
             context.link.cut(peer.conn)
@@ -199,7 +199,7 @@ class ClientSessions:
         if peer is not None and context.peers.by_client(peer.client) is None:
             context.journal.note("info", "left", f"{peer.name} left", peer.client)
             context.ledger.clients.touch(peer.client)
-            context.run.coordinator.left(peer.client)
+            context.run.coordinator.on_client_left(peer.client)
 
     def cut(self, peer: Peer) -> None:
         """End a client's connection, and drop its partially received envelopes."""

@@ -289,12 +289,12 @@ class Roster:
             self.allow_list.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
 
-    def bar(self, row: ledger_rows.ClientRow) -> None:
-        """Admit a member only occasionally, as a former one, until `unbar`."""
+    def suspend(self, row: ledger_rows.ClientRow) -> None:
+        """Admit a member only occasionally, as a former one, until `readmit`."""
         if row.curve:
             self.allow_list.explain(row.curve)
 
-    def unbar(self, row: ledger_rows.ClientRow) -> None:
+    def readmit(self, row: ledger_rows.ClientRow) -> None:
         """Admit a barred member again, if it still is a member."""
         if row.curve and row.may_join(self._ledger.now):
             self.allow_list.admit(row.curve)

@@ -18,7 +18,7 @@ from fcil_server.rounds.schedule import Step
 from fcil_server.sessions.peers import Peer
 
 
-def available(
+def list_available(
     context: RunContext, progress: RunProgress, peers: Iterable[Peer], now: float
 ) -> list[Available]:
     """Return, for each connected client, if it has data for the round under way."""
@@ -49,7 +49,7 @@ async def ask(
     """Send RoundOpen for the round under way."""
     assert progress.task is not None
     assert progress.step is not None
-    registry = await registry_part(context, progress, peer, progress.task, progress.step)
+    registry = await publish_registry(context, progress, peer, progress.task, progress.step)
     return context.send(
         peer,
         RoundOpen(
@@ -71,7 +71,7 @@ async def ask(
     )
 
 
-async def registry_part(
+async def publish_registry(
     context: RunContext, progress: RunProgress, peer: Peer, task: TaskInfo, step: Step
 ) -> PartRef:
     """Publish the names and ids of the classes that this client may know."""
@@ -120,10 +120,10 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
         return f"{more} more client{'s' if more > 1 else ''} ({here} here)"
     if machine.opens_at is not None:
         return "others that may come or have images in a moment (round.settle_s)"
-    hidden = hidden_classes(context, task, step)
+    hidden = describe_hidden(context, task, step)
     if hidden:
         return f"hidden classes to be shown: fcil-server classes show {hidden}"
-    images = wanted_images(context, task, step)
+    images = describe_images(context, task, step)
     if not machine.holders:
         return f"a client that holds {images}"
     lacking = machine.rules.min_updates - machine.holders
@@ -131,7 +131,7 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
     return f"{who} {images} ({machine.holders} here)"
 
 
-def wanted_images(context: RunContext, task: TaskInfo, step: Step) -> str:
+def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
     names = context.classes.names()
     wanted = _wanted(task, step)
@@ -140,7 +140,7 @@ def wanted_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     return f"{'test ' if step.kind == EVALUATE else ''}images of {listed}{more}"
 
 
-def hidden_classes(context: RunContext, task: TaskInfo, step: Step) -> str:
+def describe_hidden(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return the arguments of `fcil-server classes show` if all classes of a round are hidden.
 
     Empty if a class of the round is not hidden: then no connected client has images of it.

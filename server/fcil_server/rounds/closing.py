@@ -85,7 +85,7 @@ class Closing:
         self._verdicts |= self._judged
         await self._tell(key, close, outcome)
         await asyncio.to_thread(self.context.aggregation.settled)
-        await self.tidied()
+        await self.wait_until_tidied()
         # The updates of the newest state stay: if its file is damaged, it is computed again. Chosen
         # now, while no round takes updates; the others are removed during the next round.
         needed = needed_updates(self.context.ledger, self.context.run)
@@ -100,7 +100,7 @@ class Closing:
         except StorageError as error:  # the next round tries again
             self.context.notify("warning", error.code, str(error))
 
-    async def tidied(self) -> None:
+    async def wait_until_tidied(self) -> None:
         """Wait until the leftovers of closed rounds are removed."""
         if self._tidying is not None:
             await asyncio.shield(self._tidying)
@@ -171,7 +171,7 @@ class Closing:
         for client, reason in excluded.items():
             context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
         if usable:
-            text = notes.too_few(self.progress, len(usable), least)
+            text = notes.describe_too_few(self.progress, len(usable), least)
             context.notify("warning", "too_few_updates", text)
         return outcome
 
@@ -193,10 +193,10 @@ class Closing:
             if close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.VOID)
             outcome = self._commit(key, close, phases)
-        context.notify("error", "void", notes.void(self.progress, why))
+        context.notify("error", "void", notes.describe_void(self.progress, why))
         return outcome
 
-    def heed_void(self, key: RoundKey) -> str:
+    def check_void(self, key: RoundKey) -> str:
         """Return a reason to pause the run after several void rounds in a row, else nothing.
 
         Without a pause the run would continue in vain.

@@ -22,7 +22,7 @@ from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, Answer
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
-from fcil_server.rounds.asking import ask, available, describe_pause, describe_wait
+from fcil_server.rounds.asking import ask, describe_pause, describe_wait, list_available
 from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
@@ -60,22 +60,22 @@ class Coordinator:
 
     # --- calls from the daemon ------------------------------------------------------------------
 
-    def arrived(self, peer: Peer) -> None:
+    def on_client_ready(self, peer: Peer) -> None:
         """Handle a client that is ready and has announced its classes (again)."""
         self.old_classes.notice(peer)
         self._look_at([peer])
 
     def _look_at(self, peers: list[Peer]) -> None:
         self.discovery.news.set()
-        for event in available(self.context, self.progress, peers, self._now()):
+        for event in list_available(self.context, self.progress, peers, self._now()):
             self._events.put_nowait(event)
 
-    def left(self, client: ClientId) -> None:
+    def on_client_left(self, client: ClientId) -> None:
         """Handle the end of a client's session."""
         self.discovery.news.set()  # the waiting phrase counts connected clients
         self._events.put_nowait(machine.Left(client, self._now()))
 
-    def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
+    def on_client_declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
         """Handle a client that cannot take part; return True if the round waited for its answer."""
         progress = self.progress
         if progress.round is None or not progress.is_open or key != progress.key(self.context.run):
@@ -87,7 +87,7 @@ class Coordinator:
         self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
         return waited
 
-    def revoked(self, client: ClientId) -> None:
+    def on_client_revoked(self, client: ClientId) -> None:
         """Handle a client's revocation; unless its update was kept, it declines the round."""
         key = self.progress.key(self.context.run)
         if key is None or not self.progress.is_open:
@@ -97,7 +97,7 @@ class Coordinator:
             return
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
-    def classes_changed(self) -> None:
+    def on_classes_changed(self) -> None:
         """Match clients with classes again after the operator changed names."""
         self._look_at(self.context.peers.announced())
 
@@ -285,7 +285,7 @@ class Coordinator:
         )
         progress.round = None
         await self.ports.round_closed(key)
-        if void := self.closing.heed_void(key):
+        if void := self.closing.check_void(key):
             progress.hold(void)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
@@ -299,7 +299,7 @@ class Coordinator:
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, rest=True))
-        here = available(self.context, progress, self.context.peers.announced(), now)
+        here = list_available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)
         self._events.put_nowait(machine.Present(pairs, now))
@@ -342,13 +342,13 @@ class Coordinator:
         self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
 
     async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
-        context = self.context
+        context, progress = self.context, self.progress
         match instruction:
             case machine.Unheld(until):
                 self._note_unheld(None if until is None else until - self._now())
             case machine.Unable(until):
                 left = None if until is None else until - self._now()
-                text = notes.unable(context, self.progress, left)
+                text = notes.describe_unable(context, self.progress, left)
                 context.notify("warning", "all_declined", text)
             case machine.Opened(asked):
                 self._unheld_noted = -1
@@ -359,11 +359,11 @@ class Coordinator:
                     )
                 self.progress.opened_at = row.opened_at
                 await asyncio.to_thread(context.ledger.sync)
-                context.notify("info", "round_opened", notes.opened(self.progress, asked))
+                context.notify("info", "round_opened", notes.describe_opened(progress, asked))
             case machine.Widened(asked):
                 context.ledger.rounds.set_asked(key, asked)
                 context.ledger.rounds.set_remaining(key, context.config.round.deadline_s)
-                context.notify("info", "round_widened", notes.widened(self.progress, asked))
+                context.notify("info", "round_widened", notes.describe_widened(progress, asked))
             case machine.Ask(client):
                 peer = context.peers.by_client(client)
                 if peer is not None:
@@ -387,7 +387,7 @@ class Coordinator:
         asked = tuple(self.progress.round.answers)
         self.context.ledger.rounds.reopen(key, asked=asked, remaining_s=what.at - self._now())
         self.context.notify(
-            "warning", "reopened", notes.reopened(self.context, self.progress, what)
+            "warning", "reopened", notes.describe_reopened(self.context, self.progress, what)
         )
         if self.progress.mode is Mode.DRAINING:  # it resumes when the server is started again
             await self._may_go_on()
@@ -397,5 +397,5 @@ class Coordinator:
         if self._unheld_noted != self.progress.task.index:
             self._unheld_noted = self.progress.task.index
             self.context.notify(
-                "warning", "no_holder", notes.unheld(self.context, self.progress, until_s)
+                "warning", "no_holder", notes.describe_unheld(self.context, self.progress, until_s)
             )

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Answer
 from fcil_server.rounds import events as machine
-from fcil_server.rounds.asking import hidden_classes, wanted_images
+from fcil_server.rounds.asking import describe_hidden, describe_images
 from fcil_server.rounds.position import RunContext, RunProgress
 
 NAMED = 12  # clients that a note lists
 
 
-def opened(progress: RunProgress, asked: tuple[ClientId, ...]) -> str:
+def describe_opened(progress: RunProgress, asked: tuple[ClientId, ...]) -> str:
     """Return the note that a round asks this many clients."""
     return f"{_name(progress)} asks {len(asked)} client{'s' if len(asked) > 1 else ''}"
 
 
-def widened(progress: RunProgress, asked: tuple[ClientId, ...]) -> str:
+def describe_widened(progress: RunProgress, asked: tuple[ClientId, ...]) -> str:
     """Return the note that others are asked because all have declined so far."""
     return f"{_name(progress)}: all have declined; it asks others too, {len(asked)} by now"
 
 
-def reopened(context: RunContext, progress: RunProgress, what: machine.Reopened) -> str:
+def describe_reopened(context: RunContext, progress: RunProgress, what: machine.Reopened) -> str:
     """Return the note that a round continues past its deadline, with the missing clients."""
     names = _names(context, what.missing)
     if what.declined:
@@ -31,7 +31,7 @@ def reopened(context: RunContext, progress: RunProgress, what: machine.Reopened)
     return f"{_name(progress)}: the deadline passed without a quorum; still missing: {names}"
 
 
-def unable(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
+def describe_unable(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
     """Return the note that too many asked clients declined, with reasons and what follows when."""
     assert progress.round is not None
     rules, reasons = progress.round.rules, progress.round.reasons
@@ -49,7 +49,7 @@ def unable(context: RunContext, progress: RunProgress, until_s: float | None) ->
     return f"{_name(progress)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
 
 
-def void(progress: RunProgress, why: str) -> str:
+def describe_void(progress: RunProgress, why: str) -> str:
     """Return the note that a round changes nothing, because its updates cannot be combined."""
     return (
         f"{_name(progress)} is void: its updates cannot be combined, and none in particular is to "
@@ -57,7 +57,7 @@ def void(progress: RunProgress, why: str) -> str:
     )
 
 
-def too_few(progress: RunProgress, usable: int, least: int) -> str:
+def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
     """Return the note that a round changes nothing, because it has too few updates."""
     updates = f"{usable} update{'' if usable == 1 else 's'}"
     return (
@@ -66,7 +66,7 @@ def too_few(progress: RunProgress, usable: int, least: int) -> str:
     )
 
 
-def unheld(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
+def describe_unheld(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
     """Return the note that too few connected clients, or none, have images, and what follows."""
     assert progress.task is not None
     assert progress.step is not None
@@ -74,11 +74,11 @@ def unheld(context: RunContext, progress: RunProgress, until_s: float | None) ->
     end = "it waits; fcil-server close-round --rest-of-task goes on without them"
     if until_s is not None:
         end = f"in {until_s:.0f} s its rounds are skipped"
-    hidden = hidden_classes(context, progress.task, progress.step)
+    hidden = describe_hidden(context, progress.task, progress.step)
     if hidden:
         show = f"fcil-server classes show {hidden}"
         return f"task {progress.task.index}: all its classes are hidden, undone by {show}; {end}"
-    wanted = wanted_images(context, progress.task, progress.step)
+    wanted = describe_images(context, progress.task, progress.step)
     holders = progress.round.holders
     if holders:
         who = f"of those here {holders} hold{'s' if holders == 1 else ''} {wanted}, and a round"

@@ -173,7 +173,7 @@ class OpenRun:
     async def close(self) -> None:
         """Stop the worker and close the stores."""
         try:
-            await self.coordinator.closing.tidied()
+            await self.coordinator.closing.wait_until_tidied()
             await self.sinks.end()
         finally:
             await self.aggregation.close()

@@ -47,7 +47,7 @@ async def ensure_state(context: RunContext, directory: Path) -> RunRow | None:
     except CorruptFile as error:
         row = context.ledger.runs.get(context.run)
         if row is None or row.status is not RunStatus.DONE:
-            await recovery.have_an_opening()
+            await recovery.restore_opening()
             return _fall_back(context, directory, newest, error)
         context.notify(
             "error", error.code, f"{error.message} The run is complete; its figures stay."
@@ -78,7 +78,7 @@ class Recovery:
         self._context.notify("warning", "state_recomputed", text)
         return state
 
-    async def have_an_opening(self) -> None:
+    async def restore_opening(self) -> None:
         """Compute the newest recoverable opening of a task again: it needs no updates."""
         for row in reversed(self._rows.values()):
             if row.kind == OPENING:

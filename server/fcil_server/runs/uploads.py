@@ -76,7 +76,7 @@ class RunUploads(IntakePorts):
         held = [n for n in peer.train.values() if n]  # of other classes it has only test images
         text = f"{peer.name} holds {sum(held)} training images of {len(held)} classes"
         self._ports.notify("info", "announced", text, peer.client)
-        self._coordinator.arrived(peer)
+        self._coordinator.on_client_ready(peer)
         if self._coordinator.progress.phase == "done":
             self._ports.tell_done(peer)
 

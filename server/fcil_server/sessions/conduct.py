@@ -36,7 +36,7 @@ class Conduct:
         self._clock = clock
         self._records: dict[ClientId, _ConductRecord] = {}
 
-    def needless(self, client: ClientId, count: float = 1.0) -> float:
+    def count_needless(self, client: ClientId, count: float = 1.0) -> float:
         """Count refused or needless messages; return for how long to cut the client off.
 
         Returns 0 if it is not cut off, or is cut off already.
@@ -55,7 +55,7 @@ class Conduct:
         record.level = 0.0
         return record.pause_s
 
-    def left(self, client: ClientId) -> float:
+    def remaining_s(self, client: ClientId) -> float:
         """Return for how many more seconds a client is cut off; 0: it is not."""
         record = self._records.get(client)
         return max(0.0, record.until - self._clock()) if record else 0.0

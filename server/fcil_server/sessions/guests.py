@@ -43,7 +43,7 @@ class Guests:
     notify: Callable[..., None]
     _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
 
-    def had_its_answer(self, incoming: Incoming) -> bool:
+    def was_answered(self, incoming: Incoming) -> bool:
         """Return True if a connection is an answered guest's, about to be cut."""
         return incoming.conn in self._answered
 

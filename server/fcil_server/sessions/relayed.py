@@ -153,7 +153,7 @@ class RelayedLink:
 
     # --- relays -----------------------------------------------------------------------------
 
-    def tell(self, client: ClientId) -> None:
+    def send_lists(self, client: ClientId) -> None:
         """Send a relay its lists again; a revoked relay is cut."""
         for relay in self._relays(client):
             row = self._roster.federation.ledger.clients.get(client)

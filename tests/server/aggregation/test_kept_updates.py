@@ -16,7 +16,7 @@ from fcil_protocol.errors import CorruptFile
 from fcil_protocol.payloads.payload import pack
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.federation.directory import Federation
-from fcil_server.rounds.asking import available
+from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.schedule import Step
 from fcil_server.runs.fork import fork
 from fcil_server.runs.resources import RunSetup, make_context
@@ -130,7 +130,7 @@ def test_who_was_forgotten_is_not_asked_for_that_task_but_tested_and_asked_for_o
 
         def asked(task: int, kind: str) -> list[bool]:
             at = SimpleNamespace(task=TaskInfo(task, (0, 1)), step=Step(kind, 0, 1))
-            return [e.holds for e in available(kit, at, everybody, 0.0)]
+            return [e.holds for e in list_available(kit, at, everybody, 0.0)]
 
         assert asked(0, "train") == [False, True]
         assert asked(0, "evaluate") == asked(2, "train") == [True, True]

@@ -60,7 +60,7 @@ class Desk:
 
     def flood(self):
         for _ in range(MOST + 1):
-            self.cut_offs.needless(self.client)
+            self.cut_offs.count_needless(self.client)
 
     @property
     def is_member(self):

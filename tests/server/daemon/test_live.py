@@ -189,7 +189,7 @@ def arriving(received: int, size: int, key: RoundKey = KEY) -> SimpleNamespace:
 def tell(server: SimpleNamespace, **fields) -> dict:
     live = LiveStatus(server)
     live.round_opens(KEY)
-    return asyncio.run(live.tell(fields))
+    return asyncio.run(live.report(fields))
 
 
 def test_of_very_many_clients_those_at_work_are_shown_and_all_are_counted():
@@ -230,7 +230,7 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
     server.peers.refused[turned_away] = "install fcil 9"
 
     async def story():
-        told = asyncio.create_task(LiveStatus(server).tell({"peers": True}))
+        told = asyncio.create_task(LiveStatus(server).report({"peers": True}))
         turns = 0
         while not told.done():
             await asyncio.sleep(0)

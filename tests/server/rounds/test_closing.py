@@ -93,7 +93,7 @@ class Scene:
     def void(self):
         """Let both clients send what cannot be combined, and the run heed it."""
         key = self.play(None, {}, failure=InternalError("division by zero"))
-        if why := self.closing.heed_void(key):
+        if why := self.closing.check_void(key):
             self.at.hold(why)
         return key
 
@@ -177,7 +177,7 @@ def test_a_good_round_in_between_begins_the_count_anew(scene):
     scene.void()
     scene.void()
     third = scene.play(GOOD, {ALICE: "far out"})
-    assert not scene.closing.heed_void(third)
+    assert not scene.closing.check_void(third)
     scene.void()
     assert scene.at.mode is Mode.RUNNING
     assert (scene.closed(third).outcome, scene.closed(third).new_state) == (Outcome.DONE, 0)

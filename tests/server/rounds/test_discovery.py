@@ -119,7 +119,7 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         assert coordinator.progress.phase == "waiting"
         assert "(1 here)" in coordinator.progress.waiting_for
         kit.here.clear()
-        coordinator.left(ALICE)
+        coordinator.on_client_left(ALICE)
         for _ in range(10):  # turns of the loop
             await asyncio.sleep(0)
         waiting.cancel()

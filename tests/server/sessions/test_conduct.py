@@ -37,18 +37,18 @@ def conduct(clock):
 def flood(conduct):
     """Send what is refused until the sender is cut off; return how many and for how long."""
     for number in range(1, 10 * MOST):
-        if pause_s := conduct.needless(ANN):
+        if pause_s := conduct.count_needless(ANN):
             return number, pause_s
     raise AssertionError("it was never cut off")
 
 
 def test_who_goes_on_after_hundreds_is_not_heard_for_a_minute(conduct, clock):
     assert flood(conduct) == (MOST + 1, PAUSE_S)
-    assert conduct.left(ANN) == PAUSE_S
-    assert conduct.left(BOB) == 0
-    assert conduct.needless(ANN) == 0, "what comes meanwhile does not make it longer"
+    assert conduct.remaining_s(ANN) == PAUSE_S
+    assert conduct.remaining_s(BOB) == 0
+    assert conduct.count_needless(ANN) == 0, "what comes meanwhile does not make it longer"
     clock.now += PAUSE_S
-    assert conduct.left(ANN) == 0
+    assert conduct.remaining_s(ANN) == 0
 
 
 def test_it_is_twice_as_long_each_time_and_an_hour_at_most(conduct, clock):
@@ -63,15 +63,15 @@ def test_it_is_twice_as_long_each_time_and_an_hour_at_most(conduct, clock):
 
 def test_ten_in_a_second_are_borne_for_ever(conduct, clock):
     for _ in range(20 * MOST):
-        assert conduct.needless(ANN) == 0
+        assert conduct.count_needless(ANN) == 0
         clock.now += WINDOW_S / MOST
 
 
 def test_a_list_of_classes_every_two_seconds_is_borne_and_a_flood_of_them_is_not(conduct, clock):
     for _ in range(1000):
-        assert conduct.needless(ANN, ANNOUNCED) == 0
+        assert conduct.count_needless(ANN, ANNOUNCED) == 0
         clock.now += 2.0
     sent = 1
-    while not conduct.needless(BOB, ANNOUNCED):
+    while not conduct.count_needless(BOB, ANNOUNCED):
         sent += 1
     assert sent == MOST // ANNOUNCED + 1
