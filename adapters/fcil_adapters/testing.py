@@ -4,7 +4,7 @@ Nothing of it is used in production. It finds most mistakes of a method in secon
 payload passes its schema and its form as bytes::
 
     clients = [toy_images({0: 20, 1: 9}, seed=1), toy_images({0: 4, 2: 30}, seed=2)]
-    federation = Federation(METHOD, METHOD.hparams(), toy_backbone(), clients)
+    federation = ToyFederation(METHOD, METHOD.hparams(), toy_backbone(), clients)
     for task in make_tasks([0, 1], [2]):
         federation.run(task, rounds=2)
     federation.predictor().logits(clients[0].pictures)
@@ -61,7 +61,7 @@ def toy_backbone(seed: int = 0) -> Backbone:
 
 
 @dataclass(frozen=True)
-class Images:
+class ToyImages:
     """An `ImageSet` in memory."""
 
     pictures: NDArray[np.uint8]  # (N, S, S, 3)
@@ -79,13 +79,13 @@ class Images:
         """Return pictures by their places."""
         return self.pictures[index]
 
-    def of(self, classes: Sequence[int]) -> Images:
+    def of(self, classes: Sequence[int]) -> ToyImages:
         """Return the images of some classes."""
         chosen = np.isin(self.labels, classes)
-        return Images(self.pictures[chosen], self.labels[chosen])
+        return ToyImages(self.pictures[chosen], self.labels[chosen])
 
 
-def toy_images(counts: Mapping[int, int], seed: int = 0) -> Images:
+def toy_images(counts: Mapping[int, int], seed: int = 0) -> ToyImages:
     """Return noisy pictures, ``counts[c]`` of class c; each has its own pattern of four colours."""
     rng = np.random.default_rng(seed)
     pictures, labels = [], []
@@ -96,8 +96,8 @@ def toy_images(counts: Mapping[int, int], seed: int = 0) -> Images:
         pictures.append(np.clip(base + noise, 0, 255).astype(np.uint8))
         labels.append(np.full(count, c, dtype=np.int64))
     if not labels:
-        return Images(np.zeros((0, SIZE, SIZE, 3), np.uint8), np.zeros(0, np.int64))
-    return Images(np.concatenate(pictures), np.concatenate(labels))
+        return ToyImages(np.zeros((0, SIZE, SIZE, 3), np.uint8), np.zeros(0, np.int64))
+    return ToyImages(np.concatenate(pictures), np.concatenate(labels))
 
 
 def make_tasks(*tasks: Sequence[int]) -> list[TaskInfo]:
@@ -116,7 +116,7 @@ def client_id(k: int) -> ClientId:
 
 
 @dataclass
-class Federation:
+class ToyFederation:
     """Clients and a server in one process; every payload passes its schema and its bytes.
 
     Attributes:
@@ -132,7 +132,7 @@ class Federation:
     method: Method
     hparams: Any
     backbone: Backbone
-    clients: Sequence[Images]
+    clients: Sequence[ToyImages]
     seed: int = 0
     micro_batch: int | None = None
     max_weight_share: float = 1.0
@@ -152,8 +152,8 @@ class Federation:
 
     @classmethod
     def of(
-        cls, name: str, clients: Sequence[Images], backbone: Backbone | None = None, /, **kw: Any
-    ) -> Federation:
+        cls, name: str, clients: Sequence[ToyImages], backbone: Backbone | None = None, /, **kw: Any
+    ) -> ToyFederation:
         """Return a federation with an installed method, by name; other names are its options."""
         settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy", "forms")
         extra = {k: kw.pop(k) for k in settings if k in kw}

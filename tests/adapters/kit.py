@@ -10,8 +10,8 @@ import torch
 from fcil_adapters.testing import (
     DIM,
     SIZE,
-    Federation,
-    Images,
+    ToyFederation,
+    ToyImages,
     client_id,
     make_tasks,
     toy_backbone,
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 torch.set_num_threads(1)
+Federation, Images = ToyFederation, ToyImages
 
 
 def now(parts: Mapping[str, Payload]) -> dict[str, Any]:

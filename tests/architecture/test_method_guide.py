@@ -10,8 +10,7 @@ import pytest
 
 from fcil_protocol.payloads.payload import WIRE_DTYPES
 from fcil_protocol.payloads.schema import Kind
-from fcil_server.cli.new_method import Kind as MethodKind
-from fcil_server.cli.new_method import write_method
+from fcil_server.cli.new_method import MethodKind, write_method
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "method-guide.md").read_text(encoding="utf-8")

@@ -39,6 +39,7 @@ class Link:
 PERFECT = Link()
 SLACK_S = 0.05  # what this machine may be late and still keep the rate
 LATE_BYTES = 2000  # what the next connection has carried: its handshake and a Hello
+HANDSHAKE_BYTES = 20_000  # more than a handshake and a Hello take
 
 
 @dataclass(eq=False)
@@ -65,7 +66,8 @@ class BadLink:
     Attributes:
         carried: bytes that have entered it, by direction.
         cuts: connections that it has cut.
-        connections: connections that were made.
+        connections: those that carried more than a handshake: on a busy machine one may be tried
+            twice.
         heard: every byte by direction, if it taps the wire; else None.
     """
 
@@ -99,7 +101,6 @@ class BadLink:
         self._loop.run_forever()
 
     async def _accept(self, reader, client):
-        self.connections += 1
         try:
             far, server = await asyncio.open_connection("127.0.0.1", self.target, limit=4096)
         except OSError:
@@ -148,7 +149,8 @@ class BadLink:
                     self._more.notify_all()
                 if self.heard is not None:
                     self.heard[direction] += data
-                pair.carried += len(data)
+                before_it, pair.carried = pair.carried, pair.carried + len(data)
+                self.connections += before_it <= HANDSHAKE_BYTES < pair.carried
                 if direction == UP:
                     pair.to_server += len(data)
                     if before is not None and pair.to_server >= LATE_BYTES:

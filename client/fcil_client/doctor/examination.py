@@ -16,8 +16,8 @@ from fcil_adapters.backbones.known import EMBEDDED_DIGEST, embedded_file
 from fcil_client.doctor.checks.facts import (
     BackboneFacts,
     ClientFacts,
+    DoctorFacts,
     EngineFacts,
-    Facts,
     ImageFacts,
     Loaded,
     NetworkFacts,
@@ -62,7 +62,7 @@ class Examination:
         self._wishes = wishes
         self._stdin = stdin
         self._notify = notify
-        self._facts = Facts()
+        self._facts = DoctorFacts()
         self._broken: list[Finding] = []
         self._shown = time.monotonic()
 

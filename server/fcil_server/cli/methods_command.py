@@ -10,7 +10,7 @@ import typer
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
-from fcil_server.cli.new_method import Kind
+from fcil_server.cli.new_method import MethodKind
 from fcil_server.cli.options import BudgetOption, read_budget
 
 app = typer.Typer()
@@ -24,7 +24,7 @@ def methods(
         typer.Option("--new", metavar="NAME", help="Write a new method's package instead."),
     ] = None,
     kind: Annotated[
-        Kind | None,
+        MethodKind | None,
         typer.Option(
             help="What a new method is made of: LoRA and your loss, frozen features and your "
             "head, or prompts and your loss.",
@@ -85,7 +85,7 @@ def methods(
 
 
 def _begin(
-    name: str, kind: Kind | None, folder: Path | None, form: Format, *, listing: bool
+    name: str, kind: MethodKind | None, folder: Path | None, form: Format, *, listing: bool
 ) -> None:
     from fcil_server.cli.new_method import write_method
 
@@ -94,7 +94,7 @@ def _begin(
             "--new goes with --kind and --dir alone; the rest is for methods that are installed.",
             action="For example: fcil-server methods --new my_idea --kind lora",
         )
-    written = write_method(name, kind or Kind.LORA, folder)
+    written = write_method(name, kind or MethodKind.LORA, folder)
     emit(written, form, lambda: _show(written))
 
 

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
 
 
-class Kind(StrEnum):
+class MethodKind(StrEnum):
     """Building blocks of a new method."""
 
     LORA = "lora"  # LoRA and a linear head, with a loss of its own
@@ -46,13 +46,13 @@ class _Template(NamedTuple):
 
 
 _TEMPLATES = {
-    Kind.LORA: _Template("my_loss", "learner.py", "loss"),
-    Kind.FROZEN: _Template("my_head", "model.py", "head"),
-    Kind.PROMPT: _Template("my_prompts", "learner.py", "loss"),
+    MethodKind.LORA: _Template("my_loss", "learner.py", "loss"),
+    MethodKind.FROZEN: _Template("my_head", "model.py", "head"),
+    MethodKind.PROMPT: _Template("my_prompts", "learner.py", "loss"),
 }
 
 
-def write_method(name: str, kind: Kind, folder: Path | None = None) -> dict[str, Any]:
+def write_method(name: str, kind: MethodKind, folder: Path | None = None) -> dict[str, Any]:
     """Write a method's package: manifest, halves, notes and a test.
 
     Args:

@@ -9,13 +9,13 @@ from pathlib import Path
 import typer
 
 from fcil_protocol.process.terminal import count_of, printable
-from fcil_server.storage.findings import Finding, Severity
+from fcil_server.storage.findings import CheckFinding, Severity
 from fcil_server.storage.restore import Restored
 
 _SIGNS = {Severity.OK: "ok     ", Severity.WARNING: "warning", Severity.FAILURE: "FAILURE"}
 
 
-def show_findings(found: Sequence[Finding]) -> None:
+def show_findings(found: Sequence[CheckFinding]) -> None:
     """Print a check's findings, one per line, with the remedy below each fault."""
     for finding in found:
         about, text = printable(finding.about), printable(finding.text)

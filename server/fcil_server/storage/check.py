@@ -27,7 +27,7 @@ from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
-from fcil_server.storage.findings import Finding, Severity, failed, failure, fine, warning
+from fcil_server.storage.findings import CheckFinding, Severity, failed, failure, fine, warning
 
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
@@ -38,7 +38,7 @@ _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
 
-def check(directory: Path) -> list[Finding]:
+def check(directory: Path) -> list[CheckFinding]:
     """Return the findings, good and bad, in the order in which to mend them.
 
     Raises:
@@ -65,7 +65,7 @@ def check(directory: Path) -> list[Finding]:
 @dataclass(frozen=True)
 class _Server:
     running: bool
-    finding: Finding
+    finding: CheckFinding
 
 
 def _server(directory: Path) -> _Server:
@@ -81,7 +81,7 @@ def _server(directory: Path) -> _Server:
     return _Server(True, fine("server", "it runs; this looks on and changes nothing"))
 
 
-def _look(directory: Path) -> Iterator[Finding]:
+def _look(directory: Path) -> Iterator[CheckFinding]:
     yield from _config(directory)
     yield from _keys(directory / "keys")
     yield from _page_key(directory)
@@ -100,7 +100,7 @@ def _look(directory: Path) -> Iterator[Finding]:
     yield from _disk(directory)
 
 
-def _config(directory: Path) -> Iterator[Finding]:
+def _config(directory: Path) -> Iterator[CheckFinding]:
     path = directory / CONFIG
     try:
         load(path)
@@ -110,8 +110,8 @@ def _config(directory: Path) -> Iterator[Finding]:
     yield fine("configuration", f"{CONFIG} is valid")
 
 
-def _keys(folder: Path) -> Iterator[Finding]:
-    found: list[Finding] = []
+def _keys(folder: Path) -> Iterator[CheckFinding]:
+    found: list[CheckFinding] = []
     public = None
     try:
         public = PrivateKeys.load(folder / "server.json").public
@@ -133,7 +133,7 @@ def _keys(folder: Path) -> Iterator[Finding]:
         yield fine("keys", f"server key {public.fingerprint}, certified; {where}")
 
 
-def _page_key(directory: Path) -> Iterator[Finding]:
+def _page_key(directory: Path) -> Iterator[CheckFinding]:
     """Check the dashboard's key; a server that serves no dashboard has none."""
     if (directory / KEY_NAME).exists():
         try:
@@ -142,7 +142,9 @@ def _page_key(directory: Path) -> Iterator[Finding]:
             yield failed("keys", error)
 
 
-def _certificate(path: Path, public: PublicKeys | None, root: RootKey | None) -> Iterator[Finding]:
+def _certificate(
+    path: Path, public: PublicKeys | None, root: RootKey | None
+) -> Iterator[CheckFinding]:
     if not path.exists():
         text = f"the certificate {path} is missing"
         if root is None:
@@ -167,7 +169,7 @@ def _certificate(path: Path, public: PublicKeys | None, root: RootKey | None) ->
         yield warning("keys", text, "Stop the server and run: fcil-server rotate-keys")
 
 
-def _ledger(ledger: Ledger) -> Iterator[Finding]:
+def _ledger(ledger: Ledger) -> Iterator[CheckFinding]:
     faults = ledger.database.faults()
     for fault in faults:
         action = "Stop the server and restore a backup: fcil-server restore FILE --dir NEW"
@@ -182,7 +184,7 @@ def _ledger(ledger: Ledger) -> Iterator[Finding]:
         yield warning("ledger", text, f"Run: chmod 600 {ledger.path}")
 
 
-def _members(ledger: Ledger) -> Iterator[Finding]:
+def _members(ledger: Ledger) -> Iterator[CheckFinding]:
     rows = ledger.clients.all()
     bad = []
     for row in rows:
@@ -200,7 +202,7 @@ def _members(ledger: Ledger) -> Iterator[Finding]:
     yield fine("members", f"{active} may join, {len(rows) - active} may not any more")
 
 
-def _runs(ledger: Ledger, directory: Path) -> Iterator[Finding]:
+def _runs(ledger: Ledger, directory: Path) -> Iterator[CheckFinding]:
     rows = ledger.runs.all()
     for row in rows:
         yield from check_run(ledger, directory, row, newest=row is rows[-1])
@@ -214,7 +216,7 @@ def _runs(ledger: Ledger, directory: Path) -> Iterator[Finding]:
             yield warning("leftovers", text, action)
 
 
-def _leftovers(directory: Path) -> Iterator[Finding]:
+def _leftovers(directory: Path) -> Iterator[CheckFinding]:
     there = [p for p in sorted(directory.iterdir()) if p.name not in _OURS]
     odd = [p for p in there if not _LOG.fullmatch(p.name)]
     keys = directory / "keys"
@@ -235,7 +237,7 @@ def _leftovers(directory: Path) -> Iterator[Finding]:
         yield warning("leftovers", text, action)
 
 
-def _disk(directory: Path) -> Iterator[Finding]:
+def _disk(directory: Path) -> Iterator[CheckFinding]:
     free = shutil.disk_usage(directory).free
     text = f"{free / 1e9:.1f} GB free on the disk of {directory}"
     if free < TOO_LOW_BYTES:

@@ -25,13 +25,15 @@ from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.runs.forget import leftovers
-from fcil_server.storage.findings import Finding, failure, fine, warning
+from fcil_server.storage.findings import CheckFinding, failure, fine, warning
 
 _SHOWN = 5  # faults of one kind
 _RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"
 
 
-def check_run(ledger: Ledger, directory: Path, run: RunRow, *, newest: bool) -> Iterator[Finding]:
+def check_run(
+    ledger: Ledger, directory: Path, run: RunRow, *, newest: bool
+) -> Iterator[CheckFinding]:
     """Check one run; the newest, which a server would resume, in depth."""
     about = f"run {run.run_id}"
     if run.emptied_at is not None:
@@ -52,7 +54,7 @@ def check_run(ledger: Ledger, directory: Path, run: RunRow, *, newest: bool) -> 
     yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
 
 
-def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
+def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
     left = leftovers(directory, run.run_id)
     if left:
         text = f"a client was forgotten in it, and {', '.join(p.name for p in left)} are still here"
@@ -61,7 +63,7 @@ def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
         yield fine(about, "a client was forgotten in it: states and updates removed, tables stay")
 
 
-def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
+def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
     """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
     names, counted = kept.names(), ledger.updates.counted_ids(run.run_id)
@@ -88,7 +90,7 @@ def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[
 
 def _states(
     ledger: Ledger, directory: Path, run: RunRow, about: str, *, newest: bool
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     rows = ledger.states.all(run.run_id)
     yield from _chain(rows, about)
     folder = states_folder(directory, run.run_id)
@@ -110,7 +112,7 @@ def _states(
             yield _damaged_state(error, about, is_last=newest and number == last)
 
 
-def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> Finding:
+def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> CheckFinding:
     if is_last:
         action = (
             "Start the server: it computes the state again, or goes back to the one before "
@@ -120,7 +122,7 @@ def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> Finding:
     return warning(about, error.message, "The run does not need it to go on, only to go back.")
 
 
-def _chain(rows: list[StateRow], about: str) -> Iterator[Finding]:
+def _chain(rows: list[StateRow], about: str) -> Iterator[CheckFinding]:
     numbers = [row.state for row in rows]
     if numbers != list(range(len(rows))):
         yield failure(about, f"its states are numbered {numbers[:10]}, with gaps", _RESTORE)
@@ -130,7 +132,7 @@ def _chain(rows: list[StateRow], about: str) -> Iterator[Finding]:
             yield failure(about, text, _RESTORE)
 
 
-def _history(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
+def _history(ledger: Ledger, run: RunRow, about: str) -> Iterator[CheckFinding]:
     rounds = ledger.rounds.all(run.run_id)
     committed = {s.state for s in ledger.states.all(run.run_id)}
     if [r.seq for r in rounds] != list(range(len(rounds))):
@@ -152,7 +154,7 @@ def _history(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
             yield failure(about, f"{name} is open, but has counted updates", _RESTORE)
 
 
-def _classes(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
+def _classes(ledger: Ledger, run: RunRow, about: str) -> Iterator[CheckFinding]:
     rows, tasks = ledger.classes.all(run.run_id), ledger.tasks.all(run.run_id)
     ids = [c.class_id for c in rows if c.class_id is not None]
     if sorted(ids) != list(range(len(ids))):
@@ -165,7 +167,7 @@ def _classes(ledger: Ledger, run: RunRow, about: str) -> Iterator[Finding]:
         yield failure(about, "its tasks and its class names do not fit together", _RESTORE)
 
 
-def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
+def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
     """Check that every acknowledged update of the open round is there, intact, and opens."""
     records: dict[str, tuple[Segment, RecordSpan]] = {}
     folder = directory / "runs" / run.run_id / "spool"
@@ -198,7 +200,7 @@ def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator
         yield fine(about, text)
 
 
-def _damaged_spool(segment: Segment, damage: Damage, about: str) -> Finding:
+def _damaged_spool(segment: Segment, damage: Damage, about: str) -> CheckFinding:
     text = f"{damage.size} bytes at {damage.offset} of {segment.path} are damaged"
     return failure(
         about, text, "The server moves them aside when it starts, and says what is lost."
@@ -234,7 +236,7 @@ def _fault(
     return ""
 
 
-def _parts(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[Finding]:
+def _parts(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
     folder = directory / "runs" / run.run_id / "parts"
     if not folder.is_dir():
         return

@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One line.
 
     Attributes:
@@ -31,21 +31,21 @@ class Finding:
     action: str = ""
 
 
-def fine(about: str, text: str) -> Finding:
+def fine(about: str, text: str) -> CheckFinding:
     """Return a line about a part in good order."""
-    return Finding(Severity.OK, about, text)
+    return CheckFinding(Severity.OK, about, text)
 
 
-def warning(about: str, text: str, action: str = "") -> Finding:
+def warning(about: str, text: str, action: str = "") -> CheckFinding:
     """Return a line about a part that works, and needs attention."""
-    return Finding(Severity.WARNING, about, text, action)
+    return CheckFinding(Severity.WARNING, about, text, action)
 
 
-def failure(about: str, text: str, action: str = "") -> Finding:
+def failure(about: str, text: str, action: str = "") -> CheckFinding:
     """Return a line about a loss, or a fault that stops the server."""
-    return Finding(Severity.FAILURE, about, text, action)
+    return CheckFinding(Severity.FAILURE, about, text, action)
 
 
-def failed(about: str, error: FcilError) -> Finding:
+def failed(about: str, error: FcilError) -> CheckFinding:
     """Return an error as a line."""
     return failure(about, error.message, error.action or type(error).default_action())

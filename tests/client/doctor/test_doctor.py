@@ -15,8 +15,8 @@ from fcil_client.doctor.checks.facts import (
     ClientFacts,
     DaemonFacts,
     DiskFacts,
+    DoctorFacts,
     EngineFacts,
-    Facts,
     Gpu,
     HoldingFacts,
     ImageFacts,
@@ -68,11 +68,11 @@ DAY = 86400.0
 
 def look(**facts):
     """Return what all checks find that have something to look at, by id."""
-    return {finding.id: finding for finding in examine(Facts(**facts))}
+    return {finding.id: finding for finding in examine(DoctorFacts(**facts))}
 
 
 def levels(**facts):
-    return " ".join(finding.level.value for finding in examine(Facts(**facts)))
+    return " ".join(finding.level.value for finding in examine(DoctorFacts(**facts)))
 
 
 def client(name="", **facts):
@@ -92,7 +92,7 @@ def test_every_id_is_listed_in_the_document_with_what_it_is_about():
 
 
 def in_order():
-    return examine(Facts(), [Finding(Level.OK, "", id=name) for name in reversed(CHECKS)])
+    return examine(DoctorFacts(), [Finding(Level.OK, "", id=name) for name in reversed(CHECKS)])
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_a_check_is_one_function_and_what_it_finds_gets_its_id(register):
     def inodes(machine):
         return [ok(machine), warning("b", "c")]
 
-    found = examine(Facts(machine="a"))
+    found = examine(DoctorFacts(machine="a"))
     assert [(f.id, f.text) for f in found] == [
         ("disk.space", "a"), ("disk.inodes", "a"), ("disk.inodes", "b"),
     ]  # fmt: skip
-    assert examine(Facts()) == []  # nothing has been looked at
+    assert examine(DoctorFacts()) == []  # nothing has been looked at
 
 
 def test_what_cannot_be_looked_at_is_skipped_with_the_reason(register):
@@ -127,7 +127,7 @@ def test_what_cannot_be_looked_at_is_skipped_with_the_reason(register):
     def inodes(_):
         raise AssertionError
 
-    found = [(f.level, f.text) for f in examine(Facts(machine="space"))]
+    found = [(f.level, f.text) for f in examine(DoctorFacts(machine="space"))]
     assert found == [(Level.SKIPPED, "no space"), (Level.SKIPPED, "no ticket")]
 
 
@@ -140,7 +140,7 @@ def test_a_check_that_breaks_is_a_failure_that_asks_for_a_report_and_the_others_
     def inodes(_):
         return ok("fine")
 
-    finding, fine = examine(Facts(machine="a"))
+    finding, fine = examine(DoctorFacts(machine="a"))
     assert (finding.id, finding.level, finding.code) == ("disk.space", Level.FAILURE, "internal")
     assert "ZeroDivisionError" in finding.text
     assert "broken" in finding.text
@@ -176,7 +176,7 @@ def test_findings_are_read_by_section_the_machines_own_first_then_client_by_clie
     each = of_clients(lambda client: client.name)
     for name in ("daemon.running", "disk.space", "disk.outbox", "machine.system"):
         (each if name in ("daemon.running", "disk.outbox") else register)(name, "x")(ok)
-    found = examine(Facts(machine="-", clients=[client("a"), client("b")]))
+    found = examine(DoctorFacts(machine="-", clients=[client("a"), client("b")]))
     assert [(f.id, f.client) for f in found] == [
         ("machine.system", ""), ("disk.space", ""), ("disk.outbox", "a"), ("disk.outbox", "b"),
         ("daemon.running", "a"), ("daemon.running", "b"),
@@ -410,7 +410,7 @@ def test_what_is_wrong_with_a_folder_is_named(changes, name, expected):
 
 
 def test_a_folder_that_cannot_be_used_is_one_failure_and_the_rest_is_skipped():
-    found = examine(Facts(images=ImageFacts("x", error=DataError("x holds no images."))))
+    found = examine(DoctorFacts(images=ImageFacts("x", error=DataError("x holds no images."))))
     assert [finding.level.value for finding in found] == ["failure", *["skipped"] * 6]
     assert exit_code(found) == 4
 
@@ -467,7 +467,9 @@ def test_no_folder_and_a_strange_folder_are_told_how_to_join_and_have_nothing_el
 def of_ticket(**changes):
     relay = changes.pop("relay", False)
     ticket = Ticket(bytes(32), FED, b"secretsecretsecr", 1000, ("a:1",), relay=relay)
-    (found,) = examine(Facts(ticket=TicketFacts(**{"ticket": ticket, "now_s": 500.0} | changes)))
+    (found,) = examine(
+        DoctorFacts(ticket=TicketFacts(**{"ticket": ticket, "now_s": 500.0} | changes))
+    )
     shown = json.dumps(found.fields())
     assert ticket.to_text() not in shown
     assert ticket.secret.hex() not in shown

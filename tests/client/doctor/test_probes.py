@@ -16,7 +16,7 @@ from PIL import Image
 from fcil_adapters.backbones.known import embedded_file
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data.manifest import NAME, scan
-from fcil_client.doctor.checks.facts import BackboneFacts, EngineFacts, Facts, Skip
+from fcil_client.doctor.checks.facts import BackboneFacts, DoctorFacts, EngineFacts, Skip
 from fcil_client.doctor.checks.findings import exit_code
 from fcil_client.doctor.checks.register import examine
 from fcil_client.doctor.examination import Examination, Wishes
@@ -51,7 +51,7 @@ def everything_below(folder):
 
 
 def states(facts):
-    return {finding.id: finding.level.value for finding in examine(Facts(images=facts))}
+    return {finding.id: finding.level.value for finding in examine(DoctorFacts(images=facts))}
 
 
 # --- the child process ----------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_the_embedded_backbone_is_loaded_timed_and_compared_with_what_the_packag
     wanted = clients.embedded()
     loaded = engines.load(wanted, "onnx", "cpu")
     facts = BackboneFacts(wanted, loaded, np.load(embedded_file(".probe.npy")))
-    found = examine(Facts(backbone=facts))
+    found = examine(DoctorFacts(backbone=facts))
     assert [finding.level.value for finding in found] == ["ok"] * 4
     assert loaded.images_per_s > 0
     assert loaded.peak_bytes > 10_000_000

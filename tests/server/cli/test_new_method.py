@@ -16,7 +16,7 @@ from fcil_adapters.contract import Method
 from fcil_adapters.contract.registry import load_method, package_of
 from fcil_server.cli import new_method
 from fcil_server.cli.main import app
-from fcil_server.cli.new_method import Kind, write_method
+from fcil_server.cli.new_method import MethodKind, write_method
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "new_idea"
@@ -30,7 +30,7 @@ def ask(*arguments: str):
 def package(tmp_path, monkeypatch):
     """Writes a package and makes it importable, as PYTHONPATH does; it is forgotten afterwards."""
 
-    def write(kind: Kind) -> Path:
+    def write(kind: MethodKind) -> Path:
         folder = tmp_path / NAME
         write_method(NAME, kind, folder)
         monkeypatch.syspath_prepend(folder)
@@ -41,7 +41,7 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MethodKind)
 def test_its_own_test_passes(kind, package):
     package(kind)
     tests = vars(importlib.import_module(f"test_{NAME}"))
@@ -51,7 +51,7 @@ def test_its_own_test_passes(kind, package):
         test()
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MethodKind)
 def test_it_is_found_by_its_entry_point_without_an_installation(kind, package):
     package(kind)
     method = load_method(NAME)
@@ -61,7 +61,7 @@ def test_it_is_found_by_its_entry_point_without_an_installation(kind, package):
     assert method.learner == f"{NAME}.learner:Learner"
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MethodKind)
 def test_nothing_of_the_template_is_left(kind, package):
     folder = package(kind)
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -72,7 +72,7 @@ def test_nothing_of_the_template_is_left(kind, package):
     assert {path.stem for path in files} >= {"pyproject", "NOTES", "learner", f"test_{NAME}"}
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MethodKind)
 def test_it_imports_the_contract_by_its_face_alone(kind, package):
     for path in package(kind).rglob("*.py"):
         text = path.read_text()
@@ -81,7 +81,7 @@ def test_it_imports_the_contract_by_its_face_alone(kind, package):
         assert "fcil_adapters.methods" not in text, path
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MethodKind)
 def test_ruff_passes_on_it(kind, package):
     folder = package(kind)
     ruff = [str(Path(sys.executable).parent / "ruff")]

@@ -19,7 +19,7 @@ from fcil_server.cli.main import app
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.storage import check as module
 from fcil_server.storage.check import check
-from fcil_server.storage.findings import Finding, Severity
+from fcil_server.storage.findings import CheckFinding, Severity
 from server.storage_kit import OPEN_STATE, Built, build, flip, spoil_index, tree
 
 
@@ -28,7 +28,7 @@ def built(tmp_path: Path) -> Built:
     return build(tmp_path / "fed")
 
 
-def bad(found: list[Finding]) -> list[Finding]:
+def bad(found: list[CheckFinding]) -> list[CheckFinding]:
     return [f for f in found if f.level is not Severity.OK]
 
 

@@ -1,4 +1,4 @@
-"""Facts: what probes collect and checks look at.
+"""DoctorFacts: what probes collect and checks look at.
 
 Where something could not be found out, the fact is why: an error, or a `Skip`.
 """
@@ -268,7 +268,7 @@ class DaemonFacts:
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """Facts about one client, or about a folder without one: no home, holding or daemon."""
+    """DoctorFacts about one client, or about a folder without one: no home, holding or daemon."""
 
     member: MemberFacts
     network: NetworkFacts
@@ -292,7 +292,7 @@ class ClientFacts:
 
 
 @dataclass
-class Facts:
+class DoctorFacts:
     """All that was collected. None: no probe has looked at it, or the probe broke."""
 
     machine: MachineFacts | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_client.doctor.checks.facts import Facts, ImageFacts, Skip
+from fcil_client.doctor.checks.facts import DoctorFacts, ImageFacts, Skip
 from fcil_client.doctor.checks.findings import (
     Finding,
     failure,
@@ -18,7 +18,7 @@ from fcil_protocol.errors import DataError
 FEW = 5  # images of a class below which learning it is luck
 
 
-def _usable(facts: Facts) -> ImageFacts | Skip | None:
+def _usable(facts: DoctorFacts) -> ImageFacts | Skip | None:
     if isinstance(facts.images, ImageFacts) and facts.images.error is not None:
         return Skip("the folder cannot be used")
     return facts.images

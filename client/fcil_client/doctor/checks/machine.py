@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fcil_client.doctor.checks.facts import EngineFacts, Facts, ImageFacts, Loaded, MachineFacts
+from fcil_client.doctor.checks.facts import (
+    DoctorFacts,
+    EngineFacts,
+    ImageFacts,
+    Loaded,
+    MachineFacts,
+)
 from fcil_client.doctor.checks.findings import Finding, failure, megabytes, ok, skipped, warning
 from fcil_client.doctor.checks.register import of_facts
 from fcil_protocol.errors import OutOfMemory
@@ -36,7 +42,7 @@ def cores(facts: MachineFacts) -> Finding:
     )
 
 
-def _memory(facts: Facts) -> tuple[MachineFacts, int, int] | None:
+def _memory(facts: DoctorFacts) -> tuple[MachineFacts, int, int] | None:
     """Return the machine, and bytes that backbone and decoded images take; 0: not known."""
     if facts.machine is None:
         return None
@@ -90,7 +96,7 @@ def shared_gpu(on_gpu: Mapping[str, Sequence[str]]) -> Finding | list[Finding]:
     ]
 
 
-def _jetson(facts: Facts) -> tuple[MachineFacts, EngineFacts] | None:
+def _jetson(facts: DoctorFacts) -> tuple[MachineFacts, EngineFacts] | None:
     return (facts.machine, facts.engines or EngineFacts()) if facts.machine else None
 
 

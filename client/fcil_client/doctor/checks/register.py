@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from fcil_client.doctor.checks.facts import ClientFacts, Facts, Skip
+from fcil_client.doctor.checks.facts import ClientFacts, DoctorFacts, Skip
 from fcil_client.doctor.checks.findings import Finding, of_error, skipped
 
 S = TypeVar("S")
@@ -24,13 +24,13 @@ class Check:
 
     id: str
     about: str
-    run: Callable[[Facts], Iterable[Finding]]
+    run: Callable[[DoctorFacts], Iterable[Finding]]
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def of_facts(subject: Callable[[Facts], S | Skip | None]) -> Register[S]:
+def of_facts(subject: Callable[[DoctorFacts], S | Skip | None]) -> Register[S]:
     """Return a `check` for what there is one of."""
     return Register(lambda facts: [("", partial(subject, facts))])
 
@@ -52,7 +52,7 @@ class Register(Generic[S]):
     """
 
     def __init__(
-        self, subjects: Callable[[Facts], Iterable[tuple[str, Callable[[], S | Skip | None]]]]
+        self, subjects: Callable[[DoctorFacts], Iterable[tuple[str, Callable[[], S | Skip | None]]]]
     ) -> None:
         self._subjects = subjects
 
@@ -60,7 +60,7 @@ class Register(Generic[S]):
         """Register a function as the check of this id; ``about`` is its line in docs/doctor.md."""
 
         def register(look: Look[S]) -> Look[S]:
-            def run(facts: Facts) -> Iterable[Finding]:
+            def run(facts: DoctorFacts) -> Iterable[Finding]:
                 for client, subject in self._subjects(facts):
                     for finding in _found(look, subject):
                         yield replace(finding, id=name, client=client)
@@ -86,7 +86,7 @@ def _found(look: Look[S], subject: Callable[[], S | Skip | None]) -> list[Findin
     return [found] if isinstance(found, Finding) else found
 
 
-def examine(facts: Facts, broken: Iterable[Finding] = ()) -> list[Finding]:
+def examine(facts: DoctorFacts, broken: Iterable[Finding] = ()) -> list[Finding]:
     """Run all checks, and sort what they find as people read it.
 
     That is by section, in it by client, the machine's own first.

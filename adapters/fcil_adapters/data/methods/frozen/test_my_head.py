@@ -2,8 +2,8 @@
 
 import numpy as np
 from fcil_adapters.testing import (
-    Federation,
-    Images,
+    ToyFederation,
+    ToyImages,
     make_tasks,
     toy_backbone,
     toy_images,
@@ -18,14 +18,15 @@ TASKS = make_tasks([1, 0], [2], [3, 4])  # the second task has one class
 
 
 def learn(*clients, **options):
-    federation = Federation(METHOD, METHOD.hparams(**options), toy_backbone(), clients)
+    hparams = METHOD.hparams(**options)
+    federation = ToyFederation(METHOD, hparams, toy_backbone(), clients)
     for task in TASKS:
         federation.run(task)
     return federation
 
 
 def together(*clients):
-    return Images(
+    return ToyImages(
         np.concatenate([c.pictures for c in clients]),
         np.concatenate([c.labels for c in clients]),
     )

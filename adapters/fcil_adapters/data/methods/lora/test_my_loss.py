@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from fcil_adapters.testing import Federation, make_tasks, toy_backbone, toy_images
+from fcil_adapters.testing import ToyFederation, make_tasks, toy_backbone, toy_images
 
 from my_loss import METHOD
 from my_loss.learner import entropy
@@ -23,7 +23,7 @@ FAST = {
 
 def learn(**options):
     options = METHOD.hparams(**FAST, **options)
-    return learned(Federation(METHOD, options, toy_backbone(), CLIENTS))
+    return learned(ToyFederation(METHOD, options, toy_backbone(), CLIENTS))
 
 
 def learned(federation):
@@ -41,7 +41,7 @@ def test_it_tells_the_classes_of_a_task_apart():
 
 
 def test_without_the_penalty_it_is_fedavg_lora():
-    plain = learned(Federation.of("fedavg_lora", CLIENTS, **FAST)).state
+    plain = learned(ToyFederation.of("fedavg_lora", CLIENTS, **FAST)).state
     state = learn(strength=0.0).state
     for name, tensor in plain.tensors.items():
         np.testing.assert_array_equal(state.tensors[name], tensor, err_msg=name)

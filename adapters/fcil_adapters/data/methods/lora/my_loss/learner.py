@@ -14,7 +14,7 @@ from torch import Tensor
 
 from my_loss import Options
 
-LOWEST = -1e4  # stands for -inf, the logit of a past class that nobody ever had
+LOWEST = -1e4  # stands for -inf, the logit of a past class that no client ever had
 
 
 class Learner:
@@ -29,12 +29,12 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train; a task of one class is answered with its mean feature."""
         h: Options = ctx.hparams
-        bench = LoraSetup.of(ctx, read_parts(h, broadcast))
+        setup = LoraSetup.of(ctx, read_parts(h, broadcast))
 
         def loss(seen: Pass) -> Tensor:
             return cross_entropy(seen) - h.strength * entropy(seen.logits)
 
-        return state, Payload(train_round(ctx, bench, data, loss=loss))
+        return state, Payload(train_round(ctx, setup, data, loss=loss))
 
 
 def entropy(logits: Tensor) -> Tensor:
