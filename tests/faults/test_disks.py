@@ -40,7 +40,7 @@ class Writer:
     waits: bool = False  # for a client's next try; long
 
     def rule(self, do):
-        return rule(self.op, self.where, place=self.place, do=do, name=self.name)
+        return rule(self.op, self.where, place=self.place, do=do, name=self.name, depth=5)
 
 
 SERVER_WRITERS = [
@@ -61,10 +61,10 @@ SERVER_WRITERS = [
 ]
 CLIENT_WRITERS = [
     Writer("part", "write", "parts/"),
-    Writer("journal_sealed", "write", "egress", "sealed"),
+    Writer("journal_sealed", "write", "egress", "SentJournal.sealed"),
     Writer("outbox_update", "write", "outbox/.*update"),
-    Writer("journal_sent", "write", "egress", "sent"),
-    Writer("journal_acked", "write", "egress", "acked"),
+    Writer("journal_sent", "write", "egress", "SentJournal.sent"),
+    Writer("journal_acked", "write", "egress", "SentJournal.acked"),
     Writer("outbox_removal", "unlink", "outbox/"),
 ]
 SERVER_START = [

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -24,7 +23,8 @@ from typing import Any
 from fcil_protocol.errors import ConfigError, CorruptFile, PrivacyRefused
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory, write_all
+from fcil_protocol.storage.append_log import AppendLog
+from fcil_protocol.storage.atomic_files import storage_errors
 
 NAME = "privacy.jsonl"
 
@@ -146,6 +146,8 @@ class PrivacyLedger:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
+        # Half a line of a kill allowed nothing, so it is removed.
+        self._log = AppendLog(self._path, "write the privacy ledger in", keeps_half=False)
 
     def read(self) -> list[Charge]:
         """Return all charges, the oldest first; an incomplete last line was never charged.
@@ -177,19 +179,7 @@ class PrivacyLedger:
         Raises:
             DiskFull, StorageError: it is not; nothing may be released.
         """
-        line = json.dumps(asdict(charge), separators=(",", ":")).encode() + b"\n"
-        with storage_errors("write the privacy ledger in", self._path):
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                whole = os.pread(fd, os.fstat(fd).st_size, 0).rfind(b"\n") + 1
-                os.ftruncate(fd, whole)  # half a line from a crash: it released nothing
-                os.lseek(fd, whole, os.SEEK_SET)
-                write_all(fd, line)
-                sync_data(fd)
-            finally:
-                os.close(fd)
-            if whole == 0:
-                sync_directory(self._path.parent)
+        self._log.append(json.dumps(asdict(charge), separators=(",", ":")).encode())
 
     def charge(
         self,

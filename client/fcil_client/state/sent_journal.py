@@ -11,8 +11,6 @@ ever removed.
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,8 @@ from typing import Any
 from fcil_protocol.envelopes.header import Header
 from fcil_protocol.payloads.payload import Payload, dtype_name
 from fcil_protocol.payloads.schema import PayloadSchema
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory, write_all
+from fcil_protocol.storage.append_log import AppendLog
+from fcil_protocol.storage.atomic_files import storage_errors
 
 NAME = "egress.jsonl"
 SEGMENT_BYTES = 4 << 20  # about 5,000 envelopes of a few tensors
@@ -32,9 +31,15 @@ class SentJournal:
     """Appends to the journal of one client directory; safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / NAME
-        self._lock = threading.Lock()
-        self._named = False  # the newest file's name is on the disk
+        self._directory = directory
+        # The journal keeps every byte that it once wrote: half a line stays, as a damaged one.
+        self._log = AppendLog(
+            directory / NAME,
+            _WHAT,
+            keeps_half=True,
+            full_at=SEGMENT_BYTES,
+            full_name=self._next_name,
+        )
 
     def sealed(self, payload: Payload, schema: PayloadSchema, header: Header) -> None:
         """Record the content of a sealed envelope; the payload must have passed the guard.
@@ -72,7 +77,7 @@ class SentJournal:
             StorageError: a file cannot be read.
         """
         wanted = (b'"event":"sealed"', digest.encode())
-        whole = (line for line in _lines(self._path.parent, newest=2) if line.endswith(b"}\n"))
+        whole = (line for line in _lines(self._directory, newest=2) if line.endswith(b"}\n"))
         return any(all(word in line for word in wanted) for line in whole)
 
     def sent(self, digest: str) -> None:
@@ -101,32 +106,11 @@ class SentJournal:
         self._append(event, sync=False)
 
     def _append(self, fields: dict[str, Any], *, sync: bool = True) -> None:
-        line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
-        with self._lock, storage_errors(_WHAT, self._path):
-            if sync:  # so that a new file's name is on disk too
-                self._rotate()
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            fd = os.open(self._path, flags, 0o600)
-            try:
-                size = os.fstat(fd).st_size
-                if size and os.pread(fd, 1, size - 1) != b"\n":
-                    line = b"\n" + line  # a full disk or a crash left half a line
-                write_all(fd, line)
-                if sync:
-                    sync_data(fd)
-            finally:
-                os.close(fd)
-            if sync and not self._named:
-                sync_directory(self._path.parent)
-                self._named = True
+        self._log.append(json.dumps(fields, separators=(",", ":")).encode(), sync=sync)
 
-    def _rotate(self) -> None:
-        if self._path.exists() and self._path.stat().st_size >= SEGMENT_BYTES:
-            with self._path.open("rb") as full:
-                sync_data(full.fileno())  # lines of `sealed` that the next `sent` would sync
-            self._named = False
-            numbers = [_number(path) for path in files(self._path.parent)]
-            self._path.rename(self._path.with_name(f"egress.{max(numbers) + 1:04d}.jsonl"))
+    def _next_name(self) -> str:
+        newest = max(_number(path) for path in files(self._directory))
+        return f"egress.{newest + 1:04d}.jsonl"
 
 
 def _now() -> str:

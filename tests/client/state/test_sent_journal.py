@@ -24,6 +24,7 @@ from fcil_client.state.outbox import Outbox
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.errors import DiskFull, StorageError
 from fcil_protocol.messages.messages import Ack, Chunk, Decline, Nack, Update, Want
+from fcil_protocol.storage import append_log
 
 
 def events(directory):
@@ -68,7 +69,7 @@ def test_a_round_leaves_its_trace(play):
 def test_the_line_is_on_disk_before_the_first_byte_is_sent(play, monkeypatch):
     seen = []
     synced = []
-    send, sync = Connection.send, egress.sync_data
+    send, sync = Connection.send, append_log.sync_data
 
     def watch_sync(fd):
         sync(fd)
@@ -80,7 +81,7 @@ def test_the_line_is_on_disk_before_the_first_byte_is_sent(play, monkeypatch):
             seen.append((last["event"], last["digest"] == message.digest))
         return send(self, message, *blobs)
 
-    monkeypatch.setattr(egress, "sync_data", watch_sync)
+    monkeypatch.setattr(append_log, "sync_data", watch_sync)
     monkeypatch.setattr(Connection, "send", watch_send)
 
     async def scenario(server, running):
@@ -98,8 +99,8 @@ class Disk:
     def __init__(self, monkeypatch, event):
         self.full = False
         self._event = b'"event":"%s"' % event.encode()
-        self._write = egress.write_all
-        monkeypatch.setattr(egress, "write_all", self)
+        self._write = append_log.write_all
+        monkeypatch.setattr(append_log, "write_all", self)
 
     def __call__(self, fd, data):
         if self.full and self._event in data:
@@ -352,7 +353,7 @@ class TestFile:
             did.append("renamed")
             path.replace(target)
 
-        monkeypatch.setattr(egress, "sync_data", watch_sync)
+        monkeypatch.setattr(append_log, "sync_data", watch_sync)
         monkeypatch.setattr(Path, "rename", watch_rename)
         journal = SentJournal(tmp_path)
         journal.sent("1" * 64)
@@ -372,7 +373,7 @@ class TestFile:
 
     def test_threads_do_not_write_over_each_other(self, tmp_path, monkeypatch):
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
-        monkeypatch.setattr(egress, "sync_data", lambda _fd: None)
+        monkeypatch.setattr(append_log, "sync_data", lambda _fd: None)
         journal = SentJournal(tmp_path)
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -397,7 +398,7 @@ class TestFile:
             raise OSError(errno.ENOSPC, "x")
 
         with monkeypatch.context() as patch:
-            patch.setattr(egress, "sync_data", full)
+            patch.setattr(append_log, "sync_data", full)
             with pytest.raises(DiskFull, match="cannot write the journal of what leaves"):
                 SentJournal(tmp_path).sent("1" * 64)
         with pytest.raises(StorageError, match="it does not exist"):
