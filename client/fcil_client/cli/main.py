@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -106,7 +105,6 @@ def join(
 
         options = work.options(data, partition, slot)
         folder = find_data(str(data))
-        options = replace(options, data=folder)
         file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))

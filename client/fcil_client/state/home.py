@@ -394,9 +394,7 @@ def find_data(data: str) -> Path:
     Raises:
         DataError: with the expected layout.
     """
-    path = Path(data)
-    if not path.exists():
-        raise DataError(
-            f"there is no folder or zip file {data}.", action=DataError.default_action()
-        )
+    if not (path := Path(data)).exists():
+        text = f"there is no folder or zip file {data}."
+        raise DataError(text, action=DataError.default_action())
     return path

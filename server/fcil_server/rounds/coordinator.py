@@ -292,8 +292,8 @@ class Coordinator:
         """Run the round's machine until it closes."""
         progress = self.progress
         row = self.context.ledger.rounds.current(self.context.run)
-        row = row if row is not None and row.key == key else None
-        progress.opened_at = row.opened_at if row is not None else None
+        row = row if row and row.key == key else None
+        progress.opened_at = row.opened_at if row else None
         progress.round = machine_of(self.context, progress, key, row, self._now())
         self._events = asyncio.Queue()
         now = self._now()
@@ -327,9 +327,8 @@ class Coordinator:
 
     def _no_more_of(self, task: int) -> bool:
         """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
-        return self.context.ledger.rounds.was_closed_by(
-            self.context.run, task, machine.Why.REST.value
-        )
+        rounds = self.context.ledger.rounds
+        return rounds.was_closed_by(self.context.run, task, machine.Why.REST.value)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""

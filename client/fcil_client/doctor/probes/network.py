@@ -190,7 +190,7 @@ def _gate(reason: str, address: str) -> FcilError:
 
 
 def _refusal(nack: Nack) -> FcilError | None:
-    """Return the fault of the ticket; a holder that may still enrol is only unknown."""
+    """Return the fault of the ticket; None if its key is merely no member yet."""
     if nack.code == UnknownClient.code:
         return None
     return from_code(nack.code, nack.text, nack.action)
