@@ -34,9 +34,9 @@ def methods(
     backbone: Annotated[
         str | None, typer.Option(help="timm name of a ViT, or 'embedded'.", show_default="embedded")
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes of a task.")] = 10,
+    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes per task.")] = 10,
     past: Annotated[int, typer.Option(min=0, max=100_000, help="Classes of earlier tasks.")] = 0,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that answer each round.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Clients per round.")] = 10,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +53,7 @@ def methods(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """List the installed methods: citation, what they send and how much, presets and options.
+    """List the installed methods: citation, what they send and its size, presets and options.
 
     With --new: write a package with a method of your own, which runs as it is.
     """
