@@ -27,7 +27,6 @@ import fcil_protocol
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
     Core,
-    Sealed,
     open_body,
     parse_header,
     seal,
@@ -36,7 +35,7 @@ from fcil_protocol.envelopes.envelope import (
     wrap_key,
 )
 from fcil_protocol.envelopes.header import chunk_bytes_for
-from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Inflow, Receiving, runs, unasked
+from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Receiver, Sender, unasked
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
 from fcil_protocol.link.zmq_link import Dealer, LinkNews
 from fcil_protocol.messages.frames import Received, parse
@@ -83,8 +82,8 @@ class Thin:
         self.values = 0
         self.acked = 0
         self.refused: list[str] = []
-        self._outgoing: dict[str, tuple[Sealed, bytes]] = {}
-        self._inflow = Inflow(MAX_WINDOW_BYTES)
+        self._outgoing: dict[str, Sender] = {}
+        self._receiver = Receiver(MAX_WINDOW_BYTES)
         self._missing: set[str] = set()
         self._order: RoundOpen | None = None
 
@@ -146,7 +145,8 @@ class Thin:
             case Parts():
                 self._part(received)
             case Chunk():
-                self._inflow.put(message.digest, message.index, received.blobs[0], time.monotonic())
+                data = received.blobs[0]
+                self._receiver.put(message.digest, message.index, data, time.monotonic())
                 self._go_on()
             case Want():
                 self._send_chunks(message.digest, message.chunks, message.span)
@@ -184,9 +184,9 @@ class Thin:
         plain = pack(payload)
         sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
         header = sealed.parsed
-        self._outgoing[header.update_id] = (sealed, b"")
         first = unasked(header)
         wrap = wrap_key(key, sealed.header, self.server)
+        self._outgoing[header.update_id] = Sender(header, sealed.stored(wrap).read)
         self._say(
             Update(digest=header.update_id, unasked=first), sealed.header, sealed.signature, wrap
         )
@@ -196,11 +196,8 @@ class Thin:
     def _send_chunks(self, digest: str, chunks: list[int], span: int) -> None:
         if digest not in self._outgoing:
             return
-        sealed = self._outgoing[digest][0]
-        size = sealed.parsed.chunk_bytes
-        for run in runs(sealed.parsed, chunks, span):
-            data = sealed.body[run.start * size : run.stop * size]
-            self._say(Chunk(digest=digest, index=run.start), data)
+        for message, data in self._outgoing[digest].messages(chunks, span):
+            self._say(message, data)
 
     def _announce(self) -> None:
         counts = {name: np.full(len(CLASSES), 5, np.int64) for name in ("train", "test")}
@@ -216,21 +213,20 @@ class Thin:
             self._say(Want(digest=digest, chunks=[], header=True))
 
     def _part(self, received: Received) -> None:
-        data, signature, wrap = received.blobs
+        data, signature, _ = received.blobs
         verify_header(data, signature, self.server)
         header = parse_header(data, max_plain_bytes=LIMIT)
-        receiving = Receiving(header, data, signature, wrap, Assembly(header, path=None))
-        self._inflow.begin(receiving, time.monotonic())
+        self._receiver.begin(received.blobs, Assembly(header, path=None), time.monotonic())
         self._go_on()
 
     def _go_on(self) -> None:
-        for digest, receiving in list(self._inflow.under_way.items()):
-            if receiving.complete:
-                self._inflow.end(digest)
-                key = unwrap_key(receiving.wrap, receiving.header_bytes, self.keys)
-                open_body(receiving.header, key, receiving.assembly.chunks())
+        for digest, envelope in list(self._receiver.under_way.items()):
+            if envelope.complete:
+                self._receiver.end(digest)
+                key = unwrap_key(envelope.wrap, envelope.header_bytes, self.keys)
+                open_body(envelope.header, key, envelope.assembly.chunks())
                 self._missing.discard(digest)
-        for want in self._inflow.wants(time.monotonic()):
+        for want in self._receiver.wants(time.monotonic()):
             self._say(want)
         if self._order is not None and not self._missing:
             order, self._order = self._order, None

@@ -15,7 +15,7 @@ from fcil_client.link.downloads import Downloads
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import Core, seal, unwrap_key, wrap_key
-from fcil_protocol.envelopes.transfer import runs
+from fcil_protocol.envelopes.transfer import Sender
 from fcil_protocol.errors import FcilError
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.messages.frames import parse
@@ -122,12 +122,12 @@ class Center:
                 Parts(digest=want.digest), sealed.header, sealed.signature, wrap
             )
             assert self.lanes.send(route, frames)
-        for run in runs(sealed.parsed, want.chunks, want.span):
-            self.given.update((want.digest, index) for index in run)
-            self.by[client] += len(run)
-            data = self.spoil(sealed.body[sealed.parsed.extent(run)])
-            message = Chunk(digest=want.digest, index=run.start)
-            self.lanes.send(route, channel.frames(message, data))
+        sender = Sender(sealed.parsed, sealed.stored(b"").read)
+        for message, data in sender.messages(want.chunks, want.span):
+            count = -(-len(data) // sealed.parsed.chunk_bytes)
+            self.given.update((want.digest, message.index + n) for n in range(count))
+            self.by[client] += count
+            self.lanes.send(route, channel.frames(message, self.spoil(data)))
 
     async def run(self):
         while True:

@@ -18,7 +18,7 @@ from fcil_protocol.envelopes.envelope import (
 )
 from fcil_protocol.envelopes.header import chunk_bytes_for
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, head_of
-from fcil_protocol.envelopes.transfer import Inflow, Receiving
+from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES
 from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
 from fcil_protocol.messages.frames import Received
@@ -42,7 +42,7 @@ class Downloads:
         waiting: those whose headers were not requested yet.
         heads: those whose headers were requested -> when.
         ahead: of those, bytes of first chunks requested with the header.
-        inflow: those whose chunks are arriving.
+        receiver: those whose chunks are arriving.
     """
 
     home: Home
@@ -54,20 +54,20 @@ class Downloads:
     waiting: list[str] = field(default_factory=list)
     heads: dict[str, float] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)
-    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES))
+    receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES))
 
     def start(self, parts: Sequence[PartRef]) -> bool:
         """Request the missing parts; True if none is missing. Transfers in progress continue."""
         self.refs = {p.digest: p for p in parts}
-        for digest in list(self.inflow.under_way):
+        for digest in list(self.receiver.under_way):
             if digest not in self.refs:
-                self.inflow.end(digest)
+                self.receiver.end(digest)
         self.heads.clear()
         self.ahead.clear()
         self.waiting = [
             d
             for d in self.refs
-            if d not in self.inflow.under_way and not self.home.part_path(d).exists()
+            if d not in self.receiver.under_way and not self.home.part_path(d).exists()
         ]
         self._ask()
         self.home.prune_parts(set(self.refs))  # while the answers are on their way
@@ -75,7 +75,7 @@ class Downloads:
 
     def lose(self) -> None:
         """Forget open requests: the connection is lost; `start` repeats them."""
-        self.inflow.lose()
+        self.receiver.lose()
         self.heads.clear()
         self.ahead.clear()
 
@@ -85,7 +85,7 @@ class Downloads:
         for digest, asked in self.heads.items():
             if now - asked >= LOSS_TIMEOUT_S:
                 self._ask_header(digest)
-        if self.inflow.revive(now):
+        if self.receiver.revive(now):
             self._ask()
 
     def stop(self) -> None:
@@ -94,26 +94,26 @@ class Downloads:
         self.waiting.clear()
         self.heads.clear()
         self.ahead.clear()
-        for digest in list(self.inflow.under_way):
-            self.inflow.end(digest)
+        for digest in list(self.receiver.under_way):
+            self.receiver.end(digest)
 
     @property
     def _done(self) -> bool:
-        return not self.waiting and not self.heads and not self.inflow.under_way
+        return not self.waiting and not self.heads and not self.receiver.under_way
 
     @property
     def progress(self) -> tuple[int, int]:
         """Bytes received and bytes in total of the current order's parts."""
         total = sum(p.sealed_bytes for p in self.refs.values())
-        open_ = (*self.waiting, *self.heads, *self.inflow.under_way)
+        open_ = (*self.waiting, *self.heads, *self.receiver.under_way)
         missing = sum(self.refs[d].sealed_bytes for d in open_)
-        here = sum(r.assembly.received_bytes for r in self.inflow.under_way.values())
+        here = sum(r.assembly.received_bytes for r in self.receiver.under_way.values())
         return total - missing + here, total
 
     def _ask(self) -> None:
-        while self.waiting and len(self.heads) + len(self.inflow.under_way) < PARALLEL:
+        while self.waiting and len(self.heads) + len(self.receiver.under_way) < PARALLEL:
             self._ask_header(self.waiting.pop(0))
-        for want in self.inflow.wants(self.clock()):
+        for want in self.receiver.wants(self.clock()):
             self.send(want)
 
     def _ask_header(self, digest: str) -> None:
@@ -125,13 +125,13 @@ class Downloads:
         chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
         count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
         self.ahead.pop(digest, None)
-        free = self.inflow.pace.free_bytes - sum(self.ahead.values())
+        free = self.receiver.pace.free_bytes - sum(self.ahead.values())
         room = min(free // chunk_bytes, MAX_WANTED)
         alone = self.enrolment.link_key or self.home.incoming_path(digest).exists()
         chunks = [] if alone else list(range(max(0, min(count, room))))
         self.ahead[digest] = len(chunks) * chunk_bytes
         self.heads[digest] = self.clock()
-        span = max(1, self.inflow.pace.span_bytes // chunk_bytes)
+        span = max(1, self.receiver.pace.span_bytes // chunk_bytes)
         self.send(Want(digest=digest, chunks=chunks, span=span, header=True))
 
     def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
@@ -159,12 +159,11 @@ class Downloads:
         # The file is the part's final one from the beginning: once complete, it is only renamed.
         head = head_of(data, signature, wrap, header.sealed_bytes)
         assembly = Assembly(header, path=path, head=head)
-        receiving = Receiving(header, data, signature, wrap, assembly)
         del self.heads[message.digest]
-        self.inflow.pace.most_bytes = terms.credit
+        self.receiver.pace.most_bytes = terms.credit
         ahead = self.ahead.pop(message.digest, 0) // chunk_bytes_for(ref.sealed_bytes)
-        self.inflow.begin(receiving, self.clock(), unasked=ahead)
-        return self._continue(message.digest, receiving)
+        now = self.clock()
+        return self._continue(self.receiver.begin(received.blobs, assembly, now, unasked=ahead))
 
     def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
         core = header.core
@@ -182,18 +181,18 @@ class Downloads:
         """
         data = received.blobs[0]
         try:
-            receiving = self.inflow.put(message.digest, message.index, data, self.clock())
+            envelope = self.receiver.put(message.digest, message.index, data, self.clock())
         except WireError:
             self._ask()
             raise
-        if receiving is None:
+        if envelope is None:
             return False
-        return self._continue(message.digest, receiving)
+        return self._continue(envelope)
 
-    def _continue(self, digest: str, receiving: Receiving) -> bool:
-        if receiving.complete:
-            receiving.assembly.finish(self.home.part_path(digest))
-            self.inflow.end(digest)
+    def _continue(self, envelope: IncomingEnvelope) -> bool:
+        if envelope.complete:
+            envelope.assembly.finish(self.home.part_path(envelope.digest))
+            self.receiver.end(envelope.digest)
         self._ask()
         return self._done
 

@@ -9,9 +9,9 @@ from fcil_client.state.home import Home
 from fcil_protocol.envelopes.envelope import write_envelope
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, StoredEnvelope
-from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, runs, unasked
+from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Sender, unasked
 from fcil_protocol.errors import CorruptFile, FcilError, StorageError
-from fcil_protocol.messages.messages import Chunk, RoundOpen, Update
+from fcil_protocol.messages.messages import RoundOpen, Update
 from fcil_protocol.payloads.payload import Payload
 
 Send = Callable[..., None]
@@ -118,8 +118,8 @@ class Outbox:
         envelope = self._envelope(digest)
         self._span_bytes = span * envelope.parsed.chunk_bytes
         there = (i for i in indices if 0 <= i < len(envelope.parsed.hashes))
-        for run in runs(envelope.parsed, there, span):
-            send(Chunk(digest=digest, index=run.start), envelope.read(run))
+        for message, data in Sender(envelope.parsed, envelope.read).messages(there, span):
+            send(message, data)
 
     def _envelope(self, digest: str) -> StoredEnvelope | EnvelopeFile:
         if digest in self._held:

@@ -64,7 +64,7 @@ class StoredEnvelope:
 
     def read(self, chunks: range) -> bytes:
         """Return consecutive chunks of the body."""
-        return bytes(self.body[self.parsed.extent(chunks)])
+        return bytes(memoryview(self.body)[self.parsed.extent(chunks)])
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str = "a stored envelope") -> Self:

@@ -4,42 +4,25 @@ The bytes that one connection has requested and not yet received are bounded by 
 follows the link's rate (`window`). It requests more when half of them have arrived. The sender of
 an update sends the first `UNASKED_BYTES` without a request, which saves a round trip, and announces
 it. A chunk is the unit with a hash in the header; a message carries one or more consecutive chunks.
+
+Nothing here knows a connection: the receiver stores chunks in an `Assembly` and returns requests,
+the sender reads chunks by a function and yields messages, and the time is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Header
 from fcil_protocol.envelopes.window import MAX_SPAN_BYTES, Pace
 from fcil_protocol.errors import WireError
-from fcil_protocol.messages.messages import MAX_WANTED, Want
+from fcil_protocol.messages.messages import MAX_WANTED, Chunk, Want
 
 UNASKED_BYTES = 128 << 10
 UNASKED_SPAN_BYTES = 64 << 10  # of their messages while the rate is unknown: 13 s at 5 kB/s
 MAX_SPOILED = 3  # messages of an envelope that do not fit and are requested again at once
-
-
-def runs(header: Header, indices: Iterable[int], span: int) -> Iterator[range]:
-    """Group consecutive chunks into messages.
-
-    Args:
-        header: header of their envelope.
-        indices: chunk numbers; all must exist.
-        span: most chunks of one message; it has at most `MAX_SPAN_BYTES` in any case.
-    """
-    most = max(1, min(span, MAX_SPAN_BYTES // header.chunk_bytes))
-    run = range(0)
-    for index in indices:
-        if run and index == run.stop and len(run) < most:
-            run = range(run.start, index + 1)
-            continue
-        if run:
-            yield run
-        run = range(index, index + 1)
-    if run:
-        yield run
 
 
 def unasked(header: Header) -> int:
@@ -47,26 +30,74 @@ def unasked(header: Header) -> int:
     return min(max(1, UNASKED_BYTES // header.chunk_bytes), len(header.hashes))
 
 
-class Receiving:
-    """One incoming envelope.
+def requests(
+    pace: Pace, envelopes: Iterable[tuple[Header, Callable[[int], list[int]]]], now: float
+) -> list[Want]:
+    """Return the requests that a connection sends now; they count as sent.
 
     Args:
-        header_bytes, signature, wrap: as received; kept with the body.
+        pace: of the connection.
+        envelopes: in the order in which they use its window: the header of each, and a function
+            that chooses the next chunks to request, ascending, within a number of bytes.
+        now: the time.
+    """
+    found: list[Want] = []
+    free = pace.free_bytes
+    for header, choose in envelopes:
+        if not pace.in_flight:
+            free = max(free, header.chunk_bytes)  # even if the window is smaller
+        if free > 0 and (chunks := choose(free)):
+            size = sum(map(header.chunk_size, chunks))
+            free -= size
+            pace.asked(size, now)
+            span = max(1, pace.span_bytes // header.chunk_bytes)
+            found.append(Want(digest=header.update_id, chunks=chunks, span=span))
+    return found
+
+
+def granted(header: Header, chunks: Iterable[int], most_bytes: int) -> list[int]:
+    """Return the requested chunks to send: each once, within this many bytes, and at least one."""
+    return list(dict.fromkeys(chunks))[: max(1, most_bytes // header.chunk_bytes)]
+
+
+class Sender(NamedTuple):
+    """The sending side of one envelope: ``read`` returns consecutive chunks of its body."""
+
+    header: Header
+    read: Callable[[range], bytes]
+
+    def messages(self, chunks: Iterable[int], span: int) -> Iterator[tuple[Chunk, bytes]]:
+        """Yield the messages that carry these chunks, in this order; all must exist.
+
+        A message has consecutive ones, at most ``span`` and at most `MAX_SPAN_BYTES`.
+        """
+        most = max(1, min(span, MAX_SPAN_BYTES // self.header.chunk_bytes))
+        run = range(0)
+        for index in (*chunks, -1):  # -1 ends the last message
+            if run and (index != run.stop or len(run) == most):
+                yield Chunk(digest=self.header.update_id, index=run.start), self.read(run)
+                run = range(0)
+            run = range(run.start if run else index, index + 1)
+
+
+class IncomingEnvelope:
+    """The receiving side of one envelope.
+
+    Args:
+        blobs: header, signature and wrap as received; kept with the body.
         assembly: store of verified chunks.
 
     Attributes:
+        header, digest: the envelope's.
         asked_bytes: bytes of the chunks that were requested and have not arrived.
         spoiled: messages that did not fit: a bit flipped in some memory, or a false chunk.
     """
 
-    def __init__(
-        self, header: Header, header_bytes: bytes, signature: bytes, wrap: bytes, assembly: Assembly
-    ) -> None:
-        self.header = header
-        self.header_bytes = header_bytes
-        self.signature = signature
-        self.wrap = wrap
+    def __init__(self, blobs: Sequence[bytes], assembly: Assembly) -> None:
+        self.header_bytes, self.signature, self.wrap = blobs
         self.assembly = assembly
+        self.header = assembly.header
+        self.digest = assembly.header.update_id
         self.asked_bytes = 0
         self.spoiled = 0
         self._asked: set[int] = set()
@@ -135,7 +166,7 @@ class Receiving:
         return self.assembly.complete
 
 
-class Inflow:
+class Receiver:
     """All incoming envelopes of one connection: they share its window, in order.
 
     Args:
@@ -147,58 +178,47 @@ class Inflow:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.under_way: dict[str, Receiving] = {}
+        self.under_way: dict[str, IncomingEnvelope] = {}
         self.pace = Pace(most_bytes)
 
-    def begin(self, receiving: Receiving, now: float, *, unasked: int = 0) -> None:
+    def begin(
+        self, blobs: Sequence[bytes], assembly: Assembly, now: float, *, unasked: int = 0
+    ) -> IncomingEnvelope:
         """Start an envelope, of which this many chunks arrive without a request."""
-        self.under_way[receiving.header.update_id] = receiving
-        size = receiving.expect(range(min(unasked, len(receiving.header.hashes))))
+        envelope = self.under_way[assembly.header.update_id] = IncomingEnvelope(blobs, assembly)
+        size = envelope.expect(range(min(unasked, len(envelope.header.hashes))))
         if size:
             self.pace.asked(size, now, unasked=True)
+        return envelope
 
-    def put(self, digest: str, index: int, data: bytes, now: float) -> Receiving | None:
+    def put(self, digest: str, index: int, data: bytes, now: float) -> IncomingEnvelope | None:
         """Store the chunks of a message; None if their envelope is not in `under_way`.
 
         Raises:
-            WireError, DiskFull, StorageError: as in `Receiving.put`.
+            WireError, DiskFull, StorageError: as in `IncomingEnvelope.put`.
         """
-        receiving = self.under_way.get(digest)
-        if receiving is not None:
-            asked = receiving.asked_bytes
+        envelope = self.under_way.get(digest)
+        if envelope is not None:
+            asked = envelope.asked_bytes
             try:
-                receiving.put(index, data)
+                envelope.put(index, data)
             finally:
-                if asked > receiving.asked_bytes:
-                    self.pace.arrived(asked - receiving.asked_bytes, now)
-        return receiving
+                if asked > envelope.asked_bytes:
+                    self.pace.arrived(asked - envelope.asked_bytes, now)
+        return envelope
 
-    def end(self, digest: str) -> Receiving | None:
+    def end(self, digest: str) -> IncomingEnvelope | None:
         """Stop receiving an envelope; return its state, if any."""
-        receiving = self.under_way.pop(digest, None)
-        if receiving is not None and receiving.asked_bytes:
-            self.pace.dropped(receiving.asked_bytes)
-            receiving.forget_asked()
-        return receiving
+        envelope = self.under_way.pop(digest, None)
+        if envelope is not None and envelope.asked_bytes:
+            self.pace.dropped(envelope.asked_bytes)
+            envelope.forget_asked()
+        return envelope
 
     def wants(self, now: float) -> list[Want]:
         """Return the requests to send now; their chunks count as requested."""
-        found: list[Want] = []
-        free = self.pace.free_bytes
-        for digest, receiving in self.under_way.items():
-            if free <= 0:
-                break
-            chunk_bytes = receiving.header.chunk_bytes
-            if not self.pace.in_flight:
-                free = max(free, chunk_bytes)  # even if the window is smaller
-            wanted = receiving.want(free)
-            if wanted:
-                size = sum(map(receiving.header.chunk_size, wanted))
-                free -= size
-                self.pace.asked(size, now)
-                span = max(1, self.pace.span_bytes // chunk_bytes)
-                found.append(Want(digest=digest, chunks=wanted, span=span))
-        return found
+        envelopes = self.under_way.values()
+        return requests(self.pace, ((one.header, one.want) for one in envelopes), now)
 
     def revive(self, now: float) -> bool:
         """Count requested chunks that never arrived as lost, so that `wants` repeats them."""
@@ -210,5 +230,5 @@ class Inflow:
     def lose(self) -> None:
         """Count all requested chunks as lost; stored ones stay."""
         self.pace.begin_anew()
-        for receiving in self.under_way.values():
-            receiving.forget_asked()
+        for envelope in self.under_way.values():
+            envelope.forget_asked()

@@ -23,10 +23,10 @@ from fcil_protocol.envelopes.envelope import (
     unwrap_key,
     wrap_key,
 )
-from fcil_protocol.envelopes.transfer import runs
+from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import CorruptFile, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
-from fcil_protocol.messages.messages import Chunk, Message, PartRef, Parts, Want
+from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.trust.keys import PrivateKeys
@@ -185,14 +185,13 @@ class Publisher:
         if want.header:
             key = unwrap_key(stored.wrap, stored.header, self._keys)
             wrap = wrap_key(key, stored.header, peer.keys)
-            message: Message = Parts(digest=want.digest)
-            if not self._send(peer, message, stored.header, stored.signature, wrap):
+            head = Parts(digest=want.digest)
+            if not self._send(peer, head, stored.header, stored.signature, wrap):
                 return
         for index in want.chunks:
             if not 0 <= index < len(header.hashes):
                 raise WireError(f"part {want.digest[:16]} has no chunk {index}.")
-        most = max(1, credit // header.chunk_bytes)
-        for run in runs(header, list(dict.fromkeys(want.chunks))[:most], want.span):
-            message = Chunk(digest=want.digest, index=run.start)
-            if not self._send(peer, message, stored.body[header.extent(run)]):
+        chunks = granted(header, want.chunks, credit)
+        for message, data in Sender(header, stored.read).messages(chunks, want.span):
+            if not self._send(peer, message, data):
                 return  # a full queue or no connection: the client asks again for missing chunks

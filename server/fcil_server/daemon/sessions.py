@@ -203,7 +203,7 @@ class ClientSessions:
 
     def cut(self, peer: Peer) -> None:
         """End a client's connection, and drop its partially received envelopes."""
-        for digest in list(peer.inflow.under_way):
+        for digest in list(peer.receiver.under_way):
             self._context.intake.forget(peer, digest)
         self._context.link.cut(peer.conn)
 

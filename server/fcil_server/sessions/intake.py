@@ -28,7 +28,7 @@ from fcil_protocol.envelopes.envelope import (
     verify_header,
 )
 from fcil_protocol.envelopes.stored_envelope import head_of
-from fcil_protocol.envelopes.transfer import Inflow, Receiving, unasked
+from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unasked
 from fcil_protocol.envelopes.window import share
 from fcil_protocol.errors import (
     FcilError,
@@ -62,8 +62,7 @@ class _Complete:
     """An envelope with all its chunks."""
 
     peer: Peer
-    digest: str
-    receiving: Receiving
+    envelope: IncomingEnvelope
     over: asyncio.Event  # set once it is in the spool, or refused
 
 
@@ -101,7 +100,7 @@ class Intake:
         self._max_classes = max_classes
         self._ports = ports
         self._clock = clock
-        self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of live connections
+        self._receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()  # of live connections
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -121,7 +120,7 @@ class Intake:
 
     def offer(self, peer: Peer, received: Received, message: Update) -> None:
         """Check the header of an update and ask for its chunks, or Ack a stored one."""
-        data, signature, wrap = received.blobs
+        data, signature, _ = received.blobs
         verify_header(data, signature, peer.keys)
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
@@ -138,18 +137,17 @@ class Intake:
             again = self._take_anew(peer, received, message)
             self._removals[peer.client] = asyncio.get_running_loop().create_task(again)
             return
-        if message.digest in peer.inflow.under_way:
+        if message.digest in peer.receiver.under_way:
             return  # offered twice; its chunks are on their way
         self._check_core(peer, header.core)
         self._check_size(peer, header)
-        if len(peer.inflow.under_way) >= MAX_UPLOADS:
-            self.forget(peer, next(iter(peer.inflow.under_way)))
+        if len(peer.receiver.under_way) >= MAX_UPLOADS:
+            self.forget(peer, next(iter(peer.receiver.under_way)))
         assembly = self.arriving.take(peer.client, header)
-        receiving = Receiving(header, data, signature, wrap, assembly)
-        self._inflows.add(peer.inflow)
+        self._receivers.add(peer.receiver)
         coming = min(message.unasked, unasked(header))
-        peer.inflow.begin(receiving, self._clock(), unasked=coming)
-        self._continue(peer, message.digest, receiving)
+        now = self._clock()
+        self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
 
     async def _take_anew(self, peer: Peer, received: Received, message: Update) -> None:
         try:
@@ -183,38 +181,38 @@ class Intake:
 
     def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
         """Store the chunks of a message if their hashes fit, and continue."""
-        receiving = peer.inflow.under_way.get(message.digest)
-        if receiving is None:
+        envelope = peer.receiver.under_way.get(message.digest)
+        if envelope is None:
             return  # late, of an update that was refused or is stored: not worth an answer
         try:
-            peer.inflow.put(message.digest, message.index, received.blobs[0], self._clock())
+            peer.receiver.put(message.digest, message.index, received.blobs[0], self._clock())
         except WireError as error:
-            if not receiving.retries:
+            if not envelope.retries:
                 raise
             self._ports.refused(peer, error)
-        self._continue(peer, message.digest, receiving)
+        self._continue(peer, envelope)
 
     def _ask(self, peer: Peer) -> None:
         """Ask for as many bytes as the client's link and the server's memory have room for."""
-        busy = sum(bool(inflow.under_way) for inflow in self._inflows)
-        peer.inflow.pace.most_bytes = share(self._credit, busy)
-        for want in peer.inflow.wants(self._clock()):
+        busy = sum(bool(one.under_way) for one in self._receivers)
+        peer.receiver.pace.most_bytes = share(self._credit, busy)
+        for want in peer.receiver.wants(self._clock()):
             self._ports.send(peer, want)
 
     def revive(self, peers: Iterable[Peer]) -> None:
         """Ask again for requested chunks that never came over a live connection."""
         for peer in peers:
-            if peer.inflow.revive(self._clock()):
+            if peer.receiver.revive(self._clock()):
                 self._ask(peer)
 
-    def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
-        if not receiving.complete:
+    def _continue(self, peer: Peer, envelope: IncomingEnvelope) -> None:
+        if not envelope.complete:
             self._ask(peer)
             return
-        peer.inflow.end(digest)
+        peer.receiver.end(envelope.digest)
         self._ask(peer)
-        self._complete.add(digest)
-        self._waiting.append(_Complete(peer, digest, receiving, asyncio.Event()))
+        self._complete.add(envelope.digest)
+        self._waiting.append(_Complete(peer, envelope, asyncio.Event()))
         self._opening[peer.client] += 1
         if self._opener is None or self._opener.done():
             self._opener = asyncio.get_running_loop().create_task(self._open_all())
@@ -225,15 +223,16 @@ class Intake:
         """Open waiting envelopes one after the other: one opened payload in memory at a time."""
         while self._waiting:
             one = self._waiting[0]
+            digest = one.envelope.digest
             try:
-                await self._finish(one.peer, one.digest, one.receiving)
+                await self._finish(one.peer, one.envelope)
             except Exception as error:
-                self._turn_down(one.peer, one.digest, in_words(error))
+                self._turn_down(one.peer, digest, in_words(error))
             finally:
                 self._waiting.popleft()
-                self._complete.discard(one.digest)
+                self._complete.discard(digest)
                 with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
-                    self.arriving.drop(one.peer.client, one.digest)
+                    self.arriving.drop(one.peer.client, digest)
                 one.over.set()
                 self._opening[one.peer.client] -= 1
                 self.room(one.peer.client)
@@ -243,34 +242,34 @@ class Intake:
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, digest))
 
-    async def _finish(self, peer: Peer, digest: str, receiving: Receiving) -> None:
-        header = receiving.header
-        if header.core.kind == INVENTORY:
-            payload = await asyncio.to_thread(self._open, header, receiving)
+    async def _finish(self, peer: Peer, envelope: IncomingEnvelope) -> None:
+        digest, core = envelope.digest, envelope.header.core
+        if core.kind == INVENTORY:
+            payload = await asyncio.to_thread(self._open, envelope)
             self._check_inventory(payload)
             peer = self._newest.pop(digest, peer)
             self._ports.announced(peer, payload)
             self._ports.send(peer, Ack(digest=digest))
             return
-        expectation = self._ports.expect(peer.client, header.core)
-        accepted = await asyncio.to_thread(self._keep, peer.client, receiving, expectation)
+        expectation = self._ports.expect(peer.client, core)
+        accepted = await asyncio.to_thread(self._keep, peer, envelope, expectation)
         self._ports.opened(accepted)
         self._batch.append((peer, accepted))
         self._pending.add(digest)
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
-    def _keep(self, client: ClientId, receiving: Receiving, expected: Expectation) -> Accepted:
+    def _keep(self, peer: Peer, envelope: IncomingEnvelope, expected: Expectation) -> Accepted:
         """Open, check and spool an update; runs in a thread."""
-        header = receiving.header
-        payload = self._open(header, receiving)
+        header = envelope.header
+        payload = self._open(envelope)
         faults = expected.schema.check_upload(payload, expected.dims)
         faults = faults or expected.check(payload, expected.task)
         if faults:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
         accepted = Accepted(
-            client=client,
-            digest=header.update_id,
+            client=peer.client,
+            digest=envelope.digest,
             core=header.core,
             tensor_bytes=payload.tensor_bytes,
             sealed_bytes=header.sealed_bytes,
@@ -278,14 +277,14 @@ class Intake:
         )
         del payload  # before the sealed chunks are read
         head = head_of(
-            receiving.header_bytes, receiving.signature, receiving.wrap, header.sealed_bytes
+            envelope.header_bytes, envelope.signature, envelope.wrap, header.sealed_bytes
         )
-        self._spool.append(header.update_id, head, *receiving.assembly.chunks())
+        self._spool.append(envelope.digest, head, *envelope.assembly.chunks())
         return accepted
 
-    def _open(self, header: Header, receiving: Receiving) -> Payload:
-        key = unwrap_key(receiving.wrap, receiving.header_bytes, self._keys)
-        return unpack(open_body(header, key, receiving.assembly.chunks()))
+    def _open(self, envelope: IncomingEnvelope) -> Payload:
+        key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
+        return unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
 
     def _check_inventory(self, payload: Payload) -> None:
         faults = inventory_faults(payload, self._max_classes)
@@ -341,7 +340,7 @@ class Intake:
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused."""
-        if peer.inflow.end(digest) is not None:
+        if peer.receiver.end(digest) is not None:
             self.arriving.drop(peer.client, digest)
 
     def sweep(self, peers: Iterable[Peer]) -> None:
@@ -349,7 +348,7 @@ class Intake:
 
         Every session seals inventories afresh, so theirs are never resumed.
         """
-        live = {digest for peer in peers for digest in peer.inflow.under_way}
+        live = {digest for peer in peers for digest in peer.receiver.under_way}
         with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete)
 

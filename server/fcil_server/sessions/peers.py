@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fcil_protocol.envelopes.transfer import Inflow
+from fcil_protocol.envelopes.transfer import Receiver
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.signed_session import Channel
@@ -23,7 +23,7 @@ class Peer:
         ready: its Hello was complete and accepted; it may announce and be asked.
         train, test: class key -> number of images, as announced; None before.
         names: the class names as the client spells them.
-        inflow: envelopes on their way in.
+        receiver: of envelopes on their way in.
         progress: its last report of its work in the current round.
         paused: its work is suspended, by its last report.
         resting: it may not work now; when it may again, it announces its classes again.
@@ -43,7 +43,7 @@ class Peer:
     train: dict[str, int] | None = None
     test: dict[str, int] | None = None
     names: tuple[str, ...] = ()
-    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES), repr=False)
+    receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES), repr=False)
     progress: tuple[str, int, int] | None = None
     paused: bool = False
     resting: bool = False

@@ -365,7 +365,7 @@ def test_the_window_counts_bytes_whatever_the_parts_chunks(home, enrolment):
     """Chunks of 32 KiB, 1 MiB and 32 KiB."""
     sent = []
     downloads = Downloads(home, enrolment, KEYS, sent.append)
-    downloads.inflow.pace = SimpleNamespace(free_bytes=4 << 20, span_bytes=1 << 20)
+    downloads.receiver.pace = SimpleNamespace(free_bytes=4 << 20, span_bytes=1 << 20)
     sizes = (64 << 10, 4 << 30, 2 << 20)
     assert [chunk_bytes_for(size) >> 10 for size in sizes] == [32, 1024, 32]
     refs = [

@@ -183,9 +183,9 @@ def test_many_clients_share_what_the_memory_may_hold(tmp_path):
         sent = [inventory(one.client) for one in peers]
         for one, sealed in zip(peers, sent, strict=True):
             await server.offer(one, sealed)
-        assert peers[0].inflow.pace.most_bytes == TOTAL_BYTES
+        assert peers[0].receiver.pace.most_bytes == TOTAL_BYTES
         await server.chunk(peers[0], sent[0], 0)
-        assert peers[0].inflow.pace.most_bytes == TOTAL_BYTES // 4
+        assert peers[0].receiver.pace.most_bytes == TOTAL_BYTES // 4
 
     play(story)
     server.spool.close()

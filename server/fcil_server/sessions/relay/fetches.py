@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fcil_protocol.envelopes.header import Header
+from fcil_protocol.envelopes.transfer import requests
 from fcil_protocol.envelopes.window import Pace
 from fcil_protocol.messages.messages import MAX_WANTED, Want
 
@@ -26,6 +27,13 @@ class _FetchedPart:
     header: Header
     waiting: OrderedDict[int, set[int]] = field(default_factory=OrderedDict)  # chunk -> lanes
     asked: set[int] = field(default_factory=set)
+
+    def want(self, limit_bytes: int) -> list[int]:
+        """Return the next chunks to request, ascending; they count as requested."""
+        most = min(limit_bytes // self.header.chunk_bytes, MAX_WANTED)
+        wanted = sorted([i for i in self.waiting if i not in self.asked][:most])
+        self.asked.update(wanted)
+        return wanted
 
 
 class Fetches:
@@ -67,22 +75,7 @@ class Fetches:
 
     def wants(self, now: float) -> list[Want]:
         """Return the requests to send to the server now, and count them as sent."""
-        found: list[Want] = []
-        free = self.pace.free_bytes
-        for digest, part in self._parts.items():
-            size = part.header.chunk_bytes
-            if not self.pace.in_flight:
-                free = max(free, size)  # a window smaller than a chunk must not stop it
-            most = min(free // size, MAX_WANTED)
-            wanted = [i for i in part.waiting if i not in part.asked][:most]
-            if wanted:
-                part.asked.update(wanted)
-                asked = sum(map(part.header.chunk_size, wanted))
-                free -= asked
-                self.pace.asked(asked, now)
-                span = max(1, self.pace.span_bytes // size)
-                found.append(Want(digest=digest, chunks=sorted(wanted), span=span))
-        return found
+        return requests(self.pace, ((p.header, p.want) for p in self._parts.values()), now)
 
     def arrived(self, digest: str, chunks: Iterable[int], now: float) -> dict[int, list[int]]:
         """Return, for each lane, the received chunks that it waits for."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from fcil_protocol.envelopes.envelope import parse_header, verify_header
 from fcil_protocol.envelopes.header import Header
-from fcil_protocol.envelopes.transfer import runs
+from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import FcilError, InternalError, WireError
 from fcil_protocol.link.interface import Incoming, ServerLink
 from fcil_protocol.messages import relay_frames
@@ -181,13 +181,12 @@ class RelaySession:
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
         header = self._fetches.header_of(want.digest)
-        chunks = list(dict.fromkeys(want.chunks))
-        if header is None or max(chunks) >= len(header.hashes):
+        if header is None or max(want.chunks) >= len(header.hashes):
             return False  # a client's own part, an unknown one, or no such chunk
         self._spans[number] = want.span
         here: dict[int, bytes] = {}
         missing: list[int] = []
-        for index in chunks[: max(1, self._credit // header.chunk_bytes)]:
+        for index in granted(header, want.chunks, self._credit):
             data = self._cache.get(want.digest, index, header.hashes[index])
             if data is None:
                 missing.append(index)
@@ -258,10 +257,9 @@ class RelaySession:
         lane = self.lanes.get(number)
         if lane is None:
             return False
-        for run in runs(header, pieces, self._spans.get(number, 1)):
-            message = Chunk(digest=header.update_id, index=run.start)
-            blob = b"".join(pieces[i] for i in run)
-            if not self._link.send(lane.route, self._channel.frames(message, blob)):
+        sender = Sender(header, lambda run: b"".join(pieces[i] for i in run))
+        for message, data in sender.messages(pieces, self._spans.get(number, 1)):
+            if not self._link.send(lane.route, self._channel.frames(message, data)):
                 self._link.cut(lane.conn)
                 return False
         return True
