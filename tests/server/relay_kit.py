@@ -17,6 +17,7 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import Core, seal, unwrap_key, wrap_key
 from fcil_protocol.envelopes.transfer import Sender
 from fcil_protocol.errors import FcilError
+from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.messages.frames import parse
 from fcil_protocol.messages.messages import Chunk, Hello, Nack, PartRef, Parts, Want
@@ -31,7 +32,6 @@ from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.relay.cache import Cache
-from fcil_server.sessions.relay.home import RelayRecord
 from fcil_server.sessions.relay.relay import Relay
 from fcil_server.sessions.relayed import RelayedLink
 
@@ -211,7 +211,7 @@ class Site:
     def make(self, certificate=None):
         federation = self.center.federation
         known = certificate or federation.certificate
-        record = RelayRecord(
+        record = EnrolmentRecord(
             self.id, self.name, federation.id, known.to_bytes().hex(), ("127.0.0.1:7710",), ""
         )
         cache = Cache(self.directory, self.limit)

@@ -7,15 +7,14 @@ a relay; the client then always connects to that relay, and trusts the same serv
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import BadTicket
-from fcil_protocol.ids import ClientId
 from fcil_protocol.link.dial import Dial, dial
-from fcil_protocol.link.enrol_with_ticket import show_anywhere
+from fcil_protocol.link.enrol_with_ticket import redeem_ticket
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
 
@@ -45,31 +44,17 @@ async def redeem(
         )
     home = Home.of(ticket.federation, data, seat)
     folder = await asyncio.to_thread(data.resolve)
-    digest = hashlib.sha256(ticket.guest_keys().public.curve).hexdigest()
+    keys_path = home.ticket_keys_path(ticket.digest)
     known = home.enrolment()
-    if known is not None and known.ticket == digest:
-        home.take_keys(home.ticket_keys_path(digest))
+    if known is not None and known.ticket == ticket.digest:
+        home.take_keys(keys_path)
         return home, known
     # A ticket other than the one that it enrolled with starts afresh, with new keys.
-    keys = PrivateKeys.load_or_new(home.ticket_keys_path(digest))
-    address, answer, certificate = await show_anywhere(ticket, keys, make, notify)
-    enrolment = Enrolment(
-        client_id=ClientId(answer.client),
-        name=answer.name,
-        federation=ticket.federation,
-        certificate=certificate.to_bytes().hex(),
-        # The server sends its own addresses; a relay's key is not valid there.
-        addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
-        data=str(folder),
-        ticket=digest,
-        link_key=ticket.server_key.hex() if ticket.via else "",
-    )
+    keys = PrivateKeys.load_or_new(keys_path)
+    record = await redeem_ticket(ticket, keys, make, notify)
+    link_key = ticket.server_key.hex() if ticket.via else ""
+    enrolment = Enrolment(**asdict(record), data=str(folder), link_key=link_key)
     home.save_enrolment(enrolment)
-    home.take_keys(home.ticket_keys_path(digest))
+    home.take_keys(keys_path)
     notify(f"enrolled as {enrolment.name}")
     return home, enrolment
-
-
-def _addresses(worked: str, told: Sequence[str]) -> tuple[str, ...]:
-    """Put the address that worked first: the server may not know all addresses that reach it."""
-    return (worked, *(a for a in told if a != worked))

@@ -12,8 +12,10 @@ import platform
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fcil_protocol.errors import BadTicket, TooManyAtOnce, TrustError, Unreachable, from_code
+from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.link.dial import REFUSALS, Dial
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews
 from fcil_protocol.messages.frames import parse
@@ -80,10 +82,29 @@ async def show(
     )
 
 
-async def show_anywhere(
+@dataclass(frozen=True)
+class EnrolmentRecord:
+    """A record of an enrolment with a ticket.
+
+    Attributes:
+        client_id: the member's id in the roster, which lists relays next to clients.
+        certificate: hex of the server's root-signed certificate.
+        addresses: HOST:PORT of the server, or of the relay that leads to it.
+        ticket: digest of the ticket.
+    """
+
+    client_id: ClientId
+    name: str
+    federation: FederationId
+    certificate: str
+    addresses: tuple[str, ...]
+    ticket: str
+
+
+async def redeem_ticket(
     ticket: Ticket, keys: PrivateKeys, make: Dial, notify: Callable[[str], None]
-) -> tuple[str, Enrolled, Certificate]:
-    """Show a ticket at its addresses in turn; return the one that answered, and `show`'s result.
+) -> EnrolmentRecord:
+    """Enrol ``keys`` with a ticket at its addresses in turn, as in `show`.
 
     Raises:
         Unreachable: no address answers.
@@ -93,9 +114,21 @@ async def show_anywhere(
     for address in ticket.addresses:
         notify(f"showing the ticket to {address}")
         try:
-            return address, *await show(ticket, keys, address, make, notify)
+            answer, certificate = await show(ticket, keys, address, make, notify)
         except Unreachable as error:
             failure = error
+            continue
+        # The server sends its own addresses; a relay's key is not valid there.
+        known = ticket.addresses if ticket.via else answer.addresses
+        return EnrolmentRecord(
+            client_id=ClientId(answer.client),
+            name=answer.name,
+            federation=ticket.federation,
+            certificate=certificate.to_bytes().hex(),
+            # The one that worked is first: the server may not know all that reach it.
+            addresses=(address, *(a for a in known if a != address)),
+            ticket=ticket.digest,
+        )
     assert failure is not None, "a ticket has an address"
     raise failure
 

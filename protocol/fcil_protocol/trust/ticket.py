@@ -26,6 +26,7 @@ import re
 import struct
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -91,6 +92,11 @@ class Ticket(Secret):
     def guest_keys(self) -> PrivateKeys:
         """Return the keys that admit the holder at the gate and sign its request."""
         return PrivateKeys.derive(self.secret, b"fcil/1/ticket" + self.server_key)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the guest's CURVE key (hex), by which a member's record names its ticket."""
+        return hashlib.sha256(self.guest_keys().public.curve).hexdigest()
 
     def to_text(self) -> str:
         """Return the ticket as one line."""

@@ -1,13 +1,16 @@
 """Who shows a ticket and is turned away at the gate knocks again, and not for ever."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from fcil_protocol.errors import BadTicket, TooManyAtOnce, WireError
+from fcil_protocol.errors import BadTicket, TooManyAtOnce, Unreachable, WireError
 from fcil_protocol.ids import FederationId
 from fcil_protocol.link import enrol_with_ticket
 from fcil_protocol.link.interface import COME_AGAIN, LinkNews
+from fcil_protocol.messages.messages import Enrolled
+from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
 
@@ -108,3 +111,52 @@ def test_it_says_once_that_it_waits(knock):
     with pytest.raises(TooManyAtOnce):
         knock(Gate(*[COME_AGAIN] * 99), said.append)
     assert said == ["too many come to a:1 at once; trying again for a minute"]
+
+
+@pytest.fixture
+def redeem(monkeypatch):
+    """Redeem a ticket at a server that answers at some addresses; return the record and notes."""
+    certificate = RootKey.generate().certify(PrivateKeys.generate().public)
+
+    def redeem(ticket, *answering):
+        async def show(_ticket, _keys, address, _make, _notify):
+            if address not in answering:
+                raise Unreachable(f"nobody at {address}.", action="")
+            return Enrolled(
+                client="c" * 26, name="camera", certificate=b"", addresses=["lan:1", "b:2", "d:4"]
+            ), certificate
+
+        monkeypatch.setattr(enrol_with_ticket, "show", show)
+        said = []
+        keys = PrivateKeys.generate()
+        record = asyncio.run(enrol_with_ticket.redeem_ticket(ticket, keys, None, said.append))
+        assert record.certificate == certificate.to_bytes().hex()
+        assert (record.client_id, record.name) == ("c" * 26, "camera")
+        assert (record.federation, record.ticket) == (ticket.federation, ticket.digest)
+        return record, said
+
+    return redeem
+
+
+def test_the_address_that_worked_is_the_first_of_the_servers_own(redeem):
+    record, said = redeem(replace(TICKET, addresses=("a:1", "b:2", "c:3")), "b:2", "c:3")
+    assert record.addresses == ("b:2", "lan:1", "d:4")
+    assert said == ["showing the ticket to a:1", "showing the ticket to b:2"]
+
+
+def test_through_a_relay_the_addresses_stay_the_tickets(redeem):
+    """The server's own are no use there: the link has the relay's key."""
+    record, _ = redeem(replace(TICKET, addresses=("a:1", "b:2"), via=True), "b:2")
+    assert record.addresses == ("b:2", "a:1")
+
+
+def test_where_no_address_answers_the_last_one_is_said(redeem):
+    with pytest.raises(Unreachable, match="b:2"):
+        redeem(replace(TICKET, addresses=("a:1", "b:2")))
+
+
+def test_a_tickets_digest_says_nothing_of_its_secret_and_is_its_guests():
+    again = Ticket.from_text(TICKET.to_text())
+    assert again.digest == TICKET.digest
+    assert again.digest != replace(TICKET, secret=bytes(16)).digest
+    assert TICKET.digest not in repr(TICKET)

@@ -20,6 +20,7 @@ from typing import Any
 import fcil_protocol
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
 from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial
+from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
@@ -28,7 +29,6 @@ from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions.relay.cache import Cache
-from fcil_server.sessions.relay.home import RelayRecord
 from fcil_server.sessions.relay.session import OpenLink, RelaySession
 
 # Refusals that a retry cannot mend.
@@ -60,14 +60,14 @@ class Relay:
 
     def __init__(
         self,
-        record: RelayRecord,
+        record: EnrolmentRecord,
         keys: PrivateKeys,
         *,
         address: str,
         cache: Cache,
         open_link: OpenLink,
         notify: Notify,
-        keep: Callable[[RelayRecord], None],
+        keep: Callable[[EnrolmentRecord], None],
         make: Dial = dial,
     ) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))

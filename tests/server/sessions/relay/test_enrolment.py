@@ -1,6 +1,7 @@
 """How a relay and the clients behind it become members."""
 
 import asyncio
+import json
 import sqlite3
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fcil_client.membership.enrol_with_ticket import redeem
 from fcil_protocol.errors import BadTicket, CorruptFile, UsageError
 from fcil_protocol.ids import new_client_id
+from fcil_protocol.messages.messages import Enrolled
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
 from fcil_server.ledger.enums import Role
@@ -118,6 +120,44 @@ def test_a_relay_that_is_enrolled_needs_no_ticket_and_takes_no_other(center, tmp
     (tmp_path / "relay.json").write_text(text[:-40])
     with pytest.raises(CorruptFile):
         load_record(tmp_path)
+
+
+def test_client_and_relay_keep_what_their_ticket_brought(center, tmp_path, monkeypatch):
+    """In their own files, whose fields and order stay; a second attempt shows no ticket."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "images").mkdir()
+    shown = []
+
+    async def show(ticket, keys, address, _make, _notify):
+        shown.append(keys.public)
+        answer = Enrolled(client="c" * 26, name="site", certificate=b"", addresses=["lan:1"])
+        return answer, center.federation.certificate
+
+    monkeypatch.setattr("fcil_protocol.link.enrol_with_ticket.show", show)
+    own = issue(center, "site", role=Role.RELAY)
+    _, relay = center.member("other", role=Role.RELAY)
+    center.ledger.clients.set_address(relay, ADDRESS)
+    through = issue(center, "c", via="other")
+    record = asyncio.run(enrol(tmp_path, own, print))
+    home, enrolment = asyncio.run(redeem(through, tmp_path / "images", print))
+    certificate = center.federation.certificate.to_bytes().hex()
+    alike = {
+        "client_id": "c" * 26, "name": "site", "federation": center.federation.id,
+        "certificate": certificate,
+    }  # fmt: skip
+    relays = {**alike, "addresses": [*SERVER, "lan:1"], "ticket": own.digest}
+    clients = {
+        **alike, "addresses": [ADDRESS], "data": str((tmp_path / "images").resolve()),
+        "ticket": through.digest, "link_key": through.server_key.hex(),
+    }  # fmt: skip
+    for path, fields in (
+        (tmp_path / "relay.json", relays),
+        (home.directory / "client.json", clients),
+    ):
+        assert list(json.loads(path.read_bytes()).items()) == list(fields.items())
+    assert asyncio.run(enrol(tmp_path, own, print)) == record
+    assert asyncio.run(redeem(through, tmp_path / "images", print))[1] == enrolment
+    assert shown == [load_keys(tmp_path).public, PrivateKeys.load(home.keys_path).public]
 
 
 def test_the_relays_keys_are_its_users_alone(tmp_path):
