@@ -46,15 +46,15 @@ class Writer:
 SERVER_WRITERS = [
     Writer("spool_append", "write", "spool/", "spool.Spool.append"),
     Writer("spool_sync", "sync", "spool/.*seg", says=False, waits=True),
-    # Nothing is appended behind what could not be synced: the next update opens another segment.
-    Writer("spool_segment", "open", "spool/", waits=True),
+    # Nothing is appended behind what could not be synced: the next update opens another file.
+    Writer("spool_file", "open", "spool/", waits=True),
     Writer("state", "write", "states/.*safetensors", ends=True),
     Writer("state_record", "write", "states/.*json", ends=True),
     Writer("part", "write", "parts/", ends=True),
     Writer("ledger", "sql|commit", "ledger", "reception.Reception.stored", waits=True),
     Writer("ledger_round", "sql|commit", "ledger", "closing", ends=True),
     Writer("rounds_file", "open", "rounds.jsonl"),
-    Writer("spool_removal", "write", "spool/", "_note_removal"),
+    Writer("spool_removal", "unlink", "spool/", "Spool.remove"),
     Writer("part_removal", "unlink", "parts/", says=False),
     Writer("state_removal", "unlink", "states/", says=False),
     Writer("results", "write", "summary.json", ends=True),

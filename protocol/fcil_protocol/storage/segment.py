@@ -12,18 +12,26 @@ contain bytes that look like another sender's record.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
 from fcil_protocol.errors import CorruptFile, StorageError
-from fcil_protocol.storage.atomic_files import read_at, storage_errors, sync_data, write_all
+from fcil_protocol.storage.atomic_files import (
+    read_at,
+    storage_errors,
+    sync_data,
+    sync_directory,
+    write_all,
+    write_atomic,
+)
 
 MAX_KEY_BYTES = 200
 _MAGIC = b"fspl"
@@ -38,7 +46,7 @@ _NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.seg")
 
 
 class RecordKind(IntEnum):
-    """Type of a record."""
+    """Type of a record; the spool writes only data."""
 
     DATA = 1
     REMOVED = 2  # the key's earlier record no longer counts; no body
@@ -66,25 +74,22 @@ class Damage:
     """A stretch without a valid record.
 
     Attributes:
-        torn: the start of a record that was being written; it was never durable.
-        at_end: no valid record follows.
+        torn: the start of a record that was being written, at the end; it was never durable.
     """
 
     offset: int
     size: int
     torn: bool
-    at_end: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """One segment file.
 
     Attributes:
         end: offset of the next record.
         synced: all bytes before this offset are on disk.
-        live: bytes of data records that count.
-        buried: numbers of earlier segments with records that this one's records remove or replace.
+        records: the data records by key, also those that no longer count.
         open_end: records may be appended.
     """
 
@@ -93,8 +98,7 @@ class Segment:
     salt: bytes = field(repr=False)
     end: int = 0
     synced: int = 0
-    live: int = 0
-    buried: set[int] = field(default_factory=set)
+    records: dict[str, RecordSpan] = field(default_factory=dict)
     open_end: bool = True
     _fd: int = -1
 
@@ -121,11 +125,6 @@ class Segment:
         return [cls(directory / m[0], int(m[1]), bytes.fromhex(m[2])) for m in matches if m]
 
     @property
-    def dead(self) -> int:
-        """Bytes that no longer count, or never did."""
-        return self.end - self.live
-
-    @property
     def descriptor(self) -> int:
         """The open file, for appending and syncing."""
         if self._fd < 0:
@@ -141,7 +140,7 @@ class Segment:
 
     # --- one record -------------------------------------------------------------------------
 
-    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> RecordSpan:
+    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> None:
         """Append a record; not durable before the file is synced.
 
         Args:
@@ -166,25 +165,31 @@ class Segment:
                 for piece in body:
                     write_all(fd, piece)
             except OSError:
-                self.cut(self.end)
+                try:
+                    self.cut(self.end)
+                except StorageError:  # what is left is recognised as torn at the next opening
+                    self.open_end = False
                 raise
         self.end += record.size
-        return record
+        if kind is RecordKind.DATA:
+            self.records[key] = record
 
     def cut(self, end: int) -> None:
-        """Drop all bytes from an offset on; if even that fails, accept no more records."""
-        try:
+        """Drop all bytes from an offset on.
+
+        Raises:
+            StorageError: they are still there.
+        """
+        with storage_errors("cut", self.path):
             os.ftruncate(self.descriptor, end)
-            self.end = end
-        except OSError:
-            # Leftover bytes are recognised as torn when the spool is opened again.
-            self.open_end = False
+        self.end = end
+        self.records = {key: r for key, r in self.records.items() if r.offset < end}
 
     def read(self, record: RecordSpan, *, check: bool = True) -> bytes:
         """Return the body of a record.
 
         Args:
-            record: its position.
+            record: its position, for instance from ``records``.
             check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
@@ -235,11 +240,10 @@ class Segment:
             start = read_at(fd, offset, len(_MAGIC))
             torn = rest < HEAD_BYTES and _MAGIC.startswith(start)
             after = size if torn else self._next_record(fd, offset + 1, size)
-            return Damage(offset, after - offset, torn, after == size)
+            return Damage(offset, after - offset, torn)
         if record.size > rest:
-            return Damage(offset, rest, torn=True, at_end=True)
-        checked = self._check(fd, record)
-        return checked or Damage(offset, record.size, torn=False, at_end=record.size == rest)
+            return Damage(offset, rest, torn=True)
+        return self._check(fd, record) or Damage(offset, record.size, torn=False)
 
     def _parse_head(self, head: bytes, offset: int) -> RecordSpan | None:
         """Return the record described by its head, if the head is intact."""
@@ -293,26 +297,8 @@ class Segment:
 
     # --- repair -----------------------------------------------------------------------------
 
-    def repair(self, damage: Damage, aside: Path) -> None:
-        """Move damaged bytes aside, so that they are found only once.
-
-        Unless they are merely torn, they are first copied to ``aside``. At the end the file is cut;
-        in the middle the bytes become a hole.
-
-        Raises:
-            DiskFull, StorageError: the file is unchanged.
-        """
-        if not damage.torn:
-            self._copy(damage, aside)
-        with storage_errors("repair", self.path):
-            if damage.at_end:
-                os.ftruncate(self.descriptor, damage.offset)
-                self.end = damage.offset
-            elif damage.size >= HEAD_BYTES:
-                self._make_hole(damage)
-            sync_data(self.descriptor)
-
-    def _copy(self, damage: Damage, aside: Path) -> None:
+    def set_aside(self, damage: Damage, aside: Path) -> None:
+        """Copy damaged bytes to a file of their own; raises DiskFull, StorageError."""
         with storage_errors("write", aside):
             aside.parent.mkdir(mode=0o700, exist_ok=True)
             target = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -326,18 +312,24 @@ class Segment:
             finally:
                 os.close(target)
 
-    def _make_hole(self, damage: Damage) -> None:
-        body_bytes = damage.size - HEAD_BYTES
-        fields = _FIELDS.pack(_MAGIC, _VERSION, RecordKind.HOLE, 0, body_bytes)
-        digest = hashlib.sha256(self.salt + fields)
-        position, end = damage.offset + HEAD_BYTES, damage.offset + damage.size
-        while position < end:
-            step = min(_STEP_BYTES, end - position)
-            digest.update(piece := read_at(self.descriptor, position, step))
-            position += len(piece)
-        # O_APPEND would send even a positioned write to the end of the file.
-        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(fd, self._head(fields, digest.digest()), damage.offset)
-        finally:
-            os.close(fd)
+    def rewrite(self, keys: Iterable[str]) -> None:
+        """Keep the records of these keys, one at least, and nothing else of the file.
+
+        A kill or a power cut leaves the whole old file or the whole new one under the name.
+
+        Raises:
+            DiskFull, StorageError: the file is the old one, or the new one may not be durable.
+        """
+        kept = [self.records[key] for key in keys]
+        with storage_errors("read", self.path), self.path.open("rb") as file:
+            old = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        pieces = (old[record.offset : record.offset + record.size] for record in kept)
+        write_atomic(self.path, *pieces, sync_name=False)
+        self.close()  # its descriptor is that of the old file
+        self.records, self.end = {}, 0
+        for record in kept:
+            self.records[record.key] = replace(record, offset=self.end)
+            self.end += record.size
+        self.synced = self.end
+        with storage_errors("sync", self.path):
+            sync_directory(self.path.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fcil_adapters.contract.averaging import AveragingRule
 from fcil_adapters.contract.half_precision import WEIGHTS, read_half
@@ -338,7 +338,14 @@ class StorageSection(Section):
     """Data kept on disk."""
 
     keep_states: int = Field(3, ge=1, description="newest states to keep, besides one per task")
-    segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_segment_mb(cls, fields: Any) -> Any:
+        """Pass over a key that files have from before a round's updates were one file."""
+        if isinstance(fields, dict):
+            return {key: value for key, value in fields.items() if key != "segment_mb"}
+        return fields
 
 
 class SinksSection(BaseModel):

@@ -88,6 +88,7 @@ class Closing:
         await self.wait_until_tidied()
         # The updates of the newest state stay: if its file is damaged, it is computed again. Chosen
         # now, while no round takes updates; the others are removed during the next round.
+        self.context.spool.end_round()
         needed = needed_updates(self.context.ledger, self.context.run)
         victims = sorted(set(self.context.spool.keys()) - needed)
         self._tidying = asyncio.create_task(self._tidy(victims))

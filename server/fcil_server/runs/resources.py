@@ -55,7 +55,7 @@ def make_context(
         directory.mkdir(mode=0o700, exist_ok=True)
         for name in ("states", "parts", "spool", "incoming"):
             (directory / name).mkdir(mode=0o700, exist_ok=True)
-    spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
+    spool = Spool(directory / "spool")
     for text in spool.recovered:
         ports.notify("warning", "spool_recovered", text)
     kept = _kept(federation, run) if setup.keeps else None

@@ -95,6 +95,14 @@ class TestReading:
         assert parse("[wire]\nwindow_mb = 4.0\n").wire.half == "none"
         assert parse(to_toml(Config())).wire.half == "weights"
 
+    def test_a_file_of_before_a_round_was_one_file_may_keep_the_size_of_its_segments(
+        self, file: Path
+    ) -> None:
+        file.write_text("[storage]\nkeep_states = 5\nsegment_mb = 64\n")
+        assert load(file).storage.keep_states == 5
+        assert parse(file.read_text()) == load(file)
+        assert "segment_mb" not in to_toml(load(file))
+
     def test_a_configuration_cannot_be_changed_afterwards(self) -> None:
         config = Config()
         with pytest.raises(ValueError, match="frozen"):
@@ -190,7 +198,6 @@ class TestFaults:
             ("trust", "clip", 0.9),
             ("trust", "max_classes_per_client", 0),
             ("storage", "keep_states", 0),
-            ("storage", "segment_mb", 0),
             ("method", "name", 7),
         ],
     )

@@ -10,6 +10,7 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import DiskFull, InternalError, RunFailed
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.storage.spool import Spool
 from fcil_server.aggregation.combining import Combined
 from fcil_server.event_loop import Lag
 from fcil_server.federation.config import Config
@@ -23,17 +24,6 @@ from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, digest
 
 TASK = TaskInfo(0, (0, 1), ())
-
-
-class Spool:
-    def __init__(self):
-        self.held = set()
-
-    def keys(self):
-        return self.held
-
-    def remove(self, keys):
-        self.held -= set(keys)
 
 
 class Scene:
@@ -69,7 +59,8 @@ class Scene:
 
         self.kit = SimpleNamespace(
             run=RUN, config=Config(round=RoundSection(min_updates=least)),
-            ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
+            ledger=self.ledger, spool=Spool(path.with_name("spool")),
+            spool_folder=path.with_name("spool"), notify=lambda *n: self.notes.append(n),
             name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
@@ -103,10 +94,12 @@ class Scene:
         self.ledger.rounds.open(key, asked=(ALICE, BOB), base_state=0)
         for client in (ALICE, BOB):
             update = UpdateId(digest(f"{client}{self.round}"))
+            self.kit.spool.append(update, b"sealed")
             with self.ledger.transaction():
                 self.ledger.updates.accept(
                     key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
                 )
+        self.kit.spool.sync()
         self.results.append(Combined(state, (), excluded, failure))
         answers = dict.fromkeys((ALICE, BOB), Answer.UPDATED)
         close = events.Close(Outcome.DONE, answers, self.why)
@@ -123,6 +116,7 @@ def scene(tmp_path, monkeypatch):
     made = Scene(tmp_path / "ledger.sqlite", monkeypatch)
     yield made
     made.ledger.close()
+    made.kit.spool.close()
 
 
 def test_it_is_closed_as_void_and_everybody_is_told_why(scene):
@@ -272,12 +266,34 @@ def test_a_disk_that_keeps_what_is_needed_no_more_ends_nothing(scene):
     assert [n[1] for n in scene.notes] == ["disk_full", "disk_full"]
 
 
+def test_the_file_of_a_round_stays_until_the_next_state_is_made(scene):
+    spool = scene.kit.spool
+
+    def sent(turn):
+        return sorted(digest(f"{client}{turn}") for client in (ALICE, BOB))
+
+    def files():
+        return len(list(scene.kit.spool_folder.glob("*.seg")))
+
+    for turn in range(3):
+        scene.play(GOOD, {})
+        assert sorted(spool.keys()) == sent(turn)
+        assert files() == 1
+    scene.void()
+    assert sorted(spool.keys()) == sent(2), "the newest state is still that of the round before"
+    assert files() == 1
+    scene.play(GOOD, {ALICE: "far out"})
+    assert sorted(spool.keys()) == sent(4), "of what was left out too: it can be computed again"
+    assert files() == 1
+
+
 @pytest.fixture
 def two(tmp_path, monkeypatch):
     """A scene in which a state is made of two updates at least."""
     made = Scene(tmp_path / "ledger.sqlite", monkeypatch, least=2)
     yield made
     made.ledger.close()
+    made.kit.spool.close()
 
 
 def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):

@@ -22,6 +22,7 @@ from fcil_server.reports import plots, run_directory
 from fcil_server.runs.erase import erase
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
+from server.runs.test_forget import killed_at
 from server.storage_kit import ALICE, BOB, Built, build
 
 NAME, PSEUDONYM = "zaphod-7", "erased-aaaaaaaa"
@@ -163,3 +164,35 @@ def test_once_more_finishes_what_a_kill_interrupted(built: Built) -> None:
     finally:
         federation.close()
     assert (done.pseudonym, done.gone[-1]) == (PSEUDONYM, "1 sealed updates and 1 kept ones")
+
+
+@pytest.mark.parametrize(
+    "point", [n if n % 9 == 4 else pytest.param(n, marks=pytest.mark.full) for n in range(30)]
+)
+def test_killed_at_any_moment_others_updates_stay_and_once_more_finishes_it(
+    built: Built, point: int
+) -> None:
+    spool = Spool(built.spool)
+    sealed = spool.get(built.update)
+    spool.remove([built.update])
+    for key, body in (("1" * 64, b"of another"), (built.update, sealed), ("2" * 64, b"too")):
+        spool.append(key, body)
+    spool.close()
+    assert len(list(built.spool.glob("*.seg"))) == 1
+
+    def work(name: str) -> None:
+        federation = Federation.open(built.directory, None, ())
+        roster = Roster(federation, AllowList())
+        erase(roster, built.directory, ever_named(federation.ledger, name), "me")
+        federation.close()
+
+    killed_at(point, lambda: work(NAME), commits=False)
+    with built.ledger() as ledger:
+        left = ledger.clients.get(ALICE).name
+    work(left)
+    assert [p.suffix for p in built.spool.iterdir()] == [".seg"]
+    assert sealed[-200:] not in b"".join(p.read_bytes() for p in built.spool.iterdir())
+    again = Spool(built.spool)
+    assert (again.get("1" * 64), again.get("2" * 64)) == (b"of another", b"too")
+    assert (again.recovered, len(again.keys())) == ([], 2)
+    again.close()

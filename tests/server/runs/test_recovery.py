@@ -27,6 +27,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.closing import needed_updates
+from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs.recovery import ensure_state
 from server.storage_kit import ALICE, BOB, Built, build, flip
 
@@ -117,6 +118,22 @@ def test_the_spool_keeps_what_made_the_newest_state(scene: Scene) -> None:
     assert needed_updates(scene.ledger, scene.built.run) == {
         r.update_id for r in rows if r.client == ALICE
     }
+
+
+def test_a_start_deletes_what_a_kill_kept_and_what_nobody_recorded(scene: Scene) -> None:
+    """Killed after the newest state was committed, before the file of the round before it went."""
+    shutil.rmtree(scene.built.spool)
+    needed = needed_updates(scene.ledger, scene.built.run)
+    killed = Spool(scene.built.spool)
+    for keys in (["of the round before"], [*needed, "refused"], ["never recorded"]):
+        for key in keys:
+            killed.append(key, b"sealed")
+        killed.sync()
+        killed.end_round()
+    scene.kit.spool = Spool(scene.built.spool)
+    Coordinator._tidy_spool(SimpleNamespace(context=scene.kit))
+    assert set(scene.kit.spool.keys()) == needed
+    assert len(list(scene.built.spool.iterdir())) == 1
 
 
 def test_nothing_happens_to_a_whole_state(scene: Scene) -> None:
