@@ -27,7 +27,6 @@ from fcil_protocol.errors import CorruptFile, StorageError
 from fcil_protocol.storage.atomic_files import (
     read_at,
     storage_errors,
-    sync_data,
     sync_directory,
     write_all,
     write_atomic,
@@ -297,20 +296,15 @@ class Segment:
 
     # --- repair -----------------------------------------------------------------------------
 
+    def _mapped(self) -> memoryview:
+        with storage_errors("read", self.path), self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
     def set_aside(self, damage: Damage, aside: Path) -> None:
         """Copy damaged bytes to a file of their own; raises DiskFull, StorageError."""
-        with storage_errors("write", aside):
+        with storage_errors("create", aside.parent):
             aside.parent.mkdir(mode=0o700, exist_ok=True)
-            target = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                position, end = damage.offset, damage.offset + damage.size
-                while position < end:
-                    step = min(_STEP_BYTES, end - position)
-                    write_all(target, piece := read_at(self.descriptor, position, step))
-                    position += len(piece)
-                sync_data(target)
-            finally:
-                os.close(target)
+        write_atomic(aside, self._mapped()[damage.offset : damage.offset + damage.size])
 
     def rewrite(self, keys: Iterable[str]) -> None:
         """Keep the records of these keys, one at least, and nothing else of the file.
@@ -320,9 +314,7 @@ class Segment:
         Raises:
             DiskFull, StorageError: the file is the old one, or the new one may not be durable.
         """
-        kept = [self.records[key] for key in keys]
-        with storage_errors("read", self.path), self.path.open("rb") as file:
-            old = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        kept, old = [self.records[key] for key in keys], self._mapped()
         pieces = (old[record.offset : record.offset + record.size] for record in kept)
         write_atomic(self.path, *pieces, sync_name=False)
         self.close()  # its descriptor is that of the old file

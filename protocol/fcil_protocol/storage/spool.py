@@ -28,7 +28,7 @@ class Spool:
     """Records by key, in a directory of segments.
 
     Opening checks every byte: the torn end of a killed process is cut off, damaged records are
-    moved to ``quarantine/``, and the rest is made durable. What is appended then begins a segment.
+    moved to ``quarantine/``, and the rest is made durable. The next record begins a segment.
 
     Args:
         directory: created if it does not exist; for one process at a time.

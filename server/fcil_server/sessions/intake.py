@@ -104,7 +104,6 @@ class Intake:
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
-        self._removals: dict[ClientId, asyncio.Task[None]] = {}
         self.room: Callable[[ClientId], None] = lambda _: None
         self._batch: list[tuple[Peer, Accepted]] = []
         self._pending: set[str] = set()  # in the spool, not yet acknowledged
@@ -116,7 +115,7 @@ class Intake:
 
     def is_busy(self, client: ClientId) -> bool:
         """Return True if a client should send nothing more until `room` is called."""
-        return self._opening[client] >= MAX_OPENING or client in self._removals
+        return self._opening[client] >= MAX_OPENING
 
     def offer(self, peer: Peer, received: Received, message: Update) -> None:
         """Check the header of an update and ask for its chunks, or Ack a stored one."""
@@ -132,11 +131,6 @@ class Intake:
             # The Ack was lost. Its round may be over, and the spool without it: it was in time.
             self._ports.send(peer, Ack(digest=message.digest))
             return
-        if message.digest in self._spool:
-            # The server was killed between the spool and the ledger: it was never acknowledged.
-            again = self._take_anew(peer, received, message)
-            self._removals[peer.client] = asyncio.get_running_loop().create_task(again)
-            return
         if message.digest in peer.receiver.under_way:
             return  # offered twice; its chunks are on their way
         self._check_core(peer, header.core)
@@ -148,16 +142,6 @@ class Intake:
         coming = min(message.unasked, unasked(header))
         now = self._clock()
         self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
-
-    async def _take_anew(self, peer: Peer, received: Received, message: Update) -> None:
-        try:
-            await asyncio.to_thread(self._spool.remove, [message.digest])
-            self.offer(peer, received, message)
-        except Exception as error:
-            self._turn_down(peer, message.digest, in_words(error))
-        finally:
-            del self._removals[peer.client]
-            self.room(peer.client)
 
     def _check_size(self, peer: Peer, header: Header) -> None:
         """Refuse payloads larger than the schema allows before space is set aside for them."""
@@ -279,6 +263,9 @@ class Intake:
         head = head_of(
             envelope.header_bytes, envelope.signature, envelope.wrap, header.sealed_bytes
         )
+        if envelope.digest in self._spool:
+            # The server was killed between the spool and the ledger: it was never acknowledged.
+            self._spool.remove([envelope.digest])
         self._spool.append(envelope.digest, head, *envelope.assembly.chunks())
         return accepted
 
