@@ -220,9 +220,8 @@ class Spool:
                     if live := self._live(segment):
                         segment.rewrite(live)
             self._collect()
-            if found:
-                with storage_errors("sync", self._directory):
-                    sync_directory(self._directory)
+            with storage_errors("sync", self._directory):  # also for a call that failed here
+                sync_directory(self._directory)
         return len(found)
 
     # --- durability -------------------------------------------------------------------------

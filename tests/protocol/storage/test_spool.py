@@ -769,6 +769,21 @@ def test_a_purge_for_which_there_is_no_room_is_refused_and_can_be_made_later(
     assert content(own) == {"a": ABC[0][1], "c": ABC[2][1]}
 
 
+def test_a_purge_whose_names_were_not_synced_syncs_them_when_it_is_called_again(
+    tmp_path, monkeypatch
+):
+    own = filled(tmp_path, *ABC)
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "sync_directory", broken_sync)
+        with pytest.raises(StorageError, match="fault"):
+            own.purge(["a"])
+    assert content(own) == dict(ABC[1:])
+    names = []
+    monkeypatch.setattr(spool, "sync_directory", names.append)
+    own.purge(["a"])
+    assert names == [tmp_path]
+
+
 def test_a_purge_waits_for_who_reads_a_record_that_it_moves(tmp_path, monkeypatch):
     own = filled(tmp_path, *ABC)
     read = Segment.read
