@@ -34,19 +34,23 @@ ZMQ_OWNERS = {
     "fcil_protocol/link/socket_reader.py",  # what has come
     "fcil_protocol/link/zmq_link.py",  # the sockets themselves
 }
-# Who starts other processes, and by which command.
-STARTERS = {
+# Who starts processes that end with this one, and who waits for a command.
+PARENTS = {
     "fcil_adapters/worker/host.py",
     "fcil_client/doctor/probes/engines.py",
-    "fcil_client/doctor/probes/system.py",  # systemctl, by its whole path
     "fcil_client/swarm/ray.py",
-    "fcil_server/lab/data.py",
-    "fcil_server/lab/local/tied.py",
     "fcil_server/lab/local/federation.py",
     "fcil_server/reports/sinks/process.py",
     "fcil_server/web/supervisor.py",
 }
-PYTHON = "fcil_protocol/process/children.py"  # writes every command that starts Python
+STARTERS = {
+    "fcil_client/doctor/probes/system.py",  # systemctl, by its whole path
+    "fcil_server/lab/data.py",
+}
+PYTHON = {
+    "fcil_protocol/process/child.py",  # runs a module in this process, which is a child
+    "fcil_protocol/process/children.py",  # writes every command that starts Python
+}
 _STARTS = re.compile(
     r"(subprocess\.(?!DEVNULL|PIPE|STDOUT|Popen\[)\w+|os\.(exec|spawn|posix_spawn|fork|startfile)\w*"
     r"|\w+\.(create_)?subprocess_(exec|shell))"
@@ -171,9 +175,11 @@ def test_only_one_command_reads_checkpoints() -> None:
 
 
 def test_every_child_that_runs_python_is_started_without_the_current_directory() -> None:
-    """`module_command` has `-P`; who starts something else is named above."""
+    """`module_command` has `-P`; who starts a process is named above."""
     assert {name for name, tree in sources().items() if starts(tree)} == STARTERS
-    assert [name for name, tree in sources().items() if own_python(tree)] == [PYTHON]
+    users = {name for name, tree in sources().items() if "ChildProcess" in dict(calls(tree))}
+    assert users == PARENTS
+    assert {name for name, tree in sources().items() if own_python(tree)} == PYTHON
     assert '[sys.executable, "-P", "-m", module, *words]' in PACKAGES["fcil_protocol"].joinpath(
         "process/children.py"
     ).read_text("utf-8")

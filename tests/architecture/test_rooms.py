@@ -102,7 +102,6 @@ SMALL = {
     "fcil_client.data.file_names": "below the manifest, so that watchers need no images",
     "fcil_client.notes": "below all rooms: what every one of them tells",
     "fcil_client.swarm.members": "below the swarm's other modules, which else form a circle",
-    "fcil_protocol.process.children": "one file writes every command that starts Python",
     "fcil_protocol.process.tables": "one file owns how tables look",
     "fcil_server.child_process": "below all rooms: the limits of every child process",
     "fcil_server.ledger.labels": "one file has the words of every status",

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request
 
+from fcil_protocol.process.children import ChildProcess, module_command
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.web.http_server import open_listener
@@ -211,13 +212,10 @@ def ledger_door(directory: Path, build: Callable[[Path], Ledger], *options: str)
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(32))
         listening = stack.enter_context(open_listener("127.0.0.1:0"))
-        ours, theirs = os.pipe()
-        stack.callback(os.close, ours)
-        stack.callback(os.close, theirs)
-        fds = (listening.fileno(), ours)
-        command = [sys.executable, "-m", "fcil_server.web.page.server", "--dir", str(directory)]
-        command += ["--fd", str(fds[0]), "--parent", str(fds[1]), *options]
-        process = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+        fd = listening.fileno()
+        place = ("--dir", str(directory), "--fd", str(fd))
+        command = module_command("fcil_server.web.page.server", *place, *options)
+        process = ChildProcess(command, fds=(fd,))
         stack.callback(process.wait)
         stack.callback(process.kill)
         origin = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -67,7 +67,7 @@ def test_server_page_figures_sink_and_clients(tmp_path, standing):
 
 def test_a_training_worker_and_the_lab(tmp_path, standing):
     """Torch, its optimiser and its compiler's helpers, and a process that dies with its parent."""
-    with LocalFederation(tmp_path / "f", tied=True) as federation:
+    with LocalFederation(tmp_path / "f") as federation:
         given = settings(
             method__name="fedavg_lora", run__backbone="embedded", round__min_clients=1,
             method__epochs=1,

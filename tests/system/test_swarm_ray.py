@@ -35,9 +35,7 @@ def groups_of(federation):
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "fcil_client.cli.swarm_child" in words and str(federation.directory.parent) in " ".join(
-            words
-        ):
+        if "--slots" in words and str(federation.directory.parent) in " ".join(words):
             found[words[words.index("--slots") + 1]] = process
     return found
 

@@ -28,7 +28,7 @@ from fcil_adapters.worker.pipe import AsyncPipe, Blobs, Fields
 from fcil_adapters.worker.suspend import Suspension
 from fcil_adapters.worker.watchdog import StallTimer, oom_kills
 from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import ChildProcess, module_command
 from fcil_protocol.storage.atomic_files import storage_errors
 
 MAX_LOG_BYTES = 1 << 20  # beyond it the log is emptied; one older log is kept
@@ -88,7 +88,7 @@ class WorkerHost:
         self._log = log
         numbers = {} if not threads else dict.fromkeys(_THREAD_VARIABLES, str(threads))
         self._env = {**os.environ, **numbers, **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._pipe: AsyncPipe | None = None
         self._lock = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
@@ -171,8 +171,7 @@ class WorkerHost:
         if pipe is not None:
             pipe.hang_up()
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
             # The end of a process with much memory takes a while; the event loop does not wait.
             threading.Thread(target=process.wait, daemon=True).start()
         if not self.busy:
@@ -255,15 +254,8 @@ class WorkerHost:
         try:
             with theirs, contextlib.ExitStack() as stack:
                 output = self._open_log(stack)
-                # A session of its own: Ctrl-C reaches the daemon, which then ends the worker.
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=self._env,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
+                self._process = ChildProcess(
+                    command, env=self._env, stdout=output, stderr=output, fds=(theirs.fileno(),)
                 )
         except OSError as error:
             ours.close()
@@ -308,22 +300,13 @@ class WorkerHost:
         return why(end, self._log)
 
     async def _end(self) -> None:
-        """Close the pipe, wait for the process, and kill it if it does not end."""
+        """Close the pipes, wait for the process, and kill it if it does not end."""
         process, pipe = self._process, self._pipe
         self.rest.release()
         if pipe is not None:
             pipe.hang_up()
         if process is not None:
-            try:
-                await asyncio.to_thread(process.wait, STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                # One that hangs in the kernel (a dead network disk) ends when it can.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(process.wait, STOP_S)
-            finally:
-                if process.poll() is None:
-                    process.kill()
+            await asyncio.to_thread(process.stop, STOP_S)
         self._forget()
 
     def _forget(self) -> None:

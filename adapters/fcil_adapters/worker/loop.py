@@ -10,11 +10,9 @@ import argparse
 import errno
 import faulthandler
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -32,7 +30,7 @@ from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import Blobs, Fields, Pipe
 from fcil_protocol.errors import FcilError, InternalError, OutOfMemory, WireError, from_code
 from fcil_protocol.payloads.schema import Kind
-from fcil_protocol.process.children import die_with_parent
+from fcil_protocol.process.child import die_with_parent, end_with_parent, parent_pipe
 
 PROGRESS_S = 0.1
 ALIVE_S = 1.0  # between two signs of life
@@ -236,20 +234,11 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
     faulthandler.register(signal.SIGUSR1)  # the daemon makes a hanging worker write its stack
     priority.give_way(options.nice)
     priority.die_first()
-    die_with_parent()  # also while stopped (SIGSTOP); a running one sees its pipe close
+    end_with_parent(parent_pipe())
+    die_with_parent()  # also while it rests (`suspend`)
     memory_limit.configure(options.memory, options.others)
     os.set_inheritable(options.fd, False)
-    pipe = Pipe(socket.socket(fileno=options.fd))
-    threading.Thread(target=_exit_with_daemon, args=(options.fd,), daemon=True).start()
-    serve(pipe, operations)
-
-
-def _exit_with_daemon(fd: int) -> None:
-    """End the process when the daemon is gone, even in the middle of long work."""
-    poll = select.poll()
-    poll.register(fd, 0)  # a hang-up is reported in any case
-    poll.poll()
-    os._exit(0)
+    serve(Pipe(socket.socket(fileno=options.fd)), operations)
 
 
 # --- contexts -------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-STOP = b"stop\n"  # the line that asks a group's process for an orderly end
 AGAIN = 3  # restarts of a group that was killed
 KILLED = 128  # exit codes from here on name the signal that ended a process, as negative ones do
 _ADDED = (

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from fcil_client.swarm.groups import STOP, Group, GroupShare, exit_code, together
+from fcil_client.swarm.groups import Group, GroupShare, exit_code, together
 from fcil_protocol.errors import ConfigError, Unreachable, UsageError
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import LAUNCHER, ChildProcess, module_command
 
 LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the swarm
 BEAT_S = 2.0  # an actor answers at least this often
@@ -38,25 +38,20 @@ class Actor:
     """One group's process, on the node where Ray places this actor."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: the last
 
     def start(self, words: list[str]) -> None:
         """Start the swarm with these words of a command line."""
-        self._child = subprocess.Popen(
-            module_command("fcil_client.cli.swarm_child", *words),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the process that started the swarm
-        )
+        command = module_command(LAUNCHER, "fcil_client", "swarm", *words)
+        self._child = ChildProcess(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
 
-    def _read(self, child: subprocess.Popen[bytes]) -> None:
+    def _read(self, child: ChildProcess) -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            self._lines.put(line.decode(errors="replace"))
-        child.wait()
+        with child:
+            for line in child.stdout:
+                self._lines.put(line.decode(errors="replace"))
         self._lines.put(None)
 
     def hear(self, most_s: float) -> Heard:
@@ -79,9 +74,8 @@ class Actor:
 
     def stop(self) -> None:
         """Ask it to end in order."""
-        if self._child is not None and self._child.stdin is not None and self._child.poll() is None:
-            self._child.stdin.write(STOP)
-            self._child.stdin.flush()
+        if self._child is not None:
+            self._child.send_signal(signal.SIGINT)
 
 
 def load_ray(where: str) -> Any:

@@ -80,7 +80,7 @@ def run(
     began = time.monotonic()
     threads = str(config.run.threads)
     limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-    with LocalFederation(work.room, tied=True) as federation:
+    with LocalFederation(work.room) as federation:
         federation.serve("--config", str(file), "--until-done", env=limits)
         device = ["--device", config.run.device]
         weights = ["--weights", work.weights] if work.weights else []

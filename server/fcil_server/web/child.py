@@ -1,7 +1,7 @@
 """Common parts of the HTTP processes next to the server: they may fail, and it continues.
 
-The server starts each with a listening socket and the end of a pipe (`web.supervisor`): when the
-pipe closes, the server is gone, however it ended, and the process ends too.
+The server starts each with a listening socket (`web.supervisor`). When the pipe from the server
+closes, the server is gone, however it ended, and the process ends too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fcil_protocol.errors import FcilError
+from fcil_protocol.process.child import parent_pipe
 
 FRESH_S = 1.0  # between two gatherings of content, for any number of requests
 
@@ -57,25 +58,21 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=prog)
     made.add_argument("--dir", type=Path, required=True)
     made.add_argument("--fd", type=int, required=True, help="a listening socket")
-    made.add_argument("--parent", type=int, required=True, help="a pipe's end to read from")
     made.add_argument("--clients", type=int, default=0)
     made.add_argument("--cert", default="")
     made.add_argument("--key", default="")
     return made
 
 
-async def until_orphaned(
-    server: Any, fd: int, parent: int, at_end: Callable[[], None] = lambda: None
-) -> None:
-    """Run a ``uvicorn.Server`` on a socket until the server's end of the pipe closes.
+async def serve_socket(server: Any, fd: int, at_end: Callable[[], None] = lambda: None) -> None:
+    """Run a ``uvicorn.Server`` on a socket until the pipe from the parent closes.
 
     Args:
         server: of `http_server.make_server`.
         fd: a listening socket.
-        parent: the reading end of the pipe.
         at_end: called then, before connections end.
     """
-    loop = asyncio.get_running_loop()
+    loop, parent = asyncio.get_running_loop(), parent_pipe()
 
     def gone() -> None:
         loop.remove_reader(parent)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import ChildProcess, module_command
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.federation.sections import FederationSection
 from fcil_server.web.http_server import check_certificate, open_listener
@@ -119,15 +117,13 @@ class WebProcess:
         self._directory = directory
         self._site = site
         self._notify = notify
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._socket: socket.socket | None = None
         if not site.address:
             _refuse_certificate_alone(site)
             return
         self._check()
         self._socket = open_listener(site.address)
-        # The writing end is never written to: it closes when this process ends, however it does.
-        self._pipe = list(os.pipe())
 
     @property
     def served(self) -> bool:
@@ -178,48 +174,31 @@ class WebProcess:
         ends = 0
         while True:
             began = loop.time()
-            why = await self._one_life(self._socket.fileno(), self._pipe[0])
+            why = await self._one_life(self._socket.fileno())
             ends = 1 if loop.time() - began > STEADY_S else ends + 1
             pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
             text = f"the process that serves {what} {why}; it is started again in {pause:g} s"
             self._notify("warning", key, text)
             await asyncio.sleep(pause)
 
-    async def _one_life(self, *fds: int) -> str:
+    async def _one_life(self, fd: int) -> str:
         """Start the process and wait for its end; return how it ended."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(*fds),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C is for the server, which then ends it
-            )
+            self._process = process = ChildProcess(self._command(fd), fds=(fd,))
         except OSError as error:
             return f"cannot be started: {error.strerror}"
         try:
-            code = await self._process.wait()
+            code = await process.ended()
         finally:
-            if self._process.returncode is None:  # the server ends
-                await self._end(self._process)
             self._process = None
+            await asyncio.to_thread(process.stop, LAST_WORDS_S)  # the server may end
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """End the process, after the answers under way."""
-        os.close(self._pipe.pop())
-        try:
-            await asyncio.wait_for(process.wait(), LAST_WORDS_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-    def _command(self, fd: int, parent: int) -> list[str]:
+    def _command(self, fd: int) -> list[str]:
         site = self._site
         options = {
             "--dir": str(self._directory.resolve()),
             "--fd": str(fd),
-            "--parent": str(parent),
             "--cert": site.certificate.chain,
             "--key": site.certificate.key,
         }
@@ -227,12 +206,9 @@ class WebProcess:
         return module_command(site.module, *given, *site.words)
 
     def close(self) -> None:
-        """Close the listener and the pipe; the process, if it still runs, ends thereby."""
-        if self._socket is None:
-            return
-        self._socket.close()
-        for end in self._pipe:
-            os.close(end)
+        """Close the listener."""
+        if self._socket is not None:
+            self._socket.close()
 
 
 def _refuse_certificate_alone(site: WebProgram) -> None:

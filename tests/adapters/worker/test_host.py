@@ -7,8 +7,6 @@ import select
 import signal
 import stat
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +27,7 @@ from fcil_protocol.errors import (
     WorkerDied,
     WorkerStalled,
 )
+from orphans import ends_with_its_parent
 from planted import plant
 
 HERE = str(Path(__file__).parents[1])
@@ -446,6 +445,15 @@ def test_a_long_log_is_set_aside_while_the_worker_runs(tmp_path, monkeypatch):
     assert (tmp_path / "worker.log.1").stat().st_size == 201
 
 
+def test_a_hanging_worker_ends_when_its_pipe_closes():
+    async def go():
+        async with hosted() as host:
+            with pytest.raises(WorkerDied, match="exit code 143"):
+                await host.call("hang", {}, on_progress=lambda _: host._process.ask())
+
+    run(go())
+
+
 def test_a_hanging_worker_ends_with_its_daemon():
     script = (
         "import asyncio, sys\n"
@@ -454,10 +462,4 @@ def test_a_hanging_worker_ends_with_its_daemon():
         "say = lambda _: print(host.pid, flush=True)\n"
         "asyncio.run(host.call('hang', {}, on_progress=say))\n"
     )
-    daemon = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    watch = os.pidfd_open(int(daemon.stdout.readline()))
-    daemon.kill()
-    daemon.wait()
-    daemon.stdout.close()
-    assert select.select([watch], [], [], 30)[0]
-    os.close(watch)
+    ends_with_its_parent(script)

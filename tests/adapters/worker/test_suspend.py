@@ -19,6 +19,7 @@ from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.retry import Effort, persist
 from fcil_adapters.worker.suspend import Suspension
 from fcil_protocol.errors import ConfigError, OutOfMemory, WorkerDied
+from orphans import ends_with_its_parent
 
 HERE = str(Path(__file__).parents[1])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a worker is stopped on Linux only")
@@ -174,13 +175,7 @@ class TestRest:
             "    await asyncio.Event().wait()\n"
             "asyncio.run(go())\n"
         )
-        env = {**os.environ, "PYTHONPATH": HERE}
-        with subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, env=env
-        ) as daemon:
-            worker = psutil.Process(int(daemon.stdout.readline()))
-            daemon.kill()
-        worker.wait(timeout=60)
+        ends_with_its_parent(script, PYTHONPATH=HERE)
 
 
 class TestGivingWay:

@@ -28,6 +28,7 @@ from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
+from orphans import ends_with_its_parent
 
 FED = FederationId("0123456789abcdef" * 2)
 
@@ -110,6 +111,26 @@ def test_a_driver_that_hangs_when_the_child_ends_is_not_waited_for(child):
         "engine_child.main()"
     )
     assert engines.ask("torch", 60) == {"said": True}
+
+
+def test_a_driver_that_hangs_ends_with_a_doctor_that_is_killed(child, tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    child(
+        "from fcil_client.doctor.probes import engine_child\n"
+        "def hang(_request):\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "    signal.pause()\n"
+        "engine_child._TASKS['torch'] = hang\n"
+        "engine_child.main()"
+    )
+    ends_with_its_parent(
+        "import sys, threading\n"
+        "from fcil_client.doctor.probes import engines\n"
+        "engines.CHILD = 'made_child'\n"
+        "threading.Thread(target=engines.ask, args=('torch', 600), daemon=True).start()\n"
+        f"print(open({str(tmp_path / 'pid')!r}).read(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
 
 
 def test_the_embedded_backbone_is_loaded_timed_and_compared_with_what_the_package_brings(

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,6 @@ from fcil_client.cli import main as cli
 from fcil_client.swarm import ray as swarm_ray
 from fcil_client.swarm.groups import (
     AGAIN,
-    STOP,
     Group,
     GroupShare,
     as_text,
@@ -173,39 +170,40 @@ def test_folders_are_not_spread_and_the_sentence_says_what_is(tmp_path):
 
 HELD = """
 import os, signal, sys, threading
-from fcil_client.cli import main as cli, swarm_child
 
-def swarm():
-    assert sys.argv[1:] == ["swarm", "--data", "d"]
-    signal.signal(signal.SIGINT, lambda *_: (print("in order", flush=True), os._exit(0)))
-    print("begins", flush=True)
-    threading.Event().wait()
-
-cli.main = swarm
-swarm_child.main()
+assert sys.argv[1:] == ["swarm", "--data", "d"]
+signal.signal(signal.SIGINT, lambda *_: (print("in order", flush=True), os._exit(0)))
+print("begins", flush=True)
+threading.Event().wait()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("word", "code", "rest"), [(STOP, 0, "in order"), (b"", 143, "")])
-def test_a_group_ends_in_order_when_asked_and_at_once_when_its_starter_is_gone(word, code, rest):
+@pytest.mark.parametrize(("asked", "code", "rest"), [(True, 0, ["in order\n"]), (False, 143, [])])
+def test_a_group_ends_in_order_when_asked_and_at_once_when_its_starter_is_gone(
+    asked, code, rest, tmp_path, monkeypatch
+):
     """Also where Ctrl-C's signal is blocked, as in the processes of Ray."""
+    (tmp_path / "held.py").write_text(HELD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    right = swarm_ray.module_command
+    monkeypatch.setattr(swarm_ray, "module_command", lambda way, _, *w: right(way, "held", *w))
+    actor = swarm_ray.Actor()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", HELD, "--data", "d"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        actor.start(["--data", "d"])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    with child:
-        assert child.stdout.readline() == b"begins\n"
-        child.stdin.write(word)
-        child.stdin.flush()
-        if not word:
-            child.stdin.close()
-        assert child.wait(60) == code
-        assert child.stdout.read().decode().strip() == rest
+    try:
+        assert actor._lines.get(timeout=60) == "begins\n"
+        if asked:
+            actor.stop()
+        else:
+            actor._child.ask()
+        assert list(iter(lambda: actor._lines.get(timeout=60), None)) == rest
+        assert actor._child.returncode == code
+    finally:
+        actor._child.kill()
 
 
 def test_rays_workers_do_not_get_the_directory_where_one_stands(tmp_path, monkeypatch):

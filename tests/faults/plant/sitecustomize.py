@@ -348,7 +348,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _main():
     with open(os.environ["FCIL_PLANT"]) as file:
         plans = json.load(file)
-    module = next((b for a, b in itertools.pairwise(sys.orig_argv) if a == "-m"), "")
+    words = [w for w in sys.orig_argv if w != "fcil_protocol.process.child"]  # it runs the next
+    module = next((b for a, b in itertools.pairwise(words) if a == "-m"), "")
     mine = [p for p in plans if p.get("program", module) == module]
     if not mine:
         return

@@ -13,6 +13,7 @@ from fcil_protocol.errors import ConfigError
 from fcil_server.federation.sections import FederationSection
 from fcil_server.web import supervisor
 from fcil_server.web.supervisor import WebProcess, WebProgram, figures_site, page_site
+from orphans import ends_with_its_parent
 
 SITES = {"metrics": figures_site, "page": page_site}
 
@@ -29,7 +30,7 @@ def words(key: str, **given) -> list[str]:
     """Return what the process would be started with."""
     made = process(key, "127.0.0.1:0", **given)
     try:
-        return made._command(3, 4)[1:]
+        return made._command(3)[1:]
     finally:
         made.close()
 
@@ -72,7 +73,7 @@ def test_a_bad_certificate_is_told_before_anything_listens(key: str, tmp_path: P
 
 
 def test_what_the_configuration_says_of_the_page_reaches_its_process() -> None:
-    place = ["--dir", str(Path("federation").resolve()), "--fd", "3", "--parent", "4"]
+    place = ["--dir", str(Path("federation").resolve()), "--fd", "3"]
     program = ["-P", "-m", "fcil_server.web.page.server", *place]
     assert words("page") == [*program, "--health", "--clients", "0"]
     more = {"page_read_only": True, "page_metrics": True, "page_health": False}
@@ -135,8 +136,8 @@ def test_a_process_answers_what_is_under_way_before_it_ends_with_the_server(
     begun, told = tmp_path / "begun", tmp_path / "told"
     os.mkfifo(begun)
 
-    def command(_fd: int, parent: int) -> list[str]:
-        story = f"open({str(begun)!r}, 'w'); open({parent}).read(); open({str(told)!r}, 'w')"
+    def command(_fd: int) -> list[str]:
+        story = f"open({str(begun)!r}, 'w'); open(0).read(); open({str(told)!r}, 'w')"
         return [sys.executable, "-IS", "-c", story]
 
     monkeypatch.setattr(made, "_command", command)
@@ -150,3 +151,34 @@ def test_a_process_answers_what_is_under_way_before_it_ends_with_the_server(
     asyncio.run(until_the_server_ends())
     made.close()
     assert told.exists()
+
+
+SERVER = """
+import asyncio
+from pathlib import Path
+from fcil_server.federation.sections import FederationSection
+from fcil_server.web import supervisor
+
+made = supervisor.WebProcess(
+    Path({place!r}),
+    supervisor.{site}(FederationSection({key}="127.0.0.1:0")),
+    lambda *_: None,
+)
+
+async def serve():
+    running = asyncio.create_task(made.run())
+    port = made.address.split(":")[2].partition("/")[0]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")
+    await reader.readline()  # it works, and the connection stays open
+    print(made.describe()["pid"], flush=True)
+    await running
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("key", SITES)
+def test_a_process_ends_with_a_server_that_is_killed(key: str, tmp_path: Path) -> None:
+    ends_with_its_parent(SERVER.format(place=str(tmp_path), key=key, site=SITES[key].__name__))

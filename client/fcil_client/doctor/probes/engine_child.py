@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from fcil_protocol.process.child import end_with_parent, parent_pipe, read_line
+
 FORWARD_S = 2.0  # of passes through the backbone that are timed
 BATCH = 16
 # A model of one Identity, to see which providers take a session (opset 13, IR version 8).
@@ -127,10 +129,13 @@ def answer(line: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer one request."""
+    pipe = parent_pipe()
+    request = read_line(pipe)
+    end_with_parent(pipe)
     # Libraries print what they like: the way out is another descriptor than theirs.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
-        answers.write(json.dumps(answer(sys.stdin.buffer.readline())).encode() + b"\n")
+        answers.write(json.dumps(answer(request)).encode() + b"\n")
     os._exit(0)  # a driver may hang or crash when it is taken down
 
 

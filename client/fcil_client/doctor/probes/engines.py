@@ -14,7 +14,7 @@ import numpy as np
 from fcil_adapters.backbones import engines
 from fcil_client.doctor.checks.facts import EngineFacts, Gpu, Loaded, OnnxFacts, TorchFacts, Wanted
 from fcil_protocol.errors import FcilError, Timeout, WorkerDied, from_code
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import ChildProcess, module_command
 
 IMPORT_S = 60.0  # for torch or onnxruntime to say what they see; a cold disk is slow
 FORWARD_S = 90.0  # for a backbone to be loaded and to run: a cold disk and a small board are slow
@@ -97,27 +97,26 @@ def ask(task: str, limit_s: float, **fields: Any) -> dict[str, Any]:
         FcilError: what it raised.
     """
     request = json.dumps({"task": task, **fields}).encode() + b"\n"
-    with tempfile.TemporaryFile() as words:
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as words:
+        child = ChildProcess(module_command(CHILD), stdout=answer, stderr=words)
         try:
-            done = subprocess.run(
-                module_command(CHILD),
-                input=request,
-                stdout=subprocess.PIPE,
-                stderr=words,
-                timeout=limit_s,
-                check=False,
-            )
+            child.tell(request)
+            code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise Timeout(
                 f"no answer within {limit_s:.0f} s ({task}).",
                 action="Look at the device and its driver; dmesg may say more.",
             ) from None
+        finally:
+            child.stop(0.0)
+        answer.seek(0)
+        said = answer.read()
         words.seek(0)
         last = words.read()[-4000:].decode(errors="replace").strip().splitlines()
     try:
-        reply: dict[str, Any] = json.loads(done.stdout)
+        reply: dict[str, Any] = json.loads(said)
     except ValueError:
-        raise _died(done.returncode, last[-1][:200] if last else "") from None
+        raise _died(code, last[-1][:200] if last else "") from None
     if "fault" in reply:
         raise from_code(reply["code"], reply["fault"], reply["action"])
     return reply

@@ -19,24 +19,22 @@ from typing import Any, Self
 
 from fcil_protocol.errors import LinkError, Timeout, Unreachable
 from fcil_protocol.process import control_socket
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import LAUNCHER, ChildProcess, module_command, wait_or_kill
 
 STOP_S = 20.0  # for a daemon to end on its own before it is killed
 
 
 @dataclass
 class LocalFederation:
-    """Processes of one federation under a directory.
+    """Processes of one federation under a directory; they end with this one, however it ends.
 
     Attributes:
         directory: ``federation/`` (the server's), ``state/`` (the clients'), ``logs/``.
         port: the server's; 0 before its first start.
-        tied: True if its processes are killed as soon as the thread that starts them is gone.
     """
 
     directory: Path
     port: int = 0
-    tied: bool = False
     server: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _files: ExitStack = field(default_factory=ExitStack)
@@ -62,17 +60,11 @@ class LocalFederation:
 
     def _start(
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None
-    ) -> subprocess.Popen[bytes]:
+    ) -> ChildProcess:
         log = self._files.enter_context(self.log(name).open("ab"))
-        launch = ["fcil_server.lab.local.tied", str(os.getpid())] if self.tied else []
-        return subprocess.Popen(
-            module_command(*launch, *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**self.environment(), **(extra or {})},
-            start_new_session=True,  # Ctrl-C is for the caller, who then stops them in order
-        )
+        environment = {**self.environment(), **(extra or {})}
+        command = module_command(LAUNCHER, *arguments)
+        return ChildProcess(command, env=environment, stdout=log, stderr=log)
 
     def serve(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start the server; it is reachable when this returns.
@@ -180,14 +172,9 @@ class LocalFederation:
         if self.server is not None:
             processes.append(self.server)
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
         for process in processes:
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, STOP_S)
         self.clients.clear()
         self._files.close()
 

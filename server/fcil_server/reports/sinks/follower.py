@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fcil_protocol.errors import EXIT_INTERNAL, ConfigError, FcilError
 from fcil_protocol.ids import RunId, digest_of
+from fcil_protocol.process.child import parent_pipe, read_line
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.child_process import limit
 from fcil_server.federation import config as configuration
@@ -206,16 +207,16 @@ def _text(value: object) -> str:
 
 
 class Calls:
-    """The server's messages on standard input, read by a separate thread.
+    """The server's messages in the pipe, read by a separate thread.
 
-    A sink may hang, and close foreign files: the process ends all the same when the server is gone.
+    A sink may hang: the process ends all the same when the server is gone.
 
     Args:
         fd: the reading end of the pipe.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd = os.dup(fd)
+        self._fd = fd
         self._news = threading.Event()
         self._over = False
         threading.Thread(target=self._hear, daemon=True).start()
@@ -235,10 +236,10 @@ class Calls:
         return not self._over
 
 
-def serve(directory: Path, run: RunId, name: str, stdin: BinaryIO) -> None:
-    """Follow a run until the input ends, and take the last news then."""
-    given = json.loads(stdin.readline())
-    calls = Calls(stdin.fileno())
+def serve(directory: Path, run: RunId, name: str, pipe: int) -> None:
+    """Follow a run until the pipe closes, and take the last news then."""
+    given = json.loads(read_line(pipe))
+    calls = Calls(pipe)
     follower = Follower(directory, run, registry.choose(name, given))
     try:
         follower.catch_up()
@@ -259,7 +260,7 @@ def main() -> int:
     limit(FILES)
     os.umask(0o077)  # its files are for no other user, like the server's
     try:
-        serve(args.dir, args.run, args.name, sys.stdin.buffer)
+        serve(args.dir, args.run, args.name, parent_pipe())
     except FcilError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the server reads it
         return error.exit_code

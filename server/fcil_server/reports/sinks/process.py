@@ -7,17 +7,17 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from fcil_protocol.ids import RunId
-from fcil_protocol.process.children import module_command
+from fcil_protocol.process.children import KILLED_S, ChildProcess, module_command, wait_or_kill
 from fcil_server.reports.sinks.registry import Chosen
 
 BACK_OFF_S = (1.0, 5.0, 30.0, 300.0)  # after the first, second, third ... failure in a row
 STEADY_S = 60.0  # after this long, a failure counts as the first again
 END_S = 15.0  # time for the last metrics when the server ends
-_DEAD_S = 5.0  # until a killed process is gone; one that waits for a bad disk may never be
 _TAIL_BYTES = 4096  # of its last output
 _WORDS = 200
 _LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
@@ -25,25 +25,16 @@ _LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
 Notify = Callable[[str, str, str], None]
 
 
-class _Life(asyncio.SubprocessProtocol):
-    """One process of a sink: its end, and its last output.
-
-    Its end is independent of its pipes: programs that a sink has started may hold those open.
-    """
+class _Output(asyncio.Protocol):
+    """The last output of a sink's process, and of programs that it has started."""
 
     def __init__(self) -> None:
-        self.ended = asyncio.Event()
         self.silent = asyncio.Event()
         self._tail = b""
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Keep the last output; a sink may write any amount, in lines of any length."""
-        del fd  # standard error is the only one
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
-
-    def process_exited(self) -> None:
-        """Note the end of the process."""
-        self.ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that no process can write any more."""
@@ -131,34 +122,28 @@ class SinkProcess:
 
     async def _one_life(self) -> str:
         """Start the process and wait for its end; return why it failed, empty if it did not."""
-        loop = asyncio.get_running_loop()
         try:
-            process, life = await loop.subprocess_exec(
-                _Life,
-                *self._command(),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the server, which then lets it end
-            )
+            child = ChildProcess(self._command(), stderr=subprocess.PIPE)
         except OSError as error:
             return f"its process cannot be started: {error.strerror}."
+        loop = asyncio.get_running_loop()
+        errors, output = await loop.connect_read_pipe(_Output, child.stderr)
+        pipe, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, child.pipe)
         try:
-            self._begin(process)
-            await life.ended.wait()
+            self._begin(pipe)
+            code = await child.ended()
         finally:
             self._pipe = None
-            await _bury(process, life)
-        code = process.get_returncode()
+            await _bury(child, output)
+            pipe.close()
+            errors.close()
         if not code:
             return ""
-        said = life.words() or f"its process ended with code {code}."
+        said = output.words() or f"its process ended with code {code}."
         return said if said.endswith(".") else f"{said}."
 
-    def _begin(self, process: asyncio.SubprocessTransport) -> None:
+    def _begin(self, pipe: asyncio.WriteTransport) -> None:
         """Send the process its options; nothing more, if the server already ends."""
-        pipe = process.get_pipe_transport(0)
-        assert isinstance(pipe, asyncio.WriteTransport)
         pipe.write(f"{self._chosen.options.model_dump_json()}\n".encode())
         if self._ending.is_set():
             pipe.close()
@@ -169,13 +154,13 @@ class SinkProcess:
         return module_command("fcil_server.reports.sinks.follower", *where, "--name", self.name)
 
 
-async def _bury(process: asyncio.SubprocessTransport, life: _Life) -> None:
+async def _bury(child: ChildProcess, output: _Output) -> None:
     """Kill a process and all that it has started, and read its last output."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.get_pid(), signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
+    await asyncio.to_thread(wait_or_kill, child, 0.0)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(life.silent.wait(), _DEAD_S)
-    process.close()
+        await asyncio.wait_for(output.silent.wait(), KILLED_S)
 
 
 class Sinks:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def serve() -> None:
         server = make_server(make_app(figures), TlsFiles(args.cert, args.key))
         warming = asyncio.get_running_loop().create_task(figures.warm_up())
-        await web_child.until_orphaned(server, args.fd, args.parent)
+        await web_child.serve_socket(server, args.fd)
         warming.cancel()
 
     return web_child.run(serve)

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server = make_server(page.app, TlsFiles(args.cert, args.key), LIMITS)
         watching = loop.create_task(page.watch.run())
         warming = loop.create_task(page.watch.warm_up())
-        await web_child.until_orphaned(server, args.fd, args.parent, page.hub.end)
+        await web_child.serve_socket(server, args.fd, page.hub.end)
         watching.cancel()
         warming.cancel()
 

@@ -26,6 +26,7 @@ from fcil_server.reports.sinks.contract import Options
 from fcil_server.reports.sinks.follower import Follower, params
 from fcil_server.reports.sinks.process import SinkProcess, Sinks
 from fcil_server.reports.sinks.registry import Chosen
+from orphans import ends_with_its_parent
 from sample_run import RUN
 from tiers import sampled
 
@@ -323,19 +324,19 @@ def test_a_sink_that_cannot_work_says_why_in_one_line(place):
 # --- its process -----------------------------------------------------------------------------
 
 
-def test_a_process_hears_its_server_whatever_its_sink_closes_and_ends_after_it(monkeypatch):
+def test_a_process_hears_its_server_and_ends_after_it_whatever_its_sink_does(monkeypatch):
     gone = threading.Event()
     monkeypatch.setattr(follow, "LEFT_S", 0.0)
     monkeypatch.setattr(follow.os, "_exit", lambda _: gone.set())
     reading, writing = os.pipe()
     calls = follow.Calls(reading)
-    os.close(reading)
     os.write(writing, b"\n")
     assert calls.wait(), "something is new"
     assert not gone.is_set()
     os.close(writing)
     assert not calls.wait(), "the server is gone"
     assert gone.wait(60), "nobody has ended the process"
+    os.close(reading)
 
 
 # --- the server's side ----------------------------------------------------------------------
@@ -586,3 +587,26 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(stage, monkeypatch):
         assert not (stage.place / "runs" / RUN / "sinks").exists(), "nothing is for sure"
 
     play(stage, story)
+
+
+SERVER = """
+import asyncio
+from pathlib import Path
+from fcil_server.reports.sinks import registry
+from fcil_server.reports.sinks.process import SinkProcess
+
+place = Path({place!r})
+
+async def serve():
+    SinkProcess(place, {run!r}, registry.choose("noted", {{}}), print).start()
+    print(await asyncio.to_thread((place / "fifo").read_text), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.processes
+def test_a_sink_takes_the_last_news_and_ends_with_a_server_that_is_killed(stage):
+    ends_with_its_parent(SERVER.format(place=str(stage.place), run=RUN))
+    assert stage.rounds_taken == ROUNDS

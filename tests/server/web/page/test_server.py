@@ -41,7 +41,7 @@ def cookie(federation: Path) -> str:
 
 
 def options(federation: Path, *words: str) -> argparse.Namespace:
-    place = ["--dir", str(federation), "--fd", "0", "--parent", "0"]
+    place = ["--dir", str(federation), "--fd", "0"]
     return server_module.parser().parse_args([*place, *words])
 
 
@@ -160,8 +160,7 @@ def test_a_page_that_is_killed_comes_back_with_its_sessions_and_ends_with_the_se
                 pass  # until the stream ends
         closing.close()
         _, second = await stream()  # it waits in the server's socket for the next process
-        os.close(process._pipe[1])  # what the kernel does when the server is gone
-        process._pipe = (process._pipe[0],)
+        process._process.ask()  # what the kernel does when the server is gone
         await ended.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
