@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "fcil_server.reports.charts": "ledger reports.results reports.traffic",
     "fcil_server.reports.results": "ledger",
     "fcil_server.reports.sections": "ledger reports.charts reports.results reports.traffic",
-    "fcil_server.reports.sinks": ". federation ledger reports reports.results",
+    "fcil_server.reports.sinks": "federation ledger reports reports.results",
     "fcil_server.reports.traffic": "federation ledger reports.results rounds",
     "fcil_server.rounds": ". aggregation federation ledger sessions",
     "fcil_server.runs": ". aggregation federation ledger reports reports.results reports.sinks reports.traffic rounds sessions",
@@ -86,8 +86,8 @@ MAY_IMPORT = {
     "fcil_server.sessions.relay": "federation",
     "fcil_server.storage": "aggregation federation ledger runs web.page.access",
     "fcil_server.web": "federation",
-    "fcil_server.web.metrics": ". federation ledger reports.results web",
-    "fcil_server.web.page": ". federation ledger reports.charts reports.results reports.sections reports.traffic web web.metrics web.page.access web.page.actions",
+    "fcil_server.web.metrics": "federation ledger reports.results web",
+    "fcil_server.web.page": "federation ledger reports.charts reports.results reports.sections reports.traffic web web.metrics web.page.access web.page.actions",
     "fcil_server.web.page.access": "federation reports.charts",
     "fcil_server.web.page.actions": "federation ledger reports.results web.page.access",
 }
@@ -103,7 +103,6 @@ SMALL = {
     "fcil_client.notes": "below all rooms: what every one of them tells",
     "fcil_client.swarm.members": "below the swarm's other modules, which else form a circle",
     "fcil_protocol.process.tables": "one file owns how tables look",
-    "fcil_server.child_process": "below all rooms: the limits of every child process",
     "fcil_server.ledger.labels": "one file has the words of every status",
     "fcil_server.rounds.schedule": "pure, and read beside the round's machine",
 }

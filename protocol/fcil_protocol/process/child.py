@@ -1,4 +1,4 @@
-"""A child process's side: its pipe from its parent, and its end with it.
+"""A child process's side: its pipe from its parent, its end with it, and its limits.
 
 ``python -m fcil_protocol.process.child MODULE ...`` runs a program, such as a daemon of a local
 federation, that ends with the process which started it.
@@ -6,12 +6,16 @@ federation, that ends with the process which started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import runpy
 import signal
 import sys
 import threading
 
+MEMORY_BYTES = 512 << 20  # beyond it the process ends, and is restarted
+NICE = 5  # a round comes first
 GONE = 143  # exit code of a child without a parent: as if SIGTERM had ended it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -55,6 +59,20 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def limit(files: int) -> None:
+    """Limit the use of the machine by this process, which stands next to a server.
+
+    Args:
+        files: open files allowed, connections among them.
+    """
+    os.nice(NICE)
+    for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_NOFILE, files)):
+        _, hard = resource.getrlimit(what)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (bound, bound))
 
 
 def main() -> None:

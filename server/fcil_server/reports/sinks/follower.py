@@ -23,9 +23,8 @@ from typing import Any
 
 from fcil_protocol.errors import EXIT_INTERNAL, ConfigError, FcilError
 from fcil_protocol.ids import RunId, digest_of
-from fcil_protocol.process.child import parent_pipe, read_line
+from fcil_protocol.process.child import limit, parent_pipe, read_line
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
-from fcil_server.child_process import limit
 from fcil_server.federation import config as configuration
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger

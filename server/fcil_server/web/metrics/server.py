@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from fcil_server.child_process import limit
+from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
 from fcil_server.web.http_server import make_server

@@ -19,7 +19,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Route
 
 from fcil_protocol.process import control_socket
-from fcil_server.child_process import limit
+from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
 from fcil_server.web.http_server import HttpLimits, make_server

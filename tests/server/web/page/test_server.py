@@ -14,7 +14,7 @@ import pytest
 
 import page_kit
 from fcil_protocol.ids import RunId
-from fcil_server import child_process
+from fcil_protocol.process import child
 from fcil_server.federation.page_key import make_key
 from fcil_server.federation.sections import FederationSection
 from fcil_server.ledger.ledger import LEDGER_NAME
@@ -119,9 +119,9 @@ def test_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda by: said.update(nice=by))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda what, to: said.update({what: to}))
-    child_process.limit(server_module.MAX_FILES)
+    child.limit(server_module.MAX_FILES)
     assert said == {
-        "nice": child_process.NICE,
+        "nice": child.NICE,
         resource.RLIMIT_DATA: (300, 300),  # no more than what is allowed
         resource.RLIMIT_NOFILE: (300, 300),
     }
