@@ -8,7 +8,7 @@ from typing import Any
 from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.methods.pilora.parts import TaskPart
-from fcil_adapters.toolkit.lora.qv_layer import Pairs, attach_qv, read_pairs, sum_pairs
+from fcil_adapters.toolkit.lora.layer import NONE, Pairs, attach, read_pairs, sum_pairs
 
 
 def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart]) -> Any:
@@ -16,7 +16,7 @@ def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPar
     view = backbone.view()
     for block in h.blocks:
         pairs = [read_pairs(task.lora, block, backbone.device) for task in tasks]
-        attach_qv(view, block, past=_composed(h, pairs), scale=h.scale)
+        attach(view, block, past=_composed(h, pairs), scale=h.scale)
     return view
 
 
@@ -30,7 +30,7 @@ def training_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart
     for block in h.blocks:
         *past, current = (read_pairs(task.lora, block, backbone.device) for task in tasks)
         frozen, offset = _background(h, past)
-        attach_qv(view, block, past=frozen, current=current, offset=offset, scale=h.scale)
+        attach(view, block, past=frozen, current=current, offset=offset, scale=h.scale)
     return view
 
 
@@ -44,14 +44,14 @@ def _composed(h: PiloraHparams, pairs: Sequence[Pairs]) -> Sequence[Pairs]:
     return pairs[:1]
 
 
-def _background(h: PiloraHparams, past: Sequence[Pairs]) -> tuple[Sequence[Pairs], Pairs | None]:
+def _background(h: PiloraHparams, past: Sequence[Pairs]) -> tuple[Sequence[Pairs], Pairs]:
     """Return the background of the current pair: frozen products, and offsets of A and B."""
     if h.train_with == "current_only" or not past:
-        return (), None
+        return (), NONE
     if h.compose == "sum_of_products":
-        return past, None
+        return past, NONE
     if h.compose == "product_of_sums":
         return (), sum_pairs(past)
     if h.compose == "task0_plus_current":
         return (), past[0]
-    return past[:1], None
+    return past[:1], NONE

@@ -16,7 +16,7 @@ from fcil_adapters.methods.pilora.losses import l1_norm, orthogonality
 from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.methods.pilora.parts import TaskPart, future_rows, read_parts
 from fcil_adapters.numerics.torch_numpy import to_torch
-from fcil_adapters.toolkit.lora.qv_layer import adapter_params
+from fcil_adapters.toolkit.lora.layer import trained_params
 from fcil_adapters.toolkit.lora.tensors import lora_places
 from fcil_adapters.toolkit.prototypes.client import PrototypeSetup, answer
 from fcil_adapters.toolkit.prototypes.rows import known
@@ -40,7 +40,7 @@ def _trainee(
     h: PiloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
     view = training_view(backbone, h, tasks)
-    lora = adapter_params(view, h.blocks)
+    lora = trained_params(view, h.blocks)
     current_a = {name.removesuffix(".A"): A for name, A in lora.items() if name.endswith(".A")}
     *past, current = tasks
     past_a = _stacked_a(h, past, backbone.device)

@@ -13,7 +13,7 @@ from fcil_adapters.methods.plora.options import PloraHparams
 from fcil_adapters.methods.plora.parts import Received, read_parts
 from fcil_adapters.methods.plora.views import Student, Teacher, training_view
 from fcil_adapters.numerics.torch_numpy import to_torch
-from fcil_adapters.toolkit.lora.qv_layer import adapter_params
+from fcil_adapters.toolkit.lora.layer import trained_params
 from fcil_adapters.toolkit.prototypes.client import PrototypeSetup, answer
 from fcil_adapters.toolkit.prototypes.rows import known
 
@@ -47,7 +47,7 @@ def _trainee(ctx: Context, received: Received) -> PrototypeSetup:
         return features, None if teacher is None else h.gamma_kd * _distil(h, teacher, x, tapped)
 
     return PrototypeSetup(
-        lora=adapter_params(view, h.blocks),
+        lora=trained_params(view, h.blocks),
         proto=nn.Parameter(to_torch(current.proto, backbone.device)),
         fixed=to_torch(known(past, backbone.info.dim)[1], backbone.device),
         features=lambda pixels: student.features(backbone.normalise(pixels))[0],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features, leading_tokens
 from fcil_adapters.methods.plora.options import PloraHparams
-from fcil_adapters.toolkit.lora.qv_layer import attach_qv, read_pairs
+from fcil_adapters.toolkit.lora.layer import attach, read_pairs
 
 Lora = Mapping[str, NDArray[np.float32]]
 
@@ -20,7 +20,7 @@ def merged_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
     """Return a view with the LoRA merged into copies of the weights (Eq. 3)."""
     view = backbone.view()
     for block in h.blocks:
-        attach_qv(view, block, past=[read_pairs(lora, block, backbone.device)], scale=h.scale)
+        attach(view, block, past=[read_pairs(lora, block, backbone.device)], scale=h.scale)
     return view
 
 
@@ -28,7 +28,7 @@ def training_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
     """Return a view in which the LoRA is trainable (Eq. 3)."""
     view = backbone.view()
     for block in h.blocks:
-        attach_qv(view, block, current=read_pairs(lora, block, backbone.device), scale=h.scale)
+        attach(view, block, current=read_pairs(lora, block, backbone.device), scale=h.scale)
     return view
 
 

@@ -1,22 +1,73 @@
-"""Low-rank adapters on any Linear of a block, with a dense change of its frozen weight (torch).
+"""Low-rank adapters on the Linears of a block, beside a change of their frozen weights (torch).
 
-Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
-https://arxiv.org/abs/2106.09685. `qv_layer` covers q and v alone and sums of factors; here each of
-q, v, fc1 and fc2 can be adapted, and the accumulated change of the weight may be dense.
+LoRA: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
+https://arxiv.org/abs/2106.09685. timm computes q, k and v of a block by one Linear (d -> 3d), so a
+*module*, such as q, v or fc1, is a Linear or an equal slice of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.toolkit.lora.qv_layer import LoraPair
+from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_protocol.errors import DataError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """One low-rank update of a module's weight: ``delta(x) = B (A x)``.
+
+    Attributes:
+        A: (r, in).
+        B: (out, r).
+    """
+
+    A: Tensor
+    B: Tensor
+
+    def product(self) -> Tensor:
+        """Return B A in float64: (out, in)."""
+        return self.B.double() @ self.A.double()
+
+
+Pairs = Mapping[str, LoraPair]  # module -> pair
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def read_pairs(
+    tensors: Mapping[str, NDArray[np.float32]],
+    block: int,
+    device: str,
+    modules: Iterable[str] = ("q", "v"),
+) -> dict[str, LoraPair]:
+    """Return the pairs of a block's modules (`lora.tensors`), copied to a device."""
+    return {
+        module: LoraPair(*(to_torch(tensors[f"lora.{block}.{module}.{m}"], device) for m in "AB"))
+        for module in modules
+    }
+
+
+def sum_pairs(many: Sequence[Pairs]) -> dict[str, LoraPair]:
+    """Add A's and B's separately, in float64; the product of the sums, not the sum of products."""
+    return {
+        module: LoraPair(
+            torch.stack([pairs[module].A.double() for pairs in many]).sum(0),
+            torch.stack([pairs[module].B.double() for pairs in many]).sum(0),
+        )
+        for module in many[0]
+    }
 
 
 @dataclass(frozen=True)
@@ -32,8 +83,11 @@ class AdaptedLinear:
     name: str
     slices: tuple[str, ...]
 
+    def own(self, modules: Mapping[str, T]) -> dict[str, T]:
+        """Return what is of this Linear's modules."""
+        return {m: modules[m] for m in self.slices if m in modules}
 
-# timm computes q, k and v of a block by one Linear (d -> 3d)
+
 PLACES = (
     AdaptedLinear("attn", "qkv", ("q", "k", "v")),
     AdaptedLinear("mlp", "fc1", ("fc1",)),
@@ -42,21 +96,23 @@ PLACES = (
 
 
 class LoRALinear(nn.Module):
-    """A shared, frozen Linear with a dense change and perhaps a trainable pair per slice.
+    """A shared, frozen Linear with a change and perhaps a trainable pair per slice of its output.
 
-    The output slice of a module with change D and pair (A, B) is
+    The slice of a module with change D, past pairs P, pair (A, B) and offset (A0, B0) is
 
-        (W + D) x + b + scale * B A x
+        (W + D) x + b + scale * sum_P B_i A_i x + scale * (B0 + B) (A0 + A) x
 
-    The changes are merged once into a copy of W that belongs to this module; without any, the
-    shared W itself is used.
+    D and the past products are merged once into a copy of W that belongs to this module, so they
+    cost nothing in the forward pass; without any, the shared W itself is used.
 
     Args:
         linear: the Linear (in -> slices * out); neither modified nor copied.
         slices: names of the equal slices of its output.
         change: module -> D, (out, in).
-        current: module -> start values of its pair, A (r, in) and B (out, r).
-        scale: factor of B A.
+        past: frozen pairs, whose products are summed.
+        current: start values of the trainable pairs.
+        offset: constants added to A and B before their product, for modules of ``current``.
+        scale: factor of every product.
         train_a: False keeps A as it is (FFA-LoRA).
     """
 
@@ -65,17 +121,23 @@ class LoRALinear(nn.Module):
         linear: nn.Linear,
         slices: tuple[str, ...],
         *,
-        change: Mapping[str, Tensor],
-        current: Mapping[str, LoraPair],
+        change: Mapping[str, Tensor] = NONE,
+        past: Sequence[Pairs] = (),
+        current: Pairs = NONE,
+        offset: Pairs = NONE,
         scale: float = 1.0,
         train_a: bool = True,
     ) -> None:
         super().__init__()
         assert linear.out_features % len(slices) == 0, "slices are not equal"
+        assert offset.keys() <= current.keys(), "an offset of a module without a pair"
         self.bias = linear.bias
-        self.weight = _changed(linear.weight, slices, change) if change else linear.weight
+        shared = linear.weight
+        kept = not (change or past)
+        self.weight = shared if kept else _changed(shared, slices, change, past, scale)
         self.slices = slices
         self.scale = scale
+        self.offset = {m: LoraPair(pair.A.float(), pair.B.float()) for m, pair in offset.items()}
         self.pairs = nn.ModuleDict()
         for module, pair in current.items():
             A = nn.Parameter(pair.A.detach().float().clone(), requires_grad=train_a)
@@ -99,9 +161,12 @@ class LoRALinear(nn.Module):
             return y
         outputs = list(y.chunk(len(self.slices), dim=-1))  # (..., out) each
         for module, pair in pairs.items():
-            low = functional.linear(x, pair["A"])  # (..., r)
+            A, B = pair["A"], pair["B"]  # (r, in), (out, r)
+            if module in self.offset:
+                A, B = self.offset[module].A + A, self.offset[module].B + B
+            low = functional.linear(x, A)  # (..., r)
             i = self.slices.index(module)
-            outputs[i] = outputs[i] + self.scale * functional.linear(low, pair["B"])
+            outputs[i] = outputs[i] + self.scale * functional.linear(low, B)
         return torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
 
     def _pairs(self) -> dict[str, Any]:
@@ -112,35 +177,40 @@ def attach(
     view: Any,
     block: int,
     *,
-    change: Mapping[str, Tensor],
-    current: Mapping[str, LoraPair],
+    change: Mapping[str, Tensor] = NONE,
+    past: Sequence[Pairs] = (),
+    current: Pairs = NONE,
+    offset: Pairs = NONE,
     scale: float = 1.0,
     train_a: bool = True,
 ) -> None:
-    """Replace the Linears of one block of a backbone view that ``change`` or ``current`` names.
+    """Replace the Linears of one block of a backbone view that a change or a pair names.
 
     Args:
         view: a view of its own (`Backbone.view`).
         block: index of the block.
         change: module -> dense change of its weight, (out, in).
-        current: module -> trainable pair.
-        scale: factor of B A.
+        past: frozen pairs of modules.
+        current: trainable pairs.
+        offset: constants added to A and B of trainable pairs.
+        scale: factor of every product.
         train_a: False keeps A as it is.
 
     Raises:
-        DataError: the backbone's Linear has another shape than the change or the pair.
+        DataError: the backbone's Linear has another shape than a change or a pair.
     """
     for place in PLACES:
-        changes = {m: change[m] for m in place.slices if m in change}
-        pairs = {m: current[m] for m in place.slices if m in current}
-        if not changes and not pairs:
+        dense, now, constant = place.own(change), place.own(current), place.own(offset)
+        before = [pairs for pairs in map(place.own, past) if pairs]
+        if not (dense or now or before):
             continue
         owner = getattr(view.blocks[block], place.owner)
         linear = getattr(owner, place.name)
-        _check_shapes(linear, place, block, changes, pairs)
+        _check_shapes(linear, place, block, dense, [now, constant, *before])
         layer = LoRALinear(
-            linear, place.slices, change=changes, current=pairs, scale=scale, train_a=train_a
-        )
+            linear, place.slices, change=dense, past=before, current=now, offset=constant,
+            scale=scale, train_a=train_a,
+        )  # fmt: skip
         setattr(owner, place.name, layer)
 
 
@@ -160,13 +230,21 @@ def trained_params(view: Any, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
     return found
 
 
-def _changed(weight: Tensor, slices: tuple[str, ...], change: Mapping[str, Tensor]) -> Tensor:
-    """Return a copy of the weight (slices * out, in) with the changes added in float64."""
+def _changed(
+    weight: Tensor,
+    slices: tuple[str, ...],
+    change: Mapping[str, Tensor],
+    past: Sequence[Pairs],
+    scale: float,
+) -> Tensor:
+    """Return a copy of the weight (slices * out, in) with change and products added in float64."""
     merged = weight.detach().double().clone()
-    out = weight.shape[0] // len(slices)
+    rows = dict(zip(slices, merged.chunk(len(slices)), strict=True))
     for module, dense in change.items():
-        first = slices.index(module) * out
-        merged[first : first + out] += dense.to(merged.device, torch.float64)
+        rows[module] += dense.to(merged.device, torch.float64)
+    for pairs in past:
+        for module, pair in pairs.items():
+            rows[module] += scale * pair.product()
     return merged.to(weight.dtype)
 
 
@@ -174,12 +252,12 @@ def _check_shapes(
     linear: nn.Linear,
     place: AdaptedLinear,
     block: int,
-    changes: Mapping[str, Tensor],
-    pairs: Mapping[str, LoraPair],
+    change: Mapping[str, Tensor],
+    many: Sequence[Pairs],
 ) -> None:
     got = (linear.out_features // len(place.slices), linear.in_features)
-    wanted = [tuple(dense.shape) for dense in changes.values()]
-    wanted += [(pair.B.shape[0], pair.A.shape[1]) for pair in pairs.values()]
+    wanted = [tuple(dense.shape) for dense in change.values()]
+    wanted += [(pair.B.shape[0], pair.A.shape[1]) for pairs in many for pair in pairs.values()]
     for shape in wanted:
         if shape != got:
             raise DataError(

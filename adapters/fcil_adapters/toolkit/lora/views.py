@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.toolkit.heads.rows import F32
-from fcil_adapters.toolkit.lora.layer import attach
+from fcil_adapters.toolkit.lora.layer import attach, read_pairs
 from fcil_adapters.toolkit.lora.options import LoraHparams
-from fcil_adapters.toolkit.lora.qv_layer import LoraPair, read_pair
 
 Dense = Callable[[str], Tensor | None]  # place -> further dense change of its weight, (out, in)
 
@@ -26,18 +25,15 @@ def training_view(
     """Return a view on W + dense with trainable LoRA; the backbone itself stays untouched."""
     view = backbone.view()
     for block in h.blocks:
-        change: dict[str, Tensor] = {}
-        for module in h.modules:
-            added = dense(f"{block}.{module}")
-            if added is not None:
-                change[module] = h.scale * added
-        current: dict[str, LoraPair] = {
-            m: read_pair(lora, f"{block}.{m}", backbone.device) for m in h.modules
-        }
+        added = {m: dense(f"{block}.{m}") for m in h.modules}
         attach(
-            view, block, change=change, current=current, scale=h.scale,
+            view,
+            block,
+            change={m: h.scale * D for m, D in added.items() if D is not None},
+            current=read_pairs(lora, block, backbone.device, h.modules),
+            scale=h.scale,
             train_a="A" in h.trained_factors,
-        )  # fmt: skip
+        )
     return view
 
 
@@ -48,10 +44,8 @@ def merged_view(
     view = backbone.view()
     for block in h.blocks:
         change: dict[str, Tensor] = {}
-        for module in h.modules:
-            place = f"{block}.{module}"
-            product = read_pair(lora, place, backbone.device).product()  # (out, in), float64
-            added = dense(place)
+        for module, pair in read_pairs(lora, block, backbone.device, h.modules).items():
+            added, product = dense(f"{block}.{module}"), pair.product()  # (out, in), float64
             change[module] = h.scale * (product if added is None else added + product)
-        attach(view, block, change=change, current={})
+        attach(view, block, change=change)
     return view

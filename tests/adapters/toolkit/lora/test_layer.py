@@ -8,8 +8,7 @@ from torch import nn
 
 from adapters.kit import DIM, toy_backbone
 from fcil_adapters.backbones.backbone import backbone_digest, cls_features
-from fcil_adapters.toolkit.lora.layer import LoRALinear, attach, trained_params
-from fcil_adapters.toolkit.lora.qv_layer import LoraPair
+from fcil_adapters.toolkit.lora.layer import LoRALinear, LoraPair, attach, trained_params
 from fcil_protocol.errors import DataError
 
 SHAPES = {"q": (DIM, DIM), "v": (DIM, DIM), "fc1": (4 * DIM, DIM), "fc2": (DIM, 4 * DIM)}

@@ -8,15 +8,16 @@ from torch import nn
 
 from adapters.kit import DIM, toy_backbone
 from fcil_adapters.backbones.backbone import backbone_digest, cls_features
-from fcil_adapters.toolkit.lora.qv_layer import (
+from fcil_adapters.toolkit.lora.layer import (
+    LoRALinear,
     LoraPair,
-    LoRAQKV,
-    adapter_params,
-    attach_qv,
+    attach,
     sum_pairs,
+    trained_params,
 )
 
 D, R = 6, 2
+QKV = ("q", "k", "v")
 
 
 def pairs(seed: int, d: int = D, r: int = R) -> dict[str, LoraPair]:
@@ -52,15 +53,15 @@ def product(pair):
 
 class TestForward:
     def test_without_pairs_it_is_the_linear_itself(self, linear, x):
-        layer = LoRAQKV(linear)
+        layer = LoRALinear(linear, QKV)
         assert torch.equal(layer(x), linear(x))
         assert layer.weight is linear.weight
-        assert layer.adapter_params() == {}
+        assert layer.trained() == {}
 
     @pytest.mark.parametrize("scale", [1.0, 0.5])
     def test_current_and_past_pairs_add_their_products(self, linear, x, scale):
         current, past = pairs(1), [pairs(2), pairs(3)]
-        layer = LoRAQKV(linear, past=past, current=current, scale=scale)
+        layer = LoRALinear(linear, QKV, past=past, current=current, scale=scale)
         delta = {
             p: scale * (product(current[p]) + sum(product(one[p]) for one in past))
             for p in ("q", "v")
@@ -70,7 +71,7 @@ class TestForward:
 
     def test_an_offset_is_added_before_the_product(self, linear, x):
         current, offset = pairs(1), pairs(2)
-        layer = LoRAQKV(linear, current=current, offset=offset)
+        layer = LoRALinear(linear, QKV, current=current, offset=offset)
         delta = {
             p: (offset[p].B + current[p].B).double() @ (offset[p].A + current[p].A).double()
             for p in ("q", "v")
@@ -79,12 +80,12 @@ class TestForward:
         torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
 
     def test_keys_never_change(self, linear, x):
-        layer = LoRAQKV(linear, past=[pairs(2)], current=pairs(1), offset=None)
+        layer = LoRALinear(linear, QKV, past=[pairs(2)], current=pairs(1))
         assert torch.allclose(layer(x)[..., D : 2 * D], linear(x)[..., D : 2 * D])
 
     def test_a_fresh_pair_changes_nothing(self, linear, x):
         fresh = {p: LoraPair(pair.A, torch.zeros(D, R)) for p, pair in pairs(1).items()}
-        assert torch.equal(LoRAQKV(linear, current=fresh)(x), linear(x))
+        assert torch.equal(LoRALinear(linear, QKV, current=fresh)(x), linear(x))
 
     def test_sum_pairs_adds_a_and_b_separately(self):
         one, two = pairs(1), pairs(2)
@@ -96,7 +97,7 @@ class TestForward:
 class TestGradients:
     def test_only_the_current_pair_gets_a_gradient_and_it_is_exact(self, linear, x):
         current, past = pairs(1), [pairs(2)]
-        layer = LoRAQKV(linear, past=past, current=current)
+        layer = LoRALinear(linear, QKV, past=past, current=current)
         goal = torch.randn(3, 5, 3 * D, generator=torch.Generator().manual_seed(4))
         (layer(x) * goal).sum().backward()
         leaves = {
@@ -110,16 +111,16 @@ class TestGradients:
         value.backward()
         for p in ("q", "v"):
             for got, leaf in zip(("A", "B"), leaves[p], strict=True):
-                grad = layer.adapter_params()[f"{p}.{got}"].grad.double()
+                grad = layer.trained()[f"{p}.{got}"].grad.double()
                 torch.testing.assert_close(grad, leaf.grad, rtol=1e-5, atol=1e-5)
         assert linear.weight.grad is None
 
     def test_training_does_not_touch_the_start_values_it_was_given(self, linear, x):
         current = pairs(1)
         before = current["q"].B.clone()
-        layer = LoRAQKV(linear, current=current)
+        layer = LoRALinear(linear, QKV, current=current)
         with torch.no_grad():
-            layer.adapter_params()["q.B"].add_(1)
+            layer.trained()["q.B"].add_(1)
         assert torch.equal(current["q"].B, before)
 
 
@@ -129,7 +130,7 @@ class TestAttach:
         x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         plain = cls_features(backbone.module, x)
         adapted, other = backbone.view(), backbone.view()
-        attach_qv(adapted, 0, past=[pairs(1, DIM)], current=pairs(2, DIM))
+        attach(adapted, 0, past=[pairs(1, DIM)], current=pairs(2, DIM))
         assert not torch.allclose(cls_features(adapted, x), plain)
         assert torch.equal(cls_features(other, x), plain)
         assert torch.equal(cls_features(backbone.module, x), plain)
@@ -139,8 +140,8 @@ class TestAttach:
         backbone = toy_backbone()
         x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         merged, apart = backbone.view(), backbone.view()
-        attach_qv(merged, 1, past=[pairs(1, DIM), pairs(2, DIM)])
-        attach_qv(apart, 1, past=[pairs(1, DIM)], current=pairs(2, DIM))
+        attach(merged, 1, past=[pairs(1, DIM), pairs(2, DIM)])
+        attach(apart, 1, past=[pairs(1, DIM)], current=pairs(2, DIM))
         torch.testing.assert_close(
             cls_features(merged, x), cls_features(apart, x), rtol=1e-4, atol=1e-4
         )
@@ -148,15 +149,15 @@ class TestAttach:
     def test_collector_names_the_trainables_of_all_blocks(self):
         view = toy_backbone().view()
         for block in (0, 1):
-            attach_qv(view, block, current=pairs(block, DIM))
-        found = adapter_params(view, (0, 1))
+            attach(view, block, current=pairs(block, DIM))
+        found = trained_params(view, (0, 1))
         assert sorted(found) == [f"{b}.{p}.{m}" for b in (0, 1) for p in "qv" for m in "AB"]
         assert found["0.q.A"].shape == (R, DIM)
         assert found["1.v.B"].shape == (DIM, R)
 
     def test_collector_fails_if_a_trainable_was_not_declared(self):
         view = toy_backbone().view()
-        attach_qv(view, 0, current=pairs(0, DIM))
+        attach(view, 0, current=pairs(0, DIM))
         view.blocks[1].stray = nn.Parameter(torch.zeros(1))
         with pytest.raises(AssertionError, match="trainables and declarations differ"):
-            adapter_params(view, (0,))
+            trained_params(view, (0,))
