@@ -117,7 +117,6 @@ KNOWN_SMALL = {
     "fcil_adapters.export.load",
     "fcil_adapters.images.sample",
     "fcil_adapters.numerics.scores",
-    "fcil_adapters.numerics.task_parts",
     "fcil_adapters.numerics.update_list",
     "fcil_adapters.toolkit.gaussians.noised",
     "fcil_adapters.toolkit.heads.scorer",

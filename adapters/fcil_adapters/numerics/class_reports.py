@@ -6,7 +6,7 @@ client only if it stands for enough images: the mean of one image is that image'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,20 @@ def count_spec(name: str, rows: int | str) -> TensorSpec:
     return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
 
 
+def tally_specs() -> tuple[TensorSpec, ...]:
+    """Return the specs of `tally`; ``c`` is the number of the task's classes."""
+    return (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+
+
+def tally(classes: Iterable[int], counts: I64) -> dict[str, Array]:
+    """Return ``classes`` and a client's images of each, ``count`` (c,), and of all, ``n`` (1,)."""
+    return {
+        "classes": np.asarray(tuple(classes), dtype=np.int64),
+        "count": counts,
+        "n": counts.sum(dtype=np.int64).reshape(1),
+    }
+
+
 def report_specs(mean: str = "mean") -> tuple[TensorSpec, ...]:
     """Return the tensors of a report; ``c`` is the number of the task's classes, ``d`` the width.
 
@@ -39,9 +53,7 @@ def report_specs(mean: str = "mean") -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(mean, Kind.PROTOTYPE, ("owned", "d"), exact=True),
         count_spec("owned", "owned"),
-        count_spec("classes", "c"),
-        count_spec("count", "c"),
-        count_spec("n", 1),
+        *tally_specs(),
     )
 
 
@@ -66,9 +78,7 @@ def report_tensors(
     return {
         mean: means[owned].astype(np.float32),
         "owned": ids[owned],
-        "classes": ids,
-        "count": counts.astype(np.int64),
-        "n": counts.sum(dtype=np.int64).reshape(1),
+        **tally(classes, counts.astype(np.int64)),
     }
 
 

@@ -30,6 +30,27 @@ def find_part(broadcast: Mapping[str, Payload], name: str) -> Payload:
     return broadcast[name]
 
 
+def of_all_tasks(broadcast: Mapping[str, Payload], kind: str = "task") -> list[Payload]:
+    """Return the parts ``<kind>/0`` to ``<kind>/<t>``, t being the current task.
+
+    Raises:
+        SchemaMismatch: one is missing.
+    """
+    last = current_task(find_part(broadcast, CURRENT))
+    return [find_part(broadcast, f"{kind}/{t}") for t in range(last + 1)]
+
+
+def finished_and_current(broadcast: Mapping[str, Payload]) -> list[Payload]:
+    """Return what remains of each finished task, in order, and then the current part.
+
+    Raises:
+        SchemaMismatch: one is missing.
+    """
+    current = find_part(broadcast, CURRENT)
+    finished = range(current_task(current))
+    return [*(find_part(broadcast, task_part(t)) for t in finished), current]
+
+
 def meta_number(payload: Payload, name: str) -> int:
     """Return a whole number of a payload's or state's metadata."""
     value = payload.meta[name]

@@ -67,7 +67,7 @@ def head_of(fed: Federation, features, classes=None) -> np.ndarray:
     """Scores of the current classes, or of all of them."""
     model = read_parts(fed.parts())
     rows = slice(-len(fed.task.classes), None) if classes is None else slice(None)
-    return logits(features, model.weight[rows], model.bias[rows])
+    return logits(features, model.head.weight[rows], model.head.bias[rows])
 
 
 def rows_of(fed: Federation, images) -> np.ndarray:
@@ -400,8 +400,8 @@ class TestContrast:
         f = component_features(fed.backbone, IMAGES, model.prompts)
         before = read_parts(began)  # the head as the previous task's server has it
         f_before = component_features(fed.backbone, IMAGES, before.prompts[:1])
-        local = logits(f, model.weight, model.bias)
-        previous = logits(f_before, before.weight, before.bias)
+        local = logits(f, model.head.weight, model.head.bias)
+        previous = logits(f_before, before.head.weight, before.head.bias)
         h = fed.hparams
         expected = cross_entropy(local[:, 2:], rows_of(fed, IMAGES))
         expected += max(contrast_by_hand(h, local, local, previous) + margin, 0)
@@ -461,7 +461,9 @@ class TestContrast:
         np.testing.assert_array_equal(parts["first"].f32("head.weight"), drawn)
         model = read_parts(parts)
         f = component_features(fed.backbone, IMAGES, model.prompts[:1])
-        np.testing.assert_allclose(logits(f, model.weight[:2], model.bias[:2]), ended, atol=1e-3)
+        np.testing.assert_allclose(
+            logits(f, model.head.weight[:2], model.head.bias[:2]), ended, atol=1e-3
+        )
         fed.open(TASKS[2])
         assert fed.parts()["first"].f32("head.weight").shape == (2, DIM)
         assert not np.array_equal(fed.parts()["first"].f32("head.weight"), drawn)

@@ -23,7 +23,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
-from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.lora.manifest import (
     SHORT,
@@ -38,8 +38,7 @@ from fcil_adapters.toolkit.lora.tensors import lora_specs
 
 def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one in which clients send their Fisher information."""
-    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
-    told = PayloadSchema((*_fisher_specs(h, backbone), *counts))
+    told = PayloadSchema((*_fisher_specs(h, backbone), *tally_specs()))
     return (
         train_exchange("ewc", h, backbone),
         Exchange("finish", told, rounds=1, check=_faults),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from fcil_adapters.methods.ewc.fisher import squared_gradients
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
 from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.numerics.task_parts import find_part
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.lora.client import LoraSetup, lora_tensors, train_round
@@ -97,7 +97,5 @@ def _measured(ctx: Context, bench: LoraSetup, data: ImageSet) -> dict[str, Array
         ctx.progress(Progress(int(index[-1]) + 1, len(data)))
     return {
         **{fisher_name(f"lora.{n}"): to_numpy(t / max(len(data), 1)) for n, t in total.items()},
-        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
+        **tally(ctx.task.classes, counts),
     }

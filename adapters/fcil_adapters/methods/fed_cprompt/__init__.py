@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Cadence, Exchange, Largest, PayloadSchema, TaskInfo
 from fcil_adapters.methods.fed_cprompt.options import ECONOMIES, FIRST, PRESETS, FedCPromptHparams
+from fcil_adapters.toolkit.heads.rows import head_specs
 from fcil_adapters.toolkit.prompts.manifest import (
     PROMPT_CADENCE,
     head_schemas,
-    head_specs,
     prompt_method,
     prompts_schema,
     sizes,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fcil_adapters.contract import Context, Part, Payload, State, Updates
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
 from fcil_adapters.numerics.task_parts import current_task
-from fcil_adapters.toolkit.prompts.parts import HEAD, component_names, head_parts, prompt_parts
+from fcil_adapters.toolkit.heads.rows import HEAD
+from fcil_adapters.toolkit.prompts.parts import component_names, head_parts, prompt_parts
 from fcil_adapters.toolkit.prompts.server import (
     averaged,
     no_rows,

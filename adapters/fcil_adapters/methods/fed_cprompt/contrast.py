@@ -17,13 +17,14 @@ from torch.nn import functional
 from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.fed_cprompt.options import FedCPromptHparams
 from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.heads.rows import F32
 from fcil_adapters.toolkit.prompts.client import (
     Features,
     PromptSetup,
     component_features,
     own_cross_entropy,
 )
-from fcil_adapters.toolkit.prompts.parts import F32, PromptModel
+from fcil_adapters.toolkit.prompts.parts import PromptModel
 from fcil_adapters.toolkit.prompts.pools import TaskPrompts
 from fcil_adapters.toolkit.prompts.prefix import Queries
 from fcil_adapters.toolkit.training.optimise import Batch, MicroBatch
@@ -83,7 +84,7 @@ class Contrast:
             first: first weight (c, d) and bias (c,) of the task's classes.
         """
         device, c = bench.backbone.device, len(bench.bias)
-        weight, bias = (to_torch(array, device) for array in (start.weight, start.bias))
+        weight, bias = (to_torch(array, device) for array in (start.head.weight, start.head.bias))
         past_weight, past_bias = weight[:-c], bias[:-c]
         before = [
             torch.cat([past, to_torch(rows, device)])

@@ -8,13 +8,14 @@ from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.fed_cprompt.contrast import Contrast
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
 from fcil_adapters.numerics.task_parts import find_part
+from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.prompts.client import (
     component_bench,
     learn,
     plain_objective,
     with_orthogonality,
 )
-from fcil_adapters.toolkit.prompts.parts import HEAD, read_parts, upload
+from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.training.optimise import class_counts
 
 

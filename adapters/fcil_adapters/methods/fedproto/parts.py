@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Payload
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part
+from fcil_adapters.numerics.task_parts import of_all_tasks
 
 PROTO = "proto"  # parts with a task's prototypes
 NAMES = ("proto", "classes", "seen")
@@ -27,8 +27,7 @@ def read_prototypes(
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    tasks = range(current_task(find_part(broadcast, CURRENT)) + 1)
-    parts = [find_part(broadcast, proto_part(t)) for t in tasks]
+    parts = of_all_tasks(broadcast, PROTO)
     seen = np.concatenate([part.i64("seen") for part in parts]) > 0
     classes = np.concatenate([part.i64("classes") for part in parts])[seen]
     return tuple(classes.tolist()), np.concatenate([part.f32("proto") for part in parts])[seen]

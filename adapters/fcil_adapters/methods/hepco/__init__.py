@@ -27,8 +27,8 @@ from fcil_adapters.contract import (
 from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload
 from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.heads.rows import head_specs
 from fcil_adapters.toolkit.prompts.manifest import (
-    head_specs,
     pool_schema,
     prompt_method,
     prompt_specs,

@@ -15,8 +15,9 @@ from fcil_adapters.numerics.averaging import average
 from fcil_adapters.numerics.client_weights import sample_weights
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged, task_part
 from fcil_adapters.toolkit.heads.distances import draw_linear
+from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.prompts.initial import draw_uniform_pools
-from fcil_adapters.toolkit.prompts.parts import HEAD, POOLS, pool_names
+from fcil_adapters.toolkit.prompts.parts import POOLS, pool_names
 from fcil_protocol.errors import ConfigError
 
 _POOLS, _HEAD = 1, 2  # purposes of the random streams

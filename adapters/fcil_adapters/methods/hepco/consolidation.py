@@ -22,7 +22,7 @@ from fcil_adapters.methods.hepco.generator import (
 from fcil_adapters.methods.hepco.options import HepcoHparams
 from fcil_adapters.methods.hepco.teachers import Head, Teachers
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
-from fcil_adapters.toolkit.prompts.parts import HEAD
+from fcil_adapters.toolkit.heads.rows import HEAD
 
 Model = Mapping[str, Array]  # pools, keys and head of one model, by `parts` names
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import Payload, TaskInfo
 from fcil_adapters.numerics.class_reports import count_faults
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
+from fcil_adapters.numerics.task_parts import find_part, finished_and_current
+from fcil_adapters.toolkit.heads.rows import HeadRows
 from fcil_adapters.toolkit.prompts.parts import POOLS, PromptModel, prompts_of
 
 F64 = NDArray[np.float64]
@@ -21,15 +22,11 @@ def read_parts(broadcast: Mapping[str, Payload]) -> PromptModel:
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    model, pools = find_part(broadcast, CURRENT), find_part(broadcast, POOLS)
-    finished = [find_part(broadcast, task_part(t)) for t in range(current_task(model))]
-    tasks = [*finished, model]
+    tasks = finished_and_current(broadcast)
+    flags = {n: np.concatenate([part.i64(n) for part in tasks]) for n in ("classes", "seen")}
     return PromptModel(
-        prompts=(prompts_of(pools),),
-        weight=model.f32("head.weight"),
-        bias=model.f32("head.bias"),
-        classes=np.concatenate([part.i64("classes") for part in tasks]),
-        seen=np.concatenate([part.i64("seen") for part in tasks]).astype(bool),
+        prompts=(prompts_of(find_part(broadcast, POOLS)),),
+        head=HeadRows.of({**tasks[-1].tensors, **flags}),
     )
 
 

@@ -18,7 +18,7 @@ from fcil_adapters.methods.hepco.teachers import Head, Teachers, capped_counts, 
 from fcil_adapters.numerics.client_weights import sample_weights
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.distances import mean_row
-from fcil_adapters.toolkit.prompts.parts import HEAD
+from fcil_adapters.toolkit.heads.rows import HEAD
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -28,10 +28,17 @@ from fcil_adapters.contract import (
     every_rule,
 )
 from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
-from fcil_adapters.methods.hgp.parts import check_upload, pool_names
+from fcil_adapters.methods.hgp.parts import pool_names
 from fcil_adapters.numerics.class_reports import count_spec
-from fcil_adapters.toolkit.gaussians.gaussian import gaussian_specs, max_factor_rows, triangle_size
-from fcil_adapters.toolkit.prompts.manifest import TRAINED_KINDS, head_specs, prompt_specs
+from fcil_adapters.toolkit.gaussians.gaussian import gaussian_specs
+from fcil_adapters.toolkit.gaussians.reports import (
+    gaussian_dims,
+    gaussian_largest,
+    gaussian_statistics,
+    report_faults,
+)
+from fcil_adapters.toolkit.heads.rows import head_specs, row_specs
+from fcil_adapters.toolkit.prompts.manifest import TRAINED_KINDS, prompt_specs
 
 
 def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -52,7 +59,7 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
         ),
         at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
     )
-    return (Exchange("train", upload, check=partial(check_upload, hparams)),)
+    return (Exchange("train", upload, check=partial(report_faults, hparams)),)
 
 
 def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -63,42 +70,32 @@ def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, Paylo
     """
     check_blocks("hgp", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
-    head = (*head_specs("s"), count_spec("classes", "s"), count_spec("seen", "s"))
     return {
-        "current": PayloadSchema(head, meta),
+        "current": PayloadSchema(row_specs("s"), meta),
         "task": PayloadSchema(prompt_specs(pool_names(hparams.pools), "m"), meta),
     }
 
 
 def dims(hparams: HgpHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return d, prompts m and their length L, classes c and s, and the Gaussians' bounds."""
-    c, d = len(task.classes), backbone.dim
-    rows = hparams.cov_rank if hparams.cov == "lowrank" else max_factor_rows(d)
     return {
-        "d": d,
+        "d": backbone.dim,
         "m": hparams.prompts,
         "L": hparams.length,
-        "c": c,
+        "c": len(task.classes),
         "s": len(task.seen),
-        "factor_rows": c * min(rows, d),
-        "triangle": triangle_size(d),
+        **gaussian_dims(hparams, backbone, task),
     }
 
 
 def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: the Gaussians of the classes."""
-    covariance = tuple(spec.name for spec in gaussian_specs(hparams.cov)[1:])
-    return (
-        Statistic("class means", ("gauss.mean",)),
-        Statistic("class covariances", covariance),
-    )
+    return gaussian_statistics(hparams)
 
 
 def largest(h: HgpHparams, _backbone: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
     """Return that a full covariance is a triangle or a factor, which is never the larger."""
-    if h.cov != "full":
-        return Largest()
-    return Largest({"rows": 0, "tall": len(task.classes)})
+    return gaussian_largest(h, task)
 
 
 def _half(name: str) -> str:

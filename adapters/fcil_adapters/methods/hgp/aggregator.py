@@ -24,8 +24,8 @@ from fcil_adapters.toolkit.gaussians.store import (
     sent_entries,
 )
 from fcil_adapters.toolkit.heads.distances import draw_linear
+from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.prompts.initial import draw_pool
-from fcil_adapters.toolkit.prompts.parts import HEAD
 
 _POOLS, _HEAD = 1, 2  # purposes of the random streams
 

@@ -14,11 +14,9 @@ from fcil_adapters.contract import Array, Context, ImageSet, Payload, Progress, 
 from fcil_adapters.methods.hgp.local_model import LocalModel
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
-from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_numpy
-from fcil_adapters.toolkit.gaussians.gaussian import pack_gaussians
-from fcil_adapters.toolkit.gaussians.noised import describe_with
-from fcil_adapters.toolkit.training.optimise import Batch, class_counts, optimise
+from fcil_adapters.toolkit.gaussians.reports import report_gaussians
+from fcil_adapters.toolkit.training.optimise import Batch, optimise
 from fcil_adapters.toolkit.training.prefetch import plain_batches
 
 
@@ -72,18 +70,7 @@ def _backward(model: LocalModel, batch: Batch) -> None:
 
 def _facts(ctx: Context, model: LocalModel, data: ImageSet) -> dict[str, Array]:
     """Return image counts, and Gaussians of the model as it is now on plain images."""
-    h = model.h
-    rows = class_positions(data.labels, ctx.task.classes)  # (N,)
-    counts = class_counts(data, ctx.task.classes)  # (c,)
-    features = _plain_features(ctx, model, data)  # (N, d)
-    owned = np.flatnonzero(counts >= h.min_count_upload)
-    gaussians = [describe_with(ctx.privacy, features[rows == c], h.cov, h.cov_rank) for c in owned]
-    return {
-        **pack_gaussians(gaussians, features.shape[1], h.cov),
-        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
-    }
+    return report_gaussians(ctx, model.h, _plain_features(ctx, model, data), data)
 
 
 def _plain_features(ctx: Context, model: LocalModel, data: ImageSet) -> NDArray[np.float32]:

@@ -35,15 +35,15 @@ class LocalModel:
         """Lay out a broadcast; the head's rows are those of the task's classes."""
         h: HgpHparams = ctx.hparams
         backbone = with_pixels(ctx.backbone, h.pixels)
-        rows = class_positions(np.asarray(ctx.task.classes), known.classes.tolist())
+        rows = class_positions(np.asarray(ctx.task.classes), known.head.classes.tolist())
         return cls(
             h=h,
             backbone=backbone,
             view=PromptedView(backbone, h.blocks),
             pools=Pools.of(h, known.prompts, backbone.device),
             queries=Queries(backbone, data, h.query, ctx.micro_batch or h.batch_size),
-            weight=nn.Parameter(to_torch(known.weight[rows], backbone.device)),
-            bias=nn.Parameter(to_torch(known.bias[rows], backbone.device)),
+            weight=nn.Parameter(to_torch(known.head.weight[rows], backbone.device)),
+            bias=nn.Parameter(to_torch(known.head.bias[rows], backbone.device)),
         )
 
     @property

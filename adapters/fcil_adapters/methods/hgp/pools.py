@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.toolkit.prompts.parts import F32
+from fcil_adapters.toolkit.heads.rows import F32
 from fcil_adapters.toolkit.prompts.pools import TaskPrompts
 from fcil_adapters.toolkit.prompts.prefix import select
 

@@ -25,7 +25,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.methods.icarl.parts import MEANS
-from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.class_reports import count_faults, count_spec, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.lora.manifest import broadcast_schemas, lora_method, train_exchange
 
@@ -43,9 +43,7 @@ def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
             _means("owned"),
             count_spec("owned", "owned"),
             count_spec("images", "owned"),
-            count_spec("classes", "c"),
-            count_spec("count", "c"),
-            count_spec("n", 1),
+            *tally_specs(),
         ),
         at_most=(("owned", "seen"),),
     )

@@ -23,6 +23,7 @@ from fcil_adapters.contract import (
     with_exemplars,
 )
 from fcil_adapters.methods.icarl.options import IcarlHparams
+from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.numerics.scores import unit_rows
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
@@ -119,7 +120,5 @@ def _told(
         "means": np.array(means, dtype=np.float32).reshape(len(means), d),
         "owned": np.array(owned, dtype=np.int64),
         "images": np.array(behind, dtype=np.int64),
-        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
+        **tally(ctx.task.classes, counts),
     }

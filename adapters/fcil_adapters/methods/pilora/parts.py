@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Payload
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
+from fcil_adapters.numerics.task_parts import CURRENT, find_part, of_all_tasks
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_adapters.toolkit.prototypes.rows import PrototypeRows
 
@@ -40,9 +40,7 @@ def read_parts(broadcast: Mapping[str, Payload]) -> tuple[TaskPart, ...]:
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    current = find_part(broadcast, CURRENT)
-    tasks = [find_part(broadcast, task_part(t)) for t in range(current_task(current) + 1)]
-    return tuple(TaskPart.of(part) for part in tasks)
+    return tuple(TaskPart.of(part) for part in of_all_tasks(broadcast))
 
 
 def future_rows(broadcast: Mapping[str, Payload], d: int) -> F32:

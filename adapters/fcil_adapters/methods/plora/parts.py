@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Payload
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
+from fcil_adapters.numerics.task_parts import find_part, of_all_tasks
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_adapters.toolkit.prototypes.rows import PrototypeRows
 
@@ -50,9 +50,8 @@ def read_parts(broadcast: Mapping[str, Payload], *, with_teacher: bool) -> Recei
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    current = find_part(broadcast, CURRENT)
-    task = current_task(current)
-    tasks = [find_part(broadcast, task_part(t)) for t in range(task + 1)]
+    tasks = of_all_tasks(broadcast)
+    task = len(tasks) - 1
     with_lora = sorted(t for t in range(task + 1) if lora_part(t) in broadcast)
     earlier = [t for t in with_lora if t < task]
     lora = find_part(broadcast, lora_part(with_lora[-1] if with_lora else task))

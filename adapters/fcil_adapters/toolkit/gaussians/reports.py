@@ -14,7 +14,7 @@ from fcil_adapters.contract import BackboneInfo, Context, Exchange, ImageSet, Ta
 from fcil_adapters.contract.privacy import Statistic
 from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.numerics.class_means import class_positions
-from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.class_reports import count_faults, tally, tally_specs
 from fcil_adapters.toolkit.gaussians.gaussian import (
     Described,
     gaussian_faults,
@@ -36,9 +36,8 @@ def gaussian_exchange(h: Described, kind: str, rows: str = "rows") -> Exchange:
         kind: of the exchange.
         rows: symbol of the factors' rows, where the method has another use for ``rows``.
     """
-    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
     upload = PayloadSchema(
-        (*gaussian_specs(h.cov, rows), *counts),
+        (*gaussian_specs(h.cov, rows), *tally_specs()),
         at_most=(("owned", "c"), (rows, "factor_rows"), ("tall", "c")),
     )
     return Exchange(kind, upload, rounds=1, check=partial(report_faults, h))
@@ -89,7 +88,5 @@ def report_gaussians(
     gaussians = [describe_with(ctx.privacy, features[rows == c], h.cov, h.cov_rank) for c in owned]
     return {
         **pack_gaussians(gaussians, features.shape[1], h.cov),
-        "classes": np.asarray(classes, dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
+        **tally(classes, counts),
     }

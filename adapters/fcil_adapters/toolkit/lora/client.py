@@ -24,6 +24,7 @@ from torch.nn import functional
 from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.contract import Context, ImageSet
 from fcil_adapters.contract.exemplars import Joined
+from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.heads.rows import F32, HeadRows
 from fcil_adapters.toolkit.lora.layer import trained_params
@@ -196,11 +197,7 @@ def train_round(
     of past classes; they are trained on with the others, and not counted.
     """
     counts = class_counts(data, ctx.task.classes)
-    sent: dict[str, Array] = {
-        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
-    }
+    sent = tally(ctx.task.classes, counts)
     if not bench.h.single_column(ctx.task):
         images = data if beside is None else Joined(data, beside)
         train(ctx, bench, images, loss=loss, penalty=penalty)

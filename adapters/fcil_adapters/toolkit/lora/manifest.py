@@ -18,7 +18,7 @@ from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.contract.averaging import AveragingRule, every_rule, mean_only
 from fcil_adapters.contract.privacy import Statistic
 from fcil_adapters.contract.traffic import Cadence, Economy, Largest
-from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
 from fcil_adapters.toolkit.heads.rows import F32, HeadRows, head_specs, row_specs
 from fcil_adapters.toolkit.lora.options import LoraHparams
@@ -94,9 +94,7 @@ def train_exchange(
         *lora_specs(trained_names(h), backbone),
         *head_specs("rows"),
         TensorSpec("mean", Kind.PROTOTYPE, (1, "d"), optional=True, exact=True),
-        count_spec("classes", "c"),
-        count_spec("count", "c"),
-        count_spec("n", 1),
+        *tally_specs(),
         *more,
     )
     schema = PayloadSchema(upload, meta, at_most=at_most)

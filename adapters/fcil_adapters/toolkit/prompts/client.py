@@ -19,9 +19,10 @@ from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, ImageSet
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.heads.scorer import Scorer
 from fcil_adapters.toolkit.prompts.options import ComponentHparams, PoolHparams, PromptHparams
-from fcil_adapters.toolkit.prompts.parts import F32, HEAD, PromptModel
+from fcil_adapters.toolkit.prompts.parts import PromptModel
 from fcil_adapters.toolkit.prompts.pools import (
     Prompted,
     TaskPrompts,
@@ -65,10 +66,10 @@ class PromptSetup:
         start: PromptModel,
     ) -> PromptSetup:
         """Prepare a round; the trained head rows are those of the task's classes."""
-        rows = class_positions(np.asarray(ctx.task.classes), start.classes.tolist())
+        rows = class_positions(np.asarray(ctx.task.classes), start.head.classes.tolist())
         weight, bias = (
             nn.Parameter(to_torch(array[rows], backbone.device))
-            for array in (start.weight, start.bias)
+            for array in (start.head.weight, start.head.bias)
         )
         return cls(ctx.hparams, backbone, features, prompts, weight, bias)
 
@@ -224,12 +225,12 @@ def component_features(
 
 def scorer(ctx: Context, backbone: Backbone, features: Features, model: PromptModel) -> Scorer:
     """Return the classifier; candidates are the classes that any client had."""
-    rows: F32 = model.weight[model.seen]
-    weight = to_torch(rows, backbone.device)  # (C, d)
-    bias = to_torch(model.bias[model.seen], backbone.device)  # (C,)
+    rows = model.head.chosen(model.head.seen)
+    weight = to_torch(rows.weight, backbone.device)  # (C, d)
+    bias = to_torch(rows.bias, backbone.device)  # (C,)
 
     def score(pixels: Tensor) -> Tensor:
         queries = query_features(backbone, pixels)
         return functional.linear(features(pixels, queries), weight, bias)
 
-    return Scorer(tuple(model.classes[model.seen].tolist()), score, ctx.micro_batch)
+    return Scorer(tuple(rows.classes.tolist()), score, ctx.micro_batch)

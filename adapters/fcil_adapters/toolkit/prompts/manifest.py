@@ -21,7 +21,8 @@ from fcil_adapters.contract import (
     TensorSpec,
     every_rule,
 )
-from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.class_reports import count_faults, tally_specs
+from fcil_adapters.toolkit.heads.rows import head_specs, row_specs
 from fcil_adapters.toolkit.prompts.options import PoolHparams
 from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, pool_names
 
@@ -58,30 +59,17 @@ def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def head_specs(rows: str) -> tuple[TensorSpec, ...]:
-    """Return the specs of a linear head's rows."""
-    return (
-        TensorSpec("head.weight", Kind.HEAD, (rows, "d")),
-        TensorSpec("head.bias", Kind.HEAD, (rows,)),
-    )
-
-
 def train_exchange(names: Iterable[str], rows: str) -> tuple[Exchange, ...]:
     """Return the only exchange of a task: prompts, the task's head rows, image counts."""
-    facts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
-    schema = PayloadSchema((*prompt_specs(names, rows), *head_specs("c"), *facts))
+    schema = PayloadSchema((*prompt_specs(names, rows), *head_specs("c"), *tally_specs()))
     return (Exchange("train", schema, check=count_faults),)
 
 
 def head_schemas() -> dict[str, PayloadSchema]:
     """Return the schemas of `parts.head_parts`."""
-
-    def rows(symbol: str) -> tuple[TensorSpec, ...]:
-        return (*head_specs(symbol), count_spec("classes", symbol), count_spec("seen", symbol))
-
     return {
-        "current": PayloadSchema(rows("c"), _TASK),
-        "task": PayloadSchema(rows("rows"), _TASK, (("rows", "past"),)),
+        "current": PayloadSchema(row_specs("c"), _TASK),
+        "task": PayloadSchema(row_specs("rows"), _TASK, (("rows", "past"),)),
     }
 
 

@@ -9,25 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fcil_adapters.contract import Part, State
+from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.numerics.task_parts import (
     CURRENT,
     current_task,
-    find_part,
+    finished_and_current,
+    of_all_tasks,
     of_task,
     tagged,
     task_part,
 )
+from fcil_adapters.toolkit.heads.rows import F32, HEAD_TENSORS, I64, HeadRows
 from fcil_protocol.payloads.payload import Array, Payload
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
-
-HEAD = ("head.weight", "head.bias")
-ROWS = (*HEAD, "classes", "seen")  # tensors about the classes of one task
 POOLS = "pools"  # the part with prompts of all tasks, which the opening of a task leaves unchanged
 PROMPTS = "prompts"  # kind of the parts with the prompts of one task
 
@@ -50,17 +45,11 @@ class PromptModel:
     Attributes:
         prompts: sets of prompts and keys, by name; the last one is trained. One for methods that
             have one for all tasks, else one per task, the current one last.
-        weight: (C, d), head rows of all classes up to the current task, in order of tasks.
-        bias: (C,).
-        classes: (C,) global ids.
-        seen: (C,), True if any client ever had an image of the class.
+        head: the rows of all C classes up to the current task, in order of tasks.
     """
 
     prompts: tuple[Mapping[str, F32], ...]
-    weight: F32
-    bias: F32
-    classes: I64
-    seen: NDArray[np.bool_]
+    head: HeadRows
 
 
 def prompts_of(payload: Payload) -> dict[str, F32]:
@@ -74,19 +63,11 @@ def read_parts(broadcast: Mapping[str, Payload]) -> PromptModel:
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    now = find_part(broadcast, CURRENT)
-    t = current_task(now)
-    rows = [*(find_part(broadcast, task_part(s)) for s in range(t)), now]
-    if POOLS in broadcast:
-        sets = [broadcast[POOLS]]
-    else:
-        sets = [find_part(broadcast, f"{PROMPTS}/{s}") for s in range(t + 1)]
+    rows = finished_and_current(broadcast)
+    sets = [broadcast[POOLS]] if POOLS in broadcast else of_all_tasks(broadcast, PROMPTS)
     return PromptModel(
         prompts=tuple(prompts_of(part) for part in sets),
-        weight=np.concatenate([part.f32("head.weight") for part in rows]),
-        bias=np.concatenate([part.f32("head.bias") for part in rows]),
-        classes=np.concatenate([part.i64("classes") for part in rows]),
-        seen=np.concatenate([part.i64("seen") for part in rows]).astype(bool),
+        head=HeadRows.joined([HeadRows.of(part.tensors) for part in rows]),
     )
 
 
@@ -97,7 +78,7 @@ def head_parts(state: State) -> tuple[Part, ...]:
     parts = []
     for s in range(t + 1):
         rows = task_of == s
-        tensors = {name: state.tensors[name][rows] for name in ROWS}
+        tensors = {name: state.tensors[name][rows] for name in HEAD_TENSORS}
         parts.append(Part(CURRENT if s == t else task_part(s), tagged(tensors, s)))
     return tuple(parts)
 
@@ -118,9 +99,4 @@ def prompt_parts(state: State, names: Iterable[str]) -> tuple[Part, ...]:
 
 def upload(trained: Mapping[str, Array], classes: Iterable[int], counts: I64) -> Payload:
     """Return a client's upload: its trained tensors, and its images of each class (c,)."""
-    facts: dict[str, Array] = {
-        "classes": np.asarray(tuple(classes), dtype=np.int64),
-        "count": counts,
-        "n": counts.sum(dtype=np.int64).reshape(1),
-    }
-    return Payload({**trained, **facts})
+    return Payload({**trained, **tally(classes, counts)})

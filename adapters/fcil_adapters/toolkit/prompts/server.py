@@ -16,9 +16,10 @@ from fcil_adapters.numerics.averaging import average
 from fcil_adapters.numerics.client_weights import sample_weights
 from fcil_adapters.numerics.task_parts import current_task, tagged, with_task
 from fcil_adapters.toolkit.heads.distances import draw_linear, mean_row
+from fcil_adapters.toolkit.heads.rows import F32, HEAD
 from fcil_adapters.toolkit.prompts.initial import draw_pool
 from fcil_adapters.toolkit.prompts.options import ComponentHparams, PromptHparams
-from fcil_adapters.toolkit.prompts.parts import F32, HEAD, component_names
+from fcil_adapters.toolkit.prompts.parts import component_names
 from fcil_protocol.payloads.payload import Array
 from fcil_protocol.payloads.schema import Kind
 
