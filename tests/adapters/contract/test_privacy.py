@@ -16,7 +16,7 @@ from fcil_adapters.contract.privacy import OFF, Privacy, system_normal
 from fcil_adapters.contract.privacy_terms import check_privacy, describe_terms, unprotected
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names, schema_digest
 from fcil_adapters.toolkit.gaussians.gaussian import Gaussian, describe, factor_rows
-from fcil_adapters.toolkit.gaussians.noised import describe_with
+from fcil_adapters.toolkit.gaussians.reports import describe_with
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages.messages import NO_PRIVACY, PrivacyTerms
 from fcil_protocol.payloads.schema import Kind

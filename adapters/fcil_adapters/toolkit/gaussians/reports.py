@@ -1,29 +1,38 @@
 """Clients' reports on a task's classes as Gaussians: schema, payload, checks (torch-free).
 
 A class leaves a client only if it has enough images there (`Described.min_count_upload`).
+
+With noise, a class's mean is released first. Its covariance is then made of the residuals from that
+noised mean, which is public: residuals are shorter than features, so less is clipped and no large
+mean is squared into the noise.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import BackboneInfo, Context, Exchange, ImageSet, TaskInfo
-from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.privacy import F64, Privacy, Statistic
 from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.class_reports import count_faults, tally, tally_specs
 from fcil_adapters.toolkit.gaussians.gaussian import (
+    Covariance,
     Described,
+    Gaussian,
+    describe,
+    factor_rows,
     gaussian_faults,
     gaussian_specs,
+    is_triangle,
     max_factor_rows,
     pack_gaussians,
     triangle_size,
 )
-from fcil_adapters.toolkit.gaussians.noised import describe_with
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import PayloadSchema
 
@@ -90,3 +99,40 @@ def report_gaussians(
         **pack_gaussians(gaussians, features.shape[1], h.cov),
         **tally(classes, counts),
     }
+
+
+def describe_with(
+    privacy: Privacy, features: NDArray[Any], covariance: Covariance, rank: int
+) -> Gaussian:
+    """Summarise the features of one class, with noise if it is on.
+
+    Args:
+        privacy: the round's.
+        features: (n, d), n >= 1, of the broadcast's model if the noise is on.
+        covariance: as `gaussian.describe` has it; all forms are made of the noised scatter alone,
+            so they reveal no more than it does.
+        rank: q of ``lowrank``.
+    """
+    if not privacy.on:
+        return describe(features, covariance, rank)
+    x = privacy.clipped(features)
+    n, d = x.shape
+    mean = privacy.released_sums(x.sum(axis=0)[None], np.array([n]))[0] / n  # (d,)
+    if n == 1:
+        return Gaussian(1, mean, np.zeros((0, d)), np.zeros(d))
+    scatter = privacy.released_scatter(x - mean, diagonal=covariance == "diag") / (n - 1)
+    if covariance == "diag":
+        return Gaussian(n, mean, np.zeros((0, d)), np.maximum(scatter, 0))
+    rows = d if is_triangle(n, d, covariance) else factor_rows(n, d, covariance, rank)
+    factor = _leading(scatter, rows)
+    rest = np.diag(scatter) - np.square(factor).sum(axis=0)
+    kept = np.zeros(d) if covariance == "full" else np.maximum(rest, 0)
+    return Gaussian(n, mean, factor, kept)
+
+
+def _leading(symmetric: F64, rows: int) -> F64:
+    """Return F (rows, d): F^T F has the largest eigenvalues, negative ones set to zero."""
+    values, vectors = np.linalg.eigh(symmetric)  # ascending
+    lengths = np.sqrt(np.maximum(values[::-1][:rows], 0))
+    factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :rows].T
+    return factor
