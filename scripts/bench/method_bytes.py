@@ -25,11 +25,12 @@ import numpy as np
 from PIL import Image
 from processes import children, peak_mb
 
+from fcil_protocol.formats import format_bytes
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.charts.history import frozen
-from fcil_server.reports.results.run_data import Bytes, RoundView, RunData, collect, format_bytes
+from fcil_server.reports.results.run_data import Bytes, RoundView, RunData, collect
 from fcil_server.reports.sections.claims import accounts
 
 BACKBONE = "vit_base_patch16_224"

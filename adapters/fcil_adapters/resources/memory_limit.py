@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.process.sizes import show_size
+from fcil_protocol.formats import show_size
 
 LEAST_ROOM = 32_000_000  # below it not even a small backbone's weights fit
 TORCH_ROOM = 110_000_000  # below it, with torch, a first step of training does not fit

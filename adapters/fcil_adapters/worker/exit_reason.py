@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fcil_protocol.errors import OutOfMemory, WorkerDied, WorkerError, WorkerStalled
-from fcil_protocol.process.sizes import show_size
+from fcil_protocol.formats import show_size
 
 # Last messages of native code that ends the process when it is refused memory.
 _NO_MEMORY = (

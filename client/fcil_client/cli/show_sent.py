@@ -6,13 +6,12 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fcil_adapters.contract import exemplars
 from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY
-from fcil_protocol.process.tables import console, show_table, table
+from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import printable
 
 
@@ -49,10 +48,7 @@ def show_dry_run(row: dict[str, Any]) -> None:
 def _show_announcement(out: Console, said: dict[str, Any]) -> None:
     about = "" if said["exact"] else " (which images are kept for tests is drawn when it joins)"
     out.print(f"\nThe classes, announced when it connects and when the folder changes{about}:")
-    shown = table("class", "train", "test", right=("train", "test"), wraps=("class",))
-    for one in said["classes"]:
-        shown.add_row(printable(one["name"]), f"{one['train']:,}", f"{one['test']:,}")
-    show_table(out, shown)
+    show_table(out, said["classes"], _CLASSES)
     out.print(f"{len(said['classes'])} names, {_sizes(said)}")
     for fault in said["refused"]:
         out.print(f"refused by this client: {fault}", style="bold red")
@@ -68,10 +64,12 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
     if not task["exchanges"]:
         out.print("nothing leaves")
         return
-    shown = table("exchange", "tensor", "kind", "shape", "dtype", "bytes", right=("bytes",))
-    for exchange in task["exchanges"]:
-        _add_exchange(shown, exchange)
-    show_table(out, shown)
+    tensors = [
+        {**tensor, "exchange": "" if i else exchange["kind"]}
+        for exchange in task["exchanges"]
+        for i, tensor in enumerate(exchange["tensors"])
+    ]
+    show_table(out, tensors, _TENSORS)
     for exchange in task["exchanges"]:
         rounds = exchange["rounds"]
         times = "as many rounds as the server is set to, each"
@@ -81,18 +79,19 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
         out.print(f"{exchange['kind']}, {times}: {_sizes(exchange)}{fields}")
 
 
-def _add_exchange(shown: Table, exchange: dict[str, Any]) -> None:
-    name = exchange["kind"]
-    for tensor in exchange["tensors"]:
-        shown.add_row(
-            name,
-            f"{tensor['name']}{' (optional)' if tensor['optional'] else ''}",
-            tensor["kind"],
-            " x ".join(str(size) for size in tensor["shape"]),
-            tensor["dtype"],
-            _number(tensor["bytes"], at_most=tensor["at_most"]),
-        )
-        name = ""
+_CLASSES = (
+    Column("class", lambda one: one["name"], wraps=True),
+    Column("train", lambda one: f"{one['train']:,}", right=True),
+    Column("test", lambda one: f"{one['test']:,}", right=True),
+)
+_TENSORS = (
+    Column("exchange"),
+    Column("tensor", lambda one: f"{one['name']}{' (optional)' if one['optional'] else ''}"),
+    Column("kind"),
+    Column("shape", lambda one: " x ".join(str(size) for size in one["shape"])),
+    Column("dtype"),
+    Column("bytes", lambda one: _number(one["bytes"], at_most=one["at_most"]), right=True),
+)
 
 
 def _sizes(row: dict[str, Any]) -> str:
@@ -121,21 +120,11 @@ def show_journal(journals: list[dict[str, Any]]) -> None:
         if not rows:
             out.print("nothing has left")
             continue
-        columns = ("sealed (UTC)", "what", "holds", "bytes", "sealed", "then")
-        shown = table(*columns, right=("bytes", "sealed"), wraps=("holds",))
-        for row in rows:
-            shown.add_row(*_cells(row))
-        show_table(out, shown)
+        show_table(out, rows, _ENVELOPES)
         sent = [row for row in rows if row["sent_at"]]
         total = sum(row["sealed_bytes"] or 0 for row in sent)
         out.print(f"{len(sent)} of {len(rows)} left, {total:,} bytes sealed")
         out.print(f"kept in {', '.join(journal['files'])}", style="dim")
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    at = (row["sealed_at"] or "")[5:19].replace("T", " ")
-    sizes = (row["tensor_bytes"], row["sealed_bytes"])
-    return at, _what(row), _holds(row), *("" if n is None else f"{n:,}" for n in sizes), _then(row)
 
 
 def _what(row: dict[str, Any]) -> str:
@@ -164,3 +153,17 @@ def _then(row: dict[str, Any]) -> str:
     answer = f", {row['answer']}" if row["answer"] else ""
     code = f" ({printable(row['code'])})" if row["code"] else ""
     return f"sent{times}{answer}{code}"
+
+
+def _count(size: int | None) -> str:
+    return "" if size is None else f"{size:,}"
+
+
+_ENVELOPES = (
+    Column("sealed (UTC)", lambda row: (row["sealed_at"] or "")[5:19].replace("T", " ")),
+    Column("what", _what),
+    Column("holds", _holds, wraps=True),
+    Column("bytes", lambda row: _count(row["tensor_bytes"]), right=True),
+    Column("sealed", lambda row: _count(row["sealed_bytes"]), right=True),
+    Column("then", _then),
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fcil_adapters.resources import machine
 from fcil_protocol.errors import UsageError
-from fcil_protocol.process.sizes import read_size, show_size
+from fcil_protocol.formats import read_size, show_size
 
 NICE = 10  # other programs get about ten times as much of a busy processor
 IMAGES_BYTES = 2_000_000_000  # of decoded images, if the memory allows it

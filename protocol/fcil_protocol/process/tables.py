@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from typing import Literal
+from fcil_protocol.process.terminal import printable
 
 _NO_WIDTH = 10_000  # columns: wider than any row
 
@@ -28,24 +28,57 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=width)
 
 
-def table(*titles: str, right: Collection[str] = (), wraps: Collection[str] = ()) -> Table:
-    """Return an empty table without lines.
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        cell: returns the cell of a row; None is an empty one. Default: the row's value of the
+            title.
+        right: aligned right.
+        wraps: may take several lines on a narrow terminal; the others, such as names to give to
+            other commands, stay in one piece.
+        style: of its text.
+    """
+
+    title: str
+    cell: Callable[[Any], object] | None = None
+    right: bool = False
+    wraps: bool = False
+    style: str = ""
+
+    def text(self, row: Any) -> str:
+        """Return the cell of a row, without control characters."""
+        value = row[self.title] if self.cell is None else self.cell(row)
+        return "" if value is None else printable(str(value))
+
+
+def table(rows: Iterable[Any], columns: Sequence[Column], **look: Any) -> Table:
+    """Return a table of rows, without lines.
 
     Args:
-        titles: column titles.
-        right: titles of right-aligned columns.
-        wraps: titles of columns that may take several lines on a narrow terminal; the others, such
-            as names to give to other commands, stay in one piece.
+        rows: anything that the columns make cells of.
+        columns: from left to right.
+        look: of a table with a title or lines, as `rich.table.Table` takes it. Such a table is cut
+            at the edge of a narrow terminal.
     """
-    made = Table(box=None, pad_edge=False)
-    for title in titles:
-        side: Literal["left", "right"] = "right" if title in right else "left"
-        made.add_column(title, justify=side, no_wrap=title not in wraps, overflow="fold")
+    made = Table(**(look or {"box": None, "pad_edge": False}))
+    for column in columns:
+        made.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
+            overflow="ellipsis" if look else "fold",
+            style=column.style,
+        )
+    for row in rows:
+        made.add_row(*(column.text(row) for column in columns))
     return made
 
 
-def show_table(out: Console, shown: Table) -> None:
+def show_table(out: Console, rows: Iterable[Any], columns: Sequence[Column]) -> None:
     """Print a table; lines that do not fit continue beyond the edge of the terminal."""
+    shown = table(rows, columns)
     wide = out.options.update(width=_NO_WIDTH)
     for column in shown.columns:
         if column.no_wrap:

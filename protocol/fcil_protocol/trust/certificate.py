@@ -10,13 +10,13 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fcil_protocol.errors import TrustError, WrongClock, WrongFederation
+from fcil_protocol.formats import day
 from fcil_protocol.ids import FederationId
 from fcil_protocol.trust.canonical import Fields, pack_map
 from fcil_protocol.trust.key_file import SECRET_BYTES, load_secrets, must_match, save_secrets
@@ -160,8 +160,8 @@ class Certificate:
         verify_signature(self.root, _CERTIFICATE, self.body, self.signature)
         if not self.not_before <= now <= self.not_after:
             raise WrongClock(
-                f"the server's certificate is valid from {_day(self.not_before)} to "
-                f"{_day(self.not_after)}, and this clock says {_day(now)}.",
+                f"the server's certificate is valid from {day(self.not_before)} to "
+                f"{day(self.not_after)}, and this clock says {day(now)}.",
                 action="Set the clock; if it is right, the server needs a new certificate.",
             )
         return self.keys
@@ -178,7 +178,3 @@ class Certificate:
                 f"{known.serial} is known here.",
                 action="Its keys were replaced since: a copy of the old ones is in use somewhere.",
             )
-
-
-def _day(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(min(seconds, 2**37), UTC):%Y-%m-%d}"

@@ -76,7 +76,7 @@ def export(
 
 def show_exported(file: Path, info: ExportInfo) -> None:
     """Print what was written."""
-    from fcil_server.reports.results.run_data import format_bytes
+    from fcil_protocol.formats import format_bytes
 
     checked, allowed = info.checked, info.tolerance
     least = f" (at least {allowed.agreement:.0%})" if allowed.agreement else ""

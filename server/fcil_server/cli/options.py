@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fcil_protocol.process.sizes import read_size
+from fcil_protocol.formats import read_size
 
 DEFAULT_DIRECTORY = Path("federation")
 DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcil_protocol.process.tables import console, show_table, table
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.tables import Column, console, show_table
 
 
 def show_classes(rows: list[dict[str, Any]]) -> None:
@@ -14,16 +13,7 @@ def show_classes(rows: list[dict[str, Any]]) -> None:
     if not rows:
         out.print("no class name yet")
         return
-    shown = table("id", "class", "task", "also called", "first brought by", wraps=("also called",))
-    for row in rows:
-        shown.add_row(
-            "" if row["id"] is None else str(row["id"]),
-            printable(row["name"]),
-            _where(row),
-            printable(", ".join(row["aliases"])),
-            printable(row["first_seen_by"]),
-        )
-    show_table(out, shown)
+    show_table(out, rows, _COLUMNS)
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -33,3 +23,12 @@ def _where(row: dict[str, Any]) -> str:
     if row["planned_task"] is not None:
         return f"planned for {row['planned_task']}{hidden}"
     return f"waits{hidden}" if row["admitted"] else f"to be admitted{hidden}"
+
+
+_COLUMNS = (
+    Column("id"),
+    Column("class", lambda row: row["name"]),
+    Column("task", _where),
+    Column("also called", lambda row: ", ".join(row["aliases"]), wraps=True),
+    Column("first brought by", lambda row: row["first_seen_by"]),
+)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fcil_adapters.contract import Hparams, Method
 from fcil_adapters.contract.traffic import Cadence
-from fcil_protocol.process.tables import console, show_table, table
-from fcil_server.reports.results.run_data import format_bytes
+from fcil_protocol.formats import format_bytes
+from fcil_protocol.process.tables import Column, console, show_table
 from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import Traffic, predict
 
@@ -102,13 +101,7 @@ def _traffic_fields(traffic: Traffic) -> dict[str, Any]:
 def show_methods(rows: list[dict[str, Any]]) -> None:
     """Print one line per method, and the papers."""
     out = console()
-    numbers = ("up a round", "down a round")
-    shown = table("method", "kinds", *numbers, right=numbers, wraps=("kinds",))
-    for row in rows:
-        each = row["traffic"]["round"]
-        kinds = ", ".join({**each["up"]["kinds"], **each["down"]["kinds"]})
-        shown.add_row(row["name"], kinds, _short(each["up"]), _short(each["down"]))
-    show_table(out, shown)
+    show_table(out, rows, _METHODS)
     out.print()
     for row in rows:
         out.print(f"{row['name']}: {row['title']}. {row['citation']}", style="dim")
@@ -147,7 +140,7 @@ def show_method(row: dict[str, Any]) -> None:
     for name, preset in row["presets"].items():
         chosen = ", ".join(f"{option} = {value}" for option, value in preset.items())
         out.print(f"preset {name}: {chosen}")
-    show_table(out, _options_table(row["options"]))
+    show_table(out, row["options"].items(), _OPTIONS)
 
 
 def _show_budget(out: Console, row: dict[str, Any]) -> None:
@@ -158,32 +151,27 @@ def _show_budget(out: Console, row: dict[str, Any]) -> None:
 
 
 def _show_traffic(out: Console, traffic: dict[str, Any]) -> None:
-    shown = table("", "when", "bytes", "of which", right=("bytes",), wraps=("when", "of which"))
-    for up in traffic["up"]:
-        times = f"{up['rounds']} round{'s' if up['rounds'] != 1 else ''} a task"
-        shown.add_row(f"up    {up['exchange']}", times, _exact(up), _kinds(up))
-    for down in traffic["down"]:
-        shown.add_row(f"down  {down['part']}", _when(down), _exact(down), _kinds(down))
-    show_table(out, shown)
+    show_table(out, [*traffic["up"], *traffic["down"]], _TRAFFIC)
     task = traffic["task"]
     out.print(f"the whole task: {_exact(task['up'])} up, {_exact(task['down'])} down")
 
 
-def _when(down: dict[str, Any]) -> str:
-    if down["cadence"] != Cadence.BASE:
-        return _WHEN[Cadence(down["cadence"])]
-    every = down["every"]
+def _what(sent: dict[str, Any]) -> str:
+    return f"up    {sent['exchange']}" if "exchange" in sent else f"down  {sent['part']}"
+
+
+def _when(sent: dict[str, Any]) -> str:
+    if "exchange" in sent:
+        return f"{sent['rounds']} round{'s' if sent['rounds'] != 1 else ''} a task"
+    if sent["cadence"] != Cadence.BASE:
+        return _WHEN[Cadence(sent["cadence"])]
+    every = sent["every"]
     return "each round" if every == 1 else f"every {every} rounds, in place of the log"
 
 
-def _options_table(options: dict[str, Any]) -> Table:
-    shown = table("option", "default", "meaning", wraps=("default", "meaning"))
-    for name, option in options.items():
-        default = str(option["default"])
-        if option["value"] != option["default"]:
-            default = f"{default} (here {option['value']})"
-        shown.add_row(name, default, option["help"])
-    return shown
+def _default(option: dict[str, Any]) -> str:
+    default, value = option["default"], option["value"]
+    return str(default) if value == default else f"{default} (here {value})"
 
 
 def _exact(size: dict[str, Any]) -> str:
@@ -196,3 +184,27 @@ def _short(size: dict[str, Any]) -> str:
 
 def _kinds(size: dict[str, Any]) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in size["kinds"].items())
+
+
+def _all_kinds(row: dict[str, Any]) -> str:
+    each = row["traffic"]["round"]
+    return ", ".join({**each["up"]["kinds"], **each["down"]["kinds"]})
+
+
+_METHODS = (
+    Column("method", lambda row: row["name"]),
+    Column("kinds", _all_kinds, wraps=True),
+    Column("up a round", lambda row: _short(row["traffic"]["round"]["up"]), right=True),
+    Column("down a round", lambda row: _short(row["traffic"]["round"]["down"]), right=True),
+)
+_TRAFFIC = (
+    Column("", _what),
+    Column("when", _when, wraps=True),
+    Column("bytes", _exact, right=True),
+    Column("of which", _kinds, wraps=True),
+)
+_OPTIONS = (
+    Column("option", lambda named: named[0]),
+    Column("default", lambda named: _default(named[1]), wraps=True),
+    Column("meaning", lambda named: named[1]["help"], wraps=True),
+)

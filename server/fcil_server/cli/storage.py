@@ -70,8 +70,8 @@ def backup(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.errors import UsageError
+        from fcil_protocol.formats import format_bytes
         from fcil_server.federation.directory import find_directory
-        from fcil_server.reports.results.run_data import format_bytes
         from fcil_server.storage.backup import audit_backup
         from fcil_server.storage.backup import backup as write
 

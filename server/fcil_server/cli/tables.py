@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import csv
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from fcil_adapters.contract.privacy_terms import describe_terms
+from fcil_protocol.formats import NOTHING, ago, duration, format_bytes, percent, points
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_protocol.process.tables import console, show_table, table
+from fcil_protocol.process.tables import Column, console, show_table, table
 from fcil_protocol.process.terminal import Format, count_of, emit, printable
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.labels import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison, run_directory
-from fcil_server.reports.results.format import NOTHING, duration, percent, points
-from fcil_server.reports.results.run_data import Bytes, RunData, collect, format_bytes, sum_bytes
+from fcil_server.reports.results.run_data import Bytes, RunData, collect, sum_bytes
 from fcil_server.reports.results.run_paths import HEAD
 
 if TYPE_CHECKING:
@@ -48,57 +48,72 @@ def _matrix_table(data: RunData) -> list[RenderableType]:
     if m is None:
         return []
     few = m.tasks <= _WIDE_TASKS
-    table = Table(
+
+    def accuracy(t: int, i: int) -> str:
+        return "" if i > t else _number(m.matrix[t][i], 1 if few else 0)
+
+    columns = [
+        Column("after", "task {}".format),
+        *(
+            Column(f"task {i}" if few else str(i), partial(accuracy, i=i), right=True)
+            for i in range(m.tasks)
+        ),
+        Column("mean", lambda t: _number(m.task_mean[t], 1), right=True, style="bold"),
+    ]
+    made = table(
+        range(m.tasks),
+        columns,
         title="Accuracy [%] on the classes of each task",
         title_justify="left",
         box=box.HEAVY_HEAD if few else None,
         padding=(0, 1) if few else (0, 1, 0, 0),
     )
-    table.add_column("after", no_wrap=True)
-    for i in range(m.tasks):
-        table.add_column(f"task {i}" if few else str(i), justify="right", no_wrap=True)
-    table.add_column("mean", justify="right", style="bold", no_wrap=True)
-    for t, row in enumerate(m.matrix):
-        cells = [NOTHING if v is None else f"{v:.{1 if few else 0}f}" for v in row]
-        mean = m.task_mean[t]
-        last = NOTHING if mean is None else f"{mean:.1f}"
-        table.add_row(f"task {t}", *cells, *[""] * (m.tasks - 1 - t), last)
-    return [table]
+    return [made]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def _headline_table(data: RunData) -> RenderableType:
     faa, aia, lost = data.headline
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-    table.add_row("FAA", percent(faa), "accuracy after the last task")
-    table.add_row("AIA", percent(aia), "mean accuracy over all tasks")
-    table.add_row("forgetting", points(lost), "from each task's best accuracy to its last")
-    tasks = count_of(len(data.tasks), "task")
     time = duration(data.seconds()["total_s"])
-    table.add_row("time", time, f"{count_of(len(data.rounds), 'round')}, {tasks}")
-    return table
+    counts = f"{count_of(len(data.rounds), 'round')}, {count_of(len(data.tasks), 'task')}"
+    rows = (
+        ("FAA", percent(faa), "accuracy after the last task"),
+        ("AIA", percent(aia), "mean accuracy over all tasks"),
+        ("forgetting", points(lost), "from each task's best accuracy to its last"),
+        ("time", time, counts),
+    )
+    columns = (
+        Column("", itemgetter(0), style="bold"),
+        Column("", itemgetter(1), right=True),
+        Column("", itemgetter(2), wraps=True),
+    )
+    return table(rows, columns, show_header=False, box=None, padding=(0, 2, 0, 0))
 
 
 def _bytes_table(data: RunData) -> RenderableType:
-    table = Table(title="Bytes, all clients", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("task", "round"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("counted", justify="right", no_wrap=True)
-    for way in ("up", "down"):
-        table.add_column(f"{way}: tensors", justify="right")
-        table.add_column(f"{way}: wire", justify="right", style="bold")
-    for task, name, counted, up, down in _byte_rows(data):
-        sizes = [format_bytes(n) for b in (up, down) for n in (b.tensor, b.wire)]
-        table.add_row(str(task), name, counted, *sizes)
-    table.add_section()
+    look = {"title": "Bytes, all clients", "title_justify": "left", "box": box.SIMPLE_HEAD}
+    shown = table(_byte_rows(data), _BYTES, **look)
+    shown.add_section()
     totals = [data.bytes_of(d) for d in Direction]
-    table.add_row("run", "", "", *(format_bytes(n) for b in totals for n in (b.tensor, b.wire)))
+    shown.add_row("run", "", "", *(format_bytes(n) for b in totals for n in (b.tensor, b.wire)))
     if any(b.wire_kernel for b in totals):
         kernel = [format_bytes(b.wire_kernel) for b in totals]
-        table.add_row("", "kernel", "", "", kernel[0], "", kernel[1])
-    return table
+        shown.add_row("", "kernel", "", "", kernel[0], "", kernel[1])
+    return shown
+
+
+_BYTES = (
+    Column("task", itemgetter(0)),
+    Column("round", itemgetter(1)),
+    Column("counted", itemgetter(2), right=True),
+    Column("up: tensors", lambda row: format_bytes(row[3].tensor), right=True, wraps=True),
+    Column("up: wire", lambda row: format_bytes(row[3].wire), right=True, wraps=True, style="bold"),
+    Column("down: tensors", lambda row: format_bytes(row[4].tensor), right=True, wraps=True),
+    Column("down: wire", lambda row: format_bytes(row[4].wire), True, True, "bold"),
+)
 
 
 def _byte_rows(data: RunData) -> Iterator[tuple[int, str, str, Bytes, Bytes]]:
@@ -171,26 +186,19 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
     if not clients:
         out.print("clients     none yet; join with: fcil-client join --data FOLDER")
         return
-    titles = ("client", "state", "images", "classes", "this round", "last seen", "device")
-    shown = table(*titles, wraps=("device",))
     gone = Counter(row["state"] for row in clients if row["state"] in GONE)
     clients = [row for row in clients if row["state"] not in GONE]
-    for row in clients:
-        progress = row.get("progress")
-        doing = answers.get(row["id"], "")
-        if doing == "none" and progress:
-            doing = progress_of(*progress) + ", paused" * row["paused"]
-        shown.add_row(
-            printable(row["name"]),
-            row["state"],
-            _or_blank(row.get("images")),
-            _or_blank(row.get("classes")),
-            "asked" if doing == "none" else doing,
-            ago(row.get("last_seen")),
-            printable(short_device(row.get("device") or "")),
-        )
+    columns = (
+        Column("client", lambda row: row["name"]),
+        Column("state"),
+        Column("images", lambda row: row.get("images")),
+        Column("classes", lambda row: row.get("classes")),
+        Column("this round", lambda row: _this_round(row, answers.get(row["id"], ""))),
+        Column("last seen", lambda row: ago(row.get("last_seen"))),
+        Column("device", lambda row: short_device(row.get("device") or ""), wraps=True),
+    )
     if clients:
-        show_table(out, shown)
+        show_table(out, clients, columns)
     if gone:
         told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
         out.print(f"no more     {told}: fcil-server clients")
@@ -207,42 +215,20 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
             out.print(printable(f"{text} its next round"))
 
 
-def _or_blank(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def ago(moment: float | None) -> str:
-    """Return how long ago a moment was, for people."""
-    if moment is None:
-        return "never"
-    seconds = max(0, int(time.time() - moment))
-    if seconds < 120:
-        return f"{seconds} s ago"
-    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
+def _this_round(row: dict[str, Any], answer: str) -> str:
+    if answer != "none":
+        return answer
+    progress = row.get("progress")
+    return progress_of(*progress) + ", paused" * row["paused"] if progress else "asked"
 
 
 def show_rounds(rows: list[dict[str, Any]]) -> None:
     """Print rounds as a table."""
-    numbers = ("asked", "counted", "seconds", "wire up", "wire down")
-    shown = table("seq", "task", "kind", "round", "outcome", *numbers, right=numbers)
-    for row in rows:
-        shown.add_row(
-            str(row["seq"]),
-            str(row["task"]),
-            row["kind"],
-            str(row["round"]),
-            row["outcome"],
-            str(row["asked"]),
-            str(row["counted"]),
-            f"{row['seconds']:.1f}",
-            format_bytes(row["wire_up"]),
-            format_bytes(row["wire_down"]),
-        )
     out = console()
     if not rows:
         out.print("no round yet")
         return
-    show_table(out, shown)
+    show_table(out, rows, _ROUNDS)
     for row in rows:
         for one in row["excluded"]:
             text = f"round {row['seq']} left out {one['name'] or one['client']}: {one['reason']}"
@@ -252,6 +238,16 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
     counted = {row["wire_source"] for row in rows}
     how = "as the kernel counted it" if counted == {"kernel"} else "by the exact formula"
     out.print(f"wire: TCP payload of all clients, {how}", style="dim")
+
+
+_ROUNDS = (
+    *map(Column, ("seq", "task", "kind", "round", "outcome")),
+    Column("asked", right=True),
+    Column("counted", right=True),
+    Column("seconds", lambda row: f"{row['seconds']:.1f}", right=True),
+    Column("wire up", lambda row: format_bytes(row["wire_up"]), right=True),
+    Column("wire down", lambda row: format_bytes(row["wire_down"]), right=True),
+)
 
 
 def _remarks(row: dict[str, Any]) -> list[str]:
@@ -276,11 +272,9 @@ def rounds_csv(rows: list[dict[str, Any]]) -> None:
 
 def show_comparison(runs: comparison.Named, folder: Path) -> None:
     """Print the headline numbers of several runs, and the path of the page."""
-    shown = table(*HEAD, right=HEAD[2:])
-    for line in comparison.rows(runs):
-        shown.add_row(*map(printable, line))
+    columns = [Column(title, itemgetter(i), right=i > 1) for i, title in enumerate(HEAD)]
     out = console()
-    show_table(out, shown)
+    show_table(out, comparison.rows(runs), columns)
     out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)
 
 

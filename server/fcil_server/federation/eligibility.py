@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fcil_protocol.errors import (
     BadTicket,
     MembershipExpired,
@@ -13,6 +11,7 @@ from fcil_protocol.errors import (
     TrustError,
     UnknownClient,
 )
+from fcil_protocol.formats import minute
 from fcil_server.ledger.rows import ClientRow, TicketRow
 
 REVOKED = "revoked by the operator"  # if no other reason was given
@@ -42,18 +41,18 @@ def check_ticket(ticket: TicketRow, now: float) -> None:
     """
     if ticket.client is not None:
         raise TicketUsed(
-            f"this ticket was used on {day(ticket.used_at)} by another device.",
+            f"this ticket was used on {minute(ticket.used_at)} by another device.",
             action=TicketUsed.default_action(),
         )
     if ticket.withdrawn_at is not None:
         raise BadTicket(
-            f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
+            f"this ticket was withdrawn on {minute(ticket.withdrawn_at)}; a newer one was issued.",
             action=BadTicket.default_action(),
         )
     if now >= ticket.expires_at:
         raise TicketExpired(
-            f"this ticket expired on {day(ticket.expires_at)} by the server's clock, which says "
-            f"{day(now)}.",
+            f"this ticket expired on {minute(ticket.expires_at)} by the server's clock, which says "
+            f"{minute(now)}.",
             action=TicketExpired.default_action(),
         )
 
@@ -63,15 +62,10 @@ def refusal(row: ClientRow | None, now: float) -> TrustError:
     if row is None:
         return UnknownClient("this key is not enrolled here.")
     if row.revoked_at is not None:
-        since, why = day(row.revoked_at), row.revoked_why or REVOKED
+        since, why = minute(row.revoked_at), row.revoked_why or REVOKED
         return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
     assert row.not_after is not None, f"{row.client_id} may join at {now}"
     return MembershipExpired(
-        f"client {row.name!r} was enrolled until {day(row.not_after)}, and the server's clock says "
-        f"{day(now)}."
+        f"client {row.name!r} was enrolled until {minute(row.not_after)}, and the server's clock "
+        f"says {minute(now)}."
     )
-
-
-def day(seconds: float | None) -> str:
-    """Return a moment as readable text, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fcil_protocol.formats import NOTHING
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.spec import STYLES
-from fcil_server.reports.results.format import NOTHING, folded, table
 from fcil_server.reports.sections import static_page
 from fcil_server.reports.sections.accuracy import look_of
+from fcil_server.reports.sections.static_page import table
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _html(block: Block) -> str:
         case Table(head, rows, text, wide):
             return table(head, rows, text=text, wide=wide)
         case Matrix(title, rows):
-            return folded(title, _heat(rows))
+            return _folded(title, _heat(rows))
         case Curves(title, lines):
             return curves(title, lines)
 
@@ -152,3 +153,8 @@ def curves(title: str, lines: Sequence[tuple[str, Sequence[float | None]]]) -> s
     """Draw accuracies in percent over tasks, a line each, up to the number of styles."""
     styled = [(name, style, values) for style, (name, values) in zip(STYLES, lines, strict=False)]
     return str(charts.still(charts.over_tasks("curves", title, styled)))
+
+
+def _folded(title: str, content: str) -> str:
+    """Fold a piece of HTML away under its title."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"

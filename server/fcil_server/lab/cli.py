@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.errors import EXIT_RUN_FAILED, ConfigError
+from fcil_protocol.formats import duration
 from fcil_protocol.ids import digest_of
 from fcil_protocol.process.terminal import errors, run_app
 from fcil_server.lab import data, report
@@ -18,7 +19,6 @@ from fcil_server.lab.experiment import load
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.progress import Show, TimeBudget, plan_words
 from fcil_server.lab.results import PLAN
-from fcil_server.reports.results.format import duration
 
 PROGRAM = "scripts/reproduce"
 

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from fcil_protocol.formats import NOTHING, duration
 from fcil_server.lab.plan import Cell
-from fcil_server.reports.results.format import NOTHING, duration
 
 _OVERDUE = 0.1  # an overdue cell: share of its time so far that it may still take
 

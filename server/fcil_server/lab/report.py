@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fcil_protocol.formats import NOTHING, duration, format_bytes
 from fcil_protocol.storage.atomic_files import write_atomic
 from fcil_server.lab.blocks import (
     Block,
@@ -23,8 +24,6 @@ from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
 from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge
 from fcil_server.reports.charts.spec import STYLES
-from fcil_server.reports.results.format import NOTHING, duration
-from fcil_server.reports.results.run_data import format_bytes
 
 FILES = ("report.md", "report.html", "cells.csv")
 

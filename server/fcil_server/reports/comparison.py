@@ -16,11 +16,11 @@ from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts import history as snapshot
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.format import table
 from fcil_server.reports.results.run_data import collect
 from fcil_server.reports.results.run_paths import HEAD, row, where
 from fcil_server.reports.sections import static_page
 from fcil_server.reports.sections.accuracy import cost_by_task
+from fcil_server.reports.sections.static_page import table
 
 Named = Sequence[tuple[str, History]]
 

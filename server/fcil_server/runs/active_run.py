@@ -25,6 +25,7 @@ from fcil_protocol.errors import (
     RunFailed,
     StorageError,
 )
+from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, new_run_id
 from fcil_server.aggregation.aggregation import Aggregation, threads_of
 from fcil_server.aggregation.publisher import Publisher
@@ -36,7 +37,6 @@ from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
 from fcil_server.reports import run_directory
-from fcil_server.reports.results.run_data import format_bytes
 from fcil_server.reports.sinks import registry as doors
 from fcil_server.reports.sinks.process import Sinks
 from fcil_server.reports.sinks.registry import Chosen

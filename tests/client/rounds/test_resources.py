@@ -12,8 +12,8 @@ from fcil_client.rounds.resources import LEAST_BYTES, read_bound, resources
 from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import UsageError
+from fcil_protocol.formats import show_size
 from fcil_protocol.ids import ClientId
-from fcil_protocol.process.sizes import show_size
 from fcil_protocol.trust.keys import PrivateKeys
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from operator import itemgetter
 
 import pytest
 from rich.console import Console
 
-from fcil_protocol.process.tables import console, show_table, table
+from fcil_protocol.process.tables import Column, console, show_table
 
 NAME = "laboratory-machine:camera-of-the-third-floor-north-7"
 WHY = "a refusal that takes rather many words to say what was expected and what was got"
@@ -15,9 +16,9 @@ WHY = "a refusal that takes rather many words to say what was expected and what 
 
 def printed(width: int, *row: str, wraps: tuple[str, ...] = ("why",)) -> str:
     out = io.StringIO()
-    made = table("client", "state", "why", wraps=wraps)
-    made.add_row(*row)
-    show_table(Console(file=out, width=width, soft_wrap=True, markup=False), made)
+    titles = ("client", "state", "why")
+    columns = [Column(title, itemgetter(i), wraps=title in wraps) for i, title in enumerate(titles)]
+    show_table(Console(file=out, width=width, soft_wrap=True, markup=False), [row], columns)
     return out.getvalue()
 
 
@@ -43,9 +44,8 @@ def test_in_a_pipe_each_row_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    made = table("client", "why", wraps=("why",))
-    made.add_row(NAME, WHY * 9)
-    show_table(console(), made)
+    row = {"client": NAME, "why": WHY * 9}
+    show_table(console(), [row], (Column("client"), Column("why", wraps=True)))
     assert [line.strip() for line in capsys.readouterr().out.splitlines()][1:] == [
         f"{NAME}  {WHY * 9}"
     ]

@@ -20,6 +20,7 @@ from rich.console import Console
 import sample_run
 from byte_counts import add_bytes
 from fcil_protocol.errors import DiskFull, UsageError
+from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import RunId
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_server.aggregation.store import StateStore
@@ -28,7 +29,7 @@ from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports import plots, run_directory
 from fcil_server.reports.charts.svg import scale
-from fcil_server.reports.results.run_data import Bytes, collect, format_bytes
+from fcil_server.reports.results.run_data import Bytes, collect
 from fcil_server.reports.sections import static_page
 from markup import Page
 from sample_run import ALICE, BOB, GONE, RUN, digest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from fcil_client.doctor.checks.facts import ClientFacts, MemberFacts, Skip, TicketFacts
 from fcil_client.doctor.checks.findings import Finding, failure, of_error, ok, skipped, warning
 from fcil_client.doctor.checks.register import of_clients, of_facts
@@ -16,6 +14,7 @@ from fcil_protocol.errors import (
     UnknownClient,
     WrongClock,
 )
+from fcil_protocol.formats import day, minute
 from fcil_protocol.process.terminal import printable
 
 _DAY_S = 86400
@@ -81,9 +80,9 @@ def certificate(facts: MemberFacts) -> Finding:
     if isinstance(facts.valid, FcilError):
         return of_error(facts.valid)
     from_s, to_s = facts.valid
-    text = f"valid from {_day(from_s)} to {_day(to_s)}"
+    text = f"valid from {day(from_s)} to {day(to_s)}"
     if not from_s <= facts.now_s <= to_s:
-        text = f"{text}, and this machine's clock says {_day(facts.now_s)}"
+        text = f"{text}, and this machine's clock says {day(facts.now_s)}"
         remedy = "Set the clock; if it is right, the server needs a new one: rotate-keys there."
         return failure(text, remedy, WrongClock)
     if to_s - facts.now_s < SOON_S:
@@ -94,10 +93,6 @@ def certificate(facts: MemberFacts) -> Finding:
     return ok(text)
 
 
-def _day(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(min(seconds, 2**37), UTC):%Y-%m-%d}"
-
-
 @of_facts(lambda facts: facts.ticket)("membership.ticket", "the ticket given with --ticket")
 def ticket(facts: TicketFacts) -> Finding:
     ticket = facts.ticket
@@ -105,7 +100,7 @@ def ticket(facts: TicketFacts) -> Finding:
         return skipped("no ticket was given")
     if isinstance(ticket, FcilError):
         return of_error(ticket)
-    until = f"good until {datetime.fromtimestamp(ticket.expires, UTC):%Y-%m-%d %H:%M} UTC"
+    until = f"good until {minute(ticket.expires)}"
     text = f"for federation {ticket.federation[:12]} at {', '.join(ticket.addresses)}"
     if ticket.relay:
         remedy = "Use it with: fcil-server relay --ticket FILE; for a client ask for another one."

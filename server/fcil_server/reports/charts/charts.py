@@ -13,6 +13,7 @@ from itertools import groupby
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from fcil_protocol.formats import format_bytes
 from fcil_server.ledger.enums import Direction
 from fcil_server.reports.charts.drawing import draw
 from fcil_server.reports.charts.history import RoundLine
@@ -29,7 +30,7 @@ from fcil_server.reports.charts.spec import (
     written,
 )
 from fcil_server.reports.results.metrics import Metrics
-from fcil_server.reports.results.run_data import CAUSES, REST, format_bytes
+from fcil_server.reports.results.run_data import CAUSES, REST
 
 MAX_BARS = 200  # groups of bars; more are indistinguishable, and are summed
 _CAUSE_STYLES = "bacdef"  # of `CAUSES` and `REST`

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from fcil_protocol.formats import format_bytes
 from fcil_server.reports.charts.spec import Chart, Series, Unit, written
 from fcil_server.reports.charts.svg import (
     HEIGHT,
@@ -26,7 +27,6 @@ from fcil_server.reports.charts.svg import (
     x_labels,
     y_of,
 )
-from fcil_server.reports.results.run_data import format_bytes
 
 _TOOLTIPS = 120  # places on the axis up to which each has a tooltip
 _WIDEST = 28.0  # user units of a bar

@@ -14,9 +14,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fcil_protocol.formats import NOTHING, duration, format_bytes, percent, points
 from fcil_server.reports.charts import assets
-from fcil_server.reports.results.format import NOTHING, duration, percent, points
-from fcil_server.reports.results.run_data import format_bytes
 
 
 def template(name: str, **context: Any) -> Markup:

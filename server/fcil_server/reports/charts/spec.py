@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fcil_server.reports.results.format import NOTHING
-from fcil_server.reports.results.run_data import format_bytes
+from fcil_protocol.formats import NOTHING, format_bytes
 
 Unit = Literal["%", "B", "s", ""]
 Number = float | int | None

@@ -237,16 +237,6 @@ CAUSES = {
 REST = "heartbeats and the rest"
 
 
-def format_bytes(count: float) -> str:
-    """Format a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5 or unit == "GB":
-            break
-        count /= 1000
-    digits = 0 if unit == "B" or abs(count) >= 99.95 else 1 if abs(count) >= 9.995 else 2
-    return f"{count:,.{digits}f} {unit}"
-
-
 def _round_view(ledger: Ledger, row: RoundRow, mine: Sequence[ByteCount]) -> RoundView:
     updates = ledger.updates.of_round(row.key)
     return RoundView(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fcil_protocol.errors import UsageError
+from fcil_protocol.formats import format_bytes
 from fcil_server.ledger.ledger import LEDGER_NAME
-from fcil_server.reports.results.run_data import Bytes, format_bytes
+from fcil_server.reports.results.run_data import Bytes
 
 HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down")
 

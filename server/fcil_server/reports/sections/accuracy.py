@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fcil_protocol.formats import NOTHING, percent, points
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.format import NOTHING, percent, points
 from fcil_server.reports.results.metrics import FORGETTING, Metrics
 from fcil_server.reports.sections.params import Params, cut
 

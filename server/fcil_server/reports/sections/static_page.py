@@ -11,6 +11,8 @@ import base64
 import functools
 import hashlib
 import importlib.metadata
+from collections.abc import Iterable, Sequence
+from html import escape
 
 from markupsafe import Markup
 
@@ -45,6 +47,28 @@ def plain(title: str, body: str) -> str:
     policy = f"default-src 'none'; style-src {_hash(css)}"
     inside = Markup(body)  # noqa: S704 - escaped by who wrote it
     return f"{template('plain.html', title=title, csp=policy, css=css, body=inside)}\n"
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: int = 1,
+    wide: Sequence[int] = (),
+) -> str:
+    """Make a table; the first ``text`` columns and those in ``wide`` are aligned left."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        left = [' class="text"' if i < text or i in wide else "" for i in range(len(cells))]
+        inside = "".join(
+            f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, left, strict=True)
+        )
+        return f"<tr>{inside}</tr>"
+
+    lines = "".join(line(row, "td") for row in rows)
+    if not lines:
+        return "<p>None yet.</p>"
+    return f'<div class="scroll"><table>{line(head, "th")}{lines}</table></div>'
 
 
 @functools.cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fcil_protocol.formats import NOTHING, format_bytes
 from fcil_server.ledger.enums import Cause, Direction
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.format import NOTHING
-from fcil_server.reports.results.run_data import Bytes, format_bytes
+from fcil_server.reports.results.run_data import Bytes
 from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
 from fcil_server.reports.sections.params import Params
 

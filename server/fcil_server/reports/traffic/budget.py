@@ -20,11 +20,11 @@ from fcil_adapters.contract.traffic import Economy
 from fcil_protocol.envelopes.header import chunk_bytes_for, sealed_size
 from fcil_protocol.envelopes.window import MAX_SPAN_BYTES
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.formats import format_bytes
 from fcil_server.federation.config import Config
 from fcil_server.federation.sections import MethodSection
 from fcil_server.ledger.enums import Cause, CountSource
 from fcil_server.ledger.rows import ByteCount
-from fcil_server.reports.results.run_data import format_bytes
 from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
 from fcil_server.reports.traffic.sizes import Size

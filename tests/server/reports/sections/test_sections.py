@@ -12,12 +12,12 @@ import pytest
 import page_kit
 import sample_run
 from fcil_protocol.errors import UsageError
+from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClassRow, Event, TaskRow
 from fcil_server.reports.charts.history import History, RunName
-from fcil_server.reports.results.run_data import format_bytes
 from fcil_server.reports.run_directory import summary
 from fcil_server.reports.sections.accuracy import forgotten
 from fcil_server.reports.sections.params import Params
