@@ -9,10 +9,9 @@ import sys
 import pytest
 
 from fcil_protocol.process import control_socket
-from fcil_server.daemon.status import round_rows
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Answer, Outcome, RunStatus, UpdateStatus
-from fcil_server.reports.results.run_data import collect
+from fcil_server.reports.results.run_data import collect, round_rows
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes

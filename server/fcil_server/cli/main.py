@@ -214,9 +214,9 @@ def rounds(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.tables import rounds_csv, show_rounds
-        from fcil_server.daemon.status import round_rows
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.reports.results.run_data import round_rows
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
             row = ledger.runs.named(run)

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import FcilError, UsageError
+from fcil_protocol.messages.messages import NONCE_BYTES
 from fcil_protocol.trust.keys import PublicKeys
-from fcil_server.daemon.gauges import gauges
+from fcil_server.daemon.live import gauges
 from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
-from fcil_server.daemon.preview import preview_terms
 from fcil_server.daemon.status import status
 from fcil_server.federation.operator_text import check_lasts
 from fcil_server.federation.roster import Roster, check_name, ever_named
@@ -18,11 +18,19 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.erase import ServedRun, erase, tidy
+from fcil_server.sessions import handshake
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerActions, ServerContext
-    from fcil_server.daemon.live import LiveStatus
+    from fcil_server.daemon.live import LiveReports
     from fcil_server.daemon.sessions import ClientSessions
+    from fcil_server.runs.active_run import OpenRun
+
+# Fields of a Welcome that do not belong to a session.
+_TERMS = {
+    "protocol", "run", "method", "method_version", "method_package", "hparams", "schema_digest",
+    "backbone", "needs_backbone", "max_payload_bytes", "credit", "privacy", "half",
+}  # fmt: skip
 
 
 class Commands:
@@ -32,7 +40,7 @@ class Commands:
         context: the server.
         actions: operations on the server as a whole.
         sessions: of clients, some of which a command ends.
-        live: reports the round under way.
+        live: reports to the dashboard.
     """
 
     def __init__(
@@ -40,7 +48,7 @@ class Commands:
         context: ServerContext,
         actions: ServerActions,
         sessions: ClientSessions,
-        live: LiveStatus,
+        live: LiveReports,
     ) -> None:
         self._context = context
         self._actions = actions
@@ -241,4 +249,33 @@ def issue_ticket(
         "expires": ticket.expires,
         "addresses": list(ticket.addresses),
         "fingerprint": roster.federation.keys.public.fingerprint,
+    }
+
+
+def preview_terms(run: OpenRun) -> dict[str, Any]:
+    """Return the terms of the run, its rounds, and the class names of its tasks.
+
+    The caller is the operator; clients of other users learn only names that they hold.
+
+    Returns:
+        ``terms`` (fields of a Welcome), ``rounds_per_task``, ``evaluate``, ``tasks`` (a list of
+        ``classes`` and ``closed``), and ``waiting``: names for the next task, None if tasks are
+        listed.
+    """
+    run_context = run.coordinator.context
+    told = handshake.welcome(run.terms, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
+    rows = run_context.ledger.classes.all(run_context.run)
+    opened = run_context.ledger.tasks.all(run_context.run)
+    listed = run_context.classes.listed_tasks()
+    tasks = []
+    for number in range(max(listed, len(opened))):
+        names = [c.name for c in rows if (c.planned_task if listed else c.task) == number]
+        closed = number < len(opened) and opened[number].closed_at is not None
+        tasks.append({"classes": names, "closed": closed})
+    return {
+        "terms": told.model_dump(include=_TERMS),
+        "rounds_per_task": run_context.config.round.rounds_per_task,
+        "evaluate": run_context.config.run.evaluate,
+        "tasks": tasks,
+        "waiting": None if listed else [c.name for c in run_context.classes.pending()],
     }

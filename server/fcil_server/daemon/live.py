@@ -1,28 +1,130 @@
-"""A running server's answer to its dashboard: the round under way, its clients, current bytes.
+"""The server's state at one moment, from memory alone: for commands, monitoring, the dashboard.
 
-One process asks once a second, however many dashboards are open. The answer comes from memory; only
-names of absent clients are looked up, at most `MAX_SHOWN` of them.
+One process asks for the dashboards once a second, however many are open. Only names of absent
+clients are looked up, at most `MAX_SHOWN` of them.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from fcil_protocol.ids import ClientId, RoundKey
-from fcil_server.daemon.context import ServerContext
-from fcil_server.daemon.gauges import gauges
-from fcil_server.event_loop import Yielder
+from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_server.event_loop import Lag, Yielder
 from fcil_server.ledger.enums import Answer
-from fcil_server.sessions.peers import Peer
-from fcil_server.sessions.uploads import Accepted
+
+if TYPE_CHECKING:
+    from fcil_server.daemon.context import ServerContext
+    from fcil_server.sessions.peers import Peer
+    from fcil_server.sessions.uploads import Accepted
 
 MAX_SHOWN = 60  # clients of the round that are listed one by one
+MAX_TOLD_APART = 1000  # clients whose presence a poller may ask for by id
 _RANKS = 5
+_NOW = ("phase", "mode", "waiting_for", "task", "kind", "round", "rounds", "remaining_s")
+_NOT_FOR_POLLERS = ("rounds", "answers", "lag")
+
+
+@dataclass(frozen=True)
+class LiveStatus:
+    """The server's state at one moment; field names are those of the answers of commands.
+
+    Attributes:
+        started_at: unix seconds.
+        waiting_for: what the run waits for, one phrase; empty while busy.
+        task, kind, round, rounds: the step under way; None before the first one.
+        remaining_s: until the deadline of the round under way.
+        answers: of the clients that this round has asked; ``asked`` is their number, ``answered``
+            that of the updates.
+        connected, ready: clients with a session; those that may be asked.
+        lag: of the event loop.
+    """
+
+    pid: int
+    started_at: float
+    run: RunId
+    phase: str
+    mode: str
+    waiting_for: str
+    task: int | None
+    kind: str | None
+    round: int | None
+    rounds: int | None
+    remaining_s: float | None
+    answers: Mapping[ClientId, Answer]
+    asked: int
+    answered: int
+    connected: int
+    ready: int
+    worker_pid: int | None
+    worker_starts: int
+    worker_deaths: int
+    lag: Lag
+
+    @classmethod
+    def of(cls, context: ServerContext) -> Self:
+        """Return a server's state."""
+        coordinator = context.run.coordinator
+        progress, step = coordinator.progress, coordinator.progress.step
+        answers = dict(progress.round.answers) if progress.round is not None else {}
+        worker = coordinator.context.aggregation.worker
+        return cls(
+            pid=os.getpid(),
+            started_at=context.started_at,
+            run=coordinator.context.run,
+            phase=progress.phase,
+            mode=progress.mode.value,
+            waiting_for=progress.waiting_for,
+            task=progress.task.index if progress.task else None,
+            kind=step.kind if step else None,
+            round=step.round if step else None,
+            rounds=step.rounds if step else None,
+            remaining_s=coordinator.remaining_s,
+            answers=answers,
+            asked=len(answers),
+            answered=sum(a is Answer.UPDATED for a in answers.values()),
+            connected=len(context.peers),
+            ready=len(context.peers.announced()),
+            worker_pid=worker.pid,
+            worker_starts=worker.starts,
+            worker_deaths=worker.deaths,
+            lag=context.lag.lag,
+        )
+
+    def now(self) -> dict[str, Any]:
+        """Return the run's progress."""
+        return {name: getattr(self, name) for name in _NOW}
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return its numbers and words, for pollers."""
+        names = (spec.name for spec in fields(self) if spec.name not in _NOT_FOR_POLLERS)
+        return {**{name: getattr(self, name) for name in names}, **self.lag.to_fields()}
+
+    def line(self) -> str:
+        """Return one line about the server's work, for its supervisor."""
+        line = self.phase
+        if self.task is not None and self.kind is not None:
+            line = f"task {self.task}, {self.kind} {self.round}, {self.phase}"
+        waiting = f"; waits for {self.waiting_for}" if self.waiting_for else ""
+        return f"{line}; {self.ready} clients ready{waiting}"
+
+
+def gauges(context: ServerContext, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the server's current state for frequent pollers.
+
+    Args:
+        context: the server.
+        asked: ``clients``: ids of clients to report as present or not (`MAX_TOLD_APART`).
+    """
+    wanted = asked.get("clients")
+    ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
+    here = {str(i): context.peers.by_client(ClientId(str(i))) is not None for i in ids}
+    return {**LiveStatus.of(context).to_fields(), "here": here}
 
 
 @dataclass(frozen=True)
@@ -38,8 +140,8 @@ class UploadProgress:
     expected: int | None = None
 
 
-class LiveStatus:
-    """Reports the round under way.
+class LiveReports:
+    """Reports the server's state and the round under way to the dashboard.
 
     An opened update leaves the assembly of its chunks, so its size is remembered here.
     """
@@ -57,37 +159,32 @@ class LiveStatus:
         """Note that an update is complete and valid."""
         self._opened[accepted.client] = accepted.sealed_bytes
 
-    async def report(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def report(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's current state.
 
         Args:
-            fields: ``peers``: True: also describe each connected client.
+            asked: ``peers``: True: also describe each connected client.
         """
         context, yielder = self._context, Yielder()
-        told = gauges(context, {})
-        del told["here"]
-        told |= {
+        live = LiveStatus.of(context)
+        told = live.to_fields() | {
             "now": time.time(),
             "notes_last": context.journal.last,
-            "round": await self._round(yielder),
+            "round": await self._round(live, yielder),
         }
-        if fields.get("peers") is True:
-            told["peers"] = await self._peers(yielder)
+        if asked.get("peers") is True:
+            told["peers"] = await self._peers(live.answers, yielder)
             told["relays"] = context.link.relays()
         return told
 
     # --- the round under way ------------------------------------------------------------------
 
-    async def _round(self, yielder: Yielder) -> dict[str, Any] | None:
-        coordinator = self._context.run.coordinator
-        progress = coordinator.progress
-        if progress.task is None or progress.step is None or progress.round is None:
+    async def _round(self, live: LiveStatus, yielder: Yielder) -> dict[str, Any] | None:
+        progress = self._context.run.coordinator.progress
+        key, machine, answers = progress.key(live.run), progress.round, live.answers
+        if key is None or machine is None:
             return None
-        machine, rules = progress.round, progress.round.rules
-        answers = dict(machine.answers)
-        key = RoundKey(
-            coordinator.context.run, progress.task.index, progress.step.kind, progress.step.round
-        )
+        rules, opened_at = machine.rules, progress.opened_at
         uploads: dict[ClientId, UploadProgress] = {}
         ranks: list[list[ClientId]] = [[] for _ in range(_RANKS)]
         for client, answer in answers.items():
@@ -98,20 +195,13 @@ class LiveStatus:
         expected = [u.expected for u in uploads.values() if u.expected is not None]
         shown = list(islice(chain.from_iterable(ranks), MAX_SHOWN))
         return {
-            "kind": key.kind,
-            "task": key.task,
-            "round": key.round,
-            "rounds": progress.step.rounds,
-            "phase": progress.phase,
-            "mode": progress.mode.value,
-            "waiting_for": progress.waiting_for,
-            "opened_at": progress.opened_at,
-            "remaining_s": coordinator.remaining_s,
+            **live.now(),
+            "opened_at": opened_at,
             "deadline_s": rules.deadline_s,
             "quorum": max(rules.quorum or rules.min_clients, rules.min_updates),
             "take": rules.take,
-            "asked": len(answers),
-            "answered": counts[Answer.UPDATED],
+            "asked": live.asked,
+            "answered": live.answered,
             "declined": counts[Answer.DECLINED],
             "lost": counts[Answer.LOST],
             "offered": len(expected),
@@ -157,9 +247,8 @@ class LiveStatus:
 
     # --- all clients ----------------------------------------------------------------------------
 
-    async def _peers(self, yielder: Yielder) -> dict[str, Any]:
-        peers, progress = self._context.peers, self._context.run.coordinator.progress
-        answers = progress.round.answers if progress.round is not None else {}
+    async def _peers(self, answers: Mapping[ClientId, Answer], yielder: Yielder) -> dict[str, Any]:
+        peers = self._context.peers
         found: dict[str, Any] = {}
         for peer in list(peers):
             # A client's answer makes its last progress report void.
@@ -184,10 +273,9 @@ _AWAY = {
 
 
 def _peer(peer: Peer, why: str, *, at_work: bool) -> dict[str, Any]:
-    state = "resting" if peer.resting else "ready" if peer.announced else "preparing"
     return {
         "name": peer.name,
-        "state": state,
+        "state": peer.state,
         "progress": peer.progress if at_work else None,
         "paused": peer.paused,
         "images": sum(peer.train.values()) if peer.train is not None else None,

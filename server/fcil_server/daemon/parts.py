@@ -12,7 +12,7 @@ from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
-from fcil_server.daemon.live import LiveStatus
+from fcil_server.daemon.live import LiveReports
 from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Lag, LagMeter
 from fcil_server.sessions.conduct import ANNOUNCED
@@ -29,7 +29,7 @@ class ServerParts:
     sessions: ClientSessions
     cut_offs: CutOffs
     dispatch: Dispatch
-    live: LiveStatus
+    live: LiveReports
     flusher: LedgerFlusher
 
 

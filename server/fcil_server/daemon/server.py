@@ -25,10 +25,9 @@ from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
 from fcil_server.daemon.journal import Journal, JournalNote
-from fcil_server.daemon.live import LiveStatus
+from fcil_server.daemon.live import LiveReports, LiveStatus
 from fcil_server.daemon.parts import ServerParts, ServerPorts
 from fcil_server.daemon.sessions import ClientSessions
-from fcil_server.daemon.status import status_line
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.addresses import split_address
 from fcil_server.federation.allow_list import AllowList
@@ -204,7 +203,7 @@ class Server:
             sessions=sessions,
             cut_offs=listening.cut_offs,
             dispatch=Dispatch(context, sessions, listening.guests, listening.cut_offs),
-            live=LiveStatus(context),
+            live=LiveReports(context),
             flusher=LedgerFlusher(context, self.fail),
         )
 
@@ -219,7 +218,7 @@ class Server:
         self.federation.leave_join_file(context.addresses())
         drain = actions.drain_rounds if self._drain_on_term else None
         self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
-        self._service.ready(lambda: status_line(context))
+        self._service.ready(lambda: LiveStatus.of(context).line())
 
     def _begin(self, parts: ServerParts) -> list[asyncio.Task[None]]:
         """Start the work that lasts until the end."""

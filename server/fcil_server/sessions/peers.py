@@ -55,6 +55,11 @@ class Peer:
         """True if the server knows which classes it holds."""
         return self.ready and self.train is not None
 
+    @property
+    def state(self) -> str:
+        """Its state in a word: ``resting``, ``ready`` or ``preparing``."""
+        return "resting" if self.resting else "ready" if self.announced else "preparing"
+
     def holds(self, names: frozenset[str], part: str) -> bool:
         """Return True if it has an image of one of the classes (by class key)."""
         counts = self.train if part == "train" else self.test

@@ -14,7 +14,7 @@ from fcil_protocol.ids import RoundKey, named_client_id
 from fcil_protocol.messages.messages import Ack, Chunk, Update
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process import control_socket
-from fcil_server.daemon.live import MAX_SHOWN, LiveStatus
+from fcil_server.daemon.live import MAX_SHOWN, LiveReports
 from fcil_server.daemon.server import Server
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.directory import Federation
@@ -144,7 +144,7 @@ KEY = RoundKey("r20260102-030405-0a0b", 0, "train", 0)
 
 
 def crowd(count: int) -> SimpleNamespace:
-    """A server as far as `LiveStatus` looks at it, in a round that asked so many clients."""
+    """A server as far as `LiveReports` looks at it, in a round that asked so many clients."""
     ids = sorted(named_client_id(f"c{n}") for n in range(count))
     round_ = Round(rules=RoundRules(quorum=7), seed=(1,), phase=Phase.OPEN)
     round_.answers = dict.fromkeys(ids, Answer.NONE)
@@ -187,7 +187,7 @@ def arriving(received: int, size: int, key: RoundKey = KEY) -> SimpleNamespace:
 
 
 def tell(server: SimpleNamespace, **fields) -> dict:
-    live = LiveStatus(server)
+    live = LiveReports(server)
     live.round_opens(KEY)
     return asyncio.run(live.report(fields))
 
@@ -230,7 +230,7 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
     server.peers.refused[turned_away] = "install fcil 9"
 
     async def story():
-        told = asyncio.create_task(LiveStatus(server).report({"peers": True}))
+        told = asyncio.create_task(LiveReports(server).report({"peers": True}))
         turns = 0
         while not told.done():
             await asyncio.sleep(0)

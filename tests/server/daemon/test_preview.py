@@ -15,7 +15,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.link.handshake import read_terms
 from fcil_protocol.messages.messages import Welcome
-from fcil_server.daemon.preview import preview_terms
+from fcil_server.daemon.commands import preview_terms
 from fcil_server.federation.config import load
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds.classes import ClassRegistry

@@ -221,6 +221,44 @@ def round_view(ledger: Ledger, row: RoundRow) -> RoundView:
     return _round_view(ledger, row, ledger.bytes.of_round(row.key))
 
 
+def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
+    """Return one row per round: its clients, its duration, its cost."""
+    names = {c.client_id: c.name for c in ledger.clients.all()}
+    return [_round_row(view, names, ledger.now) for view in round_views(ledger, run)]
+
+
+def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> dict[str, Any]:
+    row, up, down = view.round, view.up, view.down
+    kernel = bool(up.wire_kernel and down.wire_kernel)
+    return {
+        "seq": row.seq,
+        "task": row.task,
+        "kind": row.kind,
+        "round": row.round,
+        "outcome": row.outcome.value if row.outcome else "open",
+        "closed_by": row.why,
+        "reopened": row.reopened,
+        "asked": len(row.asked),
+        "updates": view.updates,
+        "counted": len(view.counted),
+        "answers": [
+            {"client": c, "name": names.get(c, ""), "answer": answer.value, "reason": reason}
+            for c, (answer, reason) in view.silent.items()
+        ],
+        "excluded": [
+            {"client": c, "name": names.get(c, ""), "reason": reason}
+            for c, reason in view.excluded.items()
+        ],
+        # From its opening to its end, or to now; includes time while the server was down.
+        "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
+        "wire_up": up.true_wire,
+        "wire_down": down.true_wire,
+        "wire_source": (CountSource.KERNEL if kernel else CountSource.PREDICTED).value,
+        "tensors_up": up.tensor,
+        "tensors_down": down.tensor,
+    }
+
+
 def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
     """Add up the bytes of several rounds."""
     return sum(parts, start=Bytes())

@@ -9,9 +9,8 @@ import pytest
 import sample_run
 from fcil_protocol.ids import RoundKey
 from fcil_server.cli.tables import rounds_csv, show_rounds
-from fcil_server.daemon.status import round_rows
 from fcil_server.reports.charts.history import frozen
-from fcil_server.reports.results.run_data import collect
+from fcil_server.reports.results.run_data import collect, round_rows
 from fcil_server.reports.sections import rounds as page_rounds
 from sample_run import RUN
 
