@@ -28,7 +28,7 @@ from fcil_server.lab.local.demo import write_digits
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.reports.results.run_data import Bytes
+from fcil_server.reports.results.round_views import Bytes
 
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 METHOD = Path(__file__).parent / "payload_method"

@@ -30,7 +30,8 @@ from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.charts.history import frozen
-from fcil_server.reports.results.run_data import Bytes, RoundView, RunData, collect
+from fcil_server.reports.results.round_views import Bytes, RoundView
+from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.sections.claims import accounts
 
 BACKBONE = "vit_base_patch16_224"

@@ -7,7 +7,8 @@ import pytest
 
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Direction
-from fcil_server.reports.results.run_data import Bytes, collect
+from fcil_server.reports.results.round_views import Bytes
+from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [

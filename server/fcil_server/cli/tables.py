@@ -26,7 +26,8 @@ from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.labels import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison, run_directory
-from fcil_server.reports.results.run_data import Bytes, RunData, collect, sum_bytes
+from fcil_server.reports.results.round_views import Bytes, sum_bytes
+from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.results.run_paths import HEAD
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger.database import Database
+from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.rounds import OWN_ROUND
 from fcil_server.ledger.rows import ByteCount
 
@@ -31,6 +32,14 @@ IN_INDEX = (
     "ifnull(run, '') = ? AND ifnull(task, -1) = ? AND ifnull(kind, '') = ? "
     "AND ifnull(round, -1) = ?"
 )
+
+Place = tuple[str, int, str, int]  # a round's key, or `no_round`
+Share = tuple[ClientId, Direction]
+
+
+def no_round(run: RunId | None) -> Place:
+    """Return the place of bytes of a run, or of the federation, that belong to no round."""
+    return (run or "", -1, "", -1)
 
 
 class ByteTable:
@@ -58,10 +67,35 @@ class ByteTable:
         )
         return self._db.all(ByteCount, sql, (run,))
 
-    def of_round(self, key: RoundKey) -> list[ByteCount]:
-        """Return the counts of one round (through the index, however long the run is)."""
+    def of_round(self, key: RoundKey, client: ClientId | None = None) -> list[ByteCount]:
+        """Return the counts of one round, of all clients or of one.
+
+        It goes through the index, however long the run is.
+        """
         sql = f"SELECT * FROM bytes WHERE {IN_INDEX}"  # noqa: S608 - ours
-        return self._db.all(ByteCount, sql, key)
+        if client is None:
+            return self._db.all(ByteCount, sql, key)
+        return self._db.all(ByteCount, f"{sql} AND ifnull(client, '') = ?", (*key, client))
+
+    def by_cause(self, place: Place) -> list[ByteCount]:
+        """Return the counts of a place by direction, cause and source, all clients together."""
+        sql = (
+            "SELECT NULL AS run, NULL AS task, NULL AS kind, NULL AS round, NULL AS client, "  # noqa: S608
+            f"direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "
+            "GROUP BY direction, cause, source"
+        )
+        return self._db.all(ByteCount, sql, place)
+
+    def wire_of_clients(self, place: Place) -> dict[Share, tuple[int, int]]:
+        """Return each client's wire bytes in a place: by the kernel's count, and predicted."""
+        # In the order of the index, so that nothing is sorted.
+        sql = (
+            "SELECT client, direction, sum(wire * (source = 'kernel')) AS kernel, "  # noqa: S608
+            f"sum(wire * (source <> 'kernel')) AS predicted FROM bytes WHERE {IN_INDEX} "
+            "GROUP BY ifnull(client, ''), direction"
+        )
+        found = (row for row in self._db.rows(sql, place) if row["client"] is not None)
+        return {(row[0], Direction(row[1])): (row[2], row[3]) for row in found}
 
     def by_client(self) -> dict[ClientId, tuple[int, int]]:
         """Return client -> predicted wire bytes up and down over all runs."""

@@ -18,6 +18,7 @@ from fcil_server.ledger.rows import (
     RunRow,
     TaskRow,
     TicketRow,
+    UpdateFate,
     UpdateRow,
 )
 
@@ -30,6 +31,7 @@ _TABLES: dict[type, str] = {
     TaskRow: "tasks",
     RoundRow: "rounds",
     UpdateRow: "updates",
+    UpdateFate: "updates",
     AnswerRow: "answers",
     ByteCount: "bytes",
 }

@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
-from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
+from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateFate, UpdateRow
 
 FORGOTTEN = "the client was forgotten"
 IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
@@ -106,6 +106,16 @@ class RoundTable:
         """Return the run's rounds in order, from this number on."""
         sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
         return self._db.all(RoundRow, sql, (run, since))
+
+    def at(self, run: RunId, seq: int) -> RoundRow:
+        """Return the run's round of this number."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND seq = ?"
+        return self._db.all(RoundRow, sql, (run, seq))[0]
+
+    def seqs_after(self, run: RunId, seq: int) -> list[int]:
+        """Return the numbers of the run's rounds after this one, in order."""
+        sql = "SELECT seq FROM rounds WHERE run = ? AND seq > ? ORDER BY seq"
+        return [int(row["seq"]) for row in self._db.rows(sql, (run, seq))]
 
     def current(self, run: RunId) -> RoundRow | None:
         """Return the round to go on with after a restart, None between rounds."""
@@ -208,6 +218,11 @@ class UpdateTable:
         # The plus: else SQLite walks all updates of the run, to have them in order.
         sql = f"SELECT * FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._db.all(UpdateRow, sql, key)
+
+    def fates(self, key: RoundKey) -> list[UpdateFate]:
+        """Return the fate of each update of a round, in ClientId order; cheaper than `of_round`."""
+        sql = f"SELECT client, status, reason FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
+        return self._db.all(UpdateFate, sql, key)
 
     def get(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
         """Return one client's update of a round."""

@@ -244,6 +244,15 @@ class UpdateRow:
 
 
 @dataclass(frozen=True)
+class UpdateFate:
+    """Columns of an `UpdateRow`: whose it is, and what became of it."""
+
+    client: ClientId
+    status: UpdateStatus = field(metadata={"decode": UpdateStatus})
+    reason: str
+
+
+@dataclass(frozen=True)
 class AnswerRow:
     """Why an asked client gave no update to a round."""
 

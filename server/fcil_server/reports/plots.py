@@ -19,7 +19,8 @@ from fcil_server.ledger.enums import Direction
 from fcil_server.reports.charts.charts import by_cause
 from fcil_server.reports.charts.history import frozen
 from fcil_server.reports.results.metrics import Metrics
-from fcil_server.reports.results.run_data import CAUSES, REST, RunData
+from fcil_server.reports.results.round_views import CAUSES, REST
+from fcil_server.reports.results.run_data import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,7 +27,8 @@ from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
 from fcil_server.reports.results.metrics import Metrics
-from fcil_server.reports.results.run_data import Bytes, RunData, collect, round_view
+from fcil_server.reports.results.round_views import RoundReader
+from fcil_server.reports.results.run_data import RunData, collect
 
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"
@@ -146,7 +147,7 @@ def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
         mode = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with os.fdopen(os.open(path, mode, 0o600), "ab+") as file:
             if _last_seq(file) == ledger.rounds.seq_before(row):
-                file.write(_json_line(round_view(ledger, row).line()))
+                file.write(_json_line(RoundReader(ledger.database).view(row).line()))
                 return
     data = collect(ledger, key.run)
     write_atomic(path, b"".join(_json_line(v.line()) for v in data.rounds))
@@ -316,10 +317,7 @@ def _all_bytes(data: RunData) -> dict[str, Any]:
             c.value: {d.value: asdict(data.bytes_of(d, c)) for d in Direction}
             for c in sorted({f.cause for f in data.flows})
         },
-        "outside_run": {
-            d.value: asdict(Bytes.total(f for f in data.outside if f.direction is d))
-            for d in Direction
-        },
+        "outside_run": {d.value: asdict(data.bytes_outside(d)) for d in Direction},
     }
 
 

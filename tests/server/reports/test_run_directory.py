@@ -29,7 +29,8 @@ from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports import plots, run_directory
 from fcil_server.reports.charts.svg import scale
-from fcil_server.reports.results.run_data import Bytes, collect
+from fcil_server.reports.results.round_views import Bytes
+from fcil_server.reports.results.run_data import collect
 from fcil_server.reports.sections import static_page
 from markup import Page
 from sample_run import ALICE, BOB, GONE, RUN, digest

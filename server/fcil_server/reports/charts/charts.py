@@ -30,7 +30,7 @@ from fcil_server.reports.charts.spec import (
     written,
 )
 from fcil_server.reports.results.metrics import Metrics
-from fcil_server.reports.results.run_data import CAUSES, REST
+from fcil_server.reports.results.round_views import CAUSES, REST
 
 MAX_BARS = 200  # groups of bars; more are indistinguishable, and are summed
 _CAUSE_STYLES = "bacdef"  # of `CAUSES` and `REST`

@@ -6,7 +6,7 @@ with their full number next to them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,8 @@ from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
 from fcil_server.reports.results.metrics import Measured, Metrics
-from fcil_server.reports.results.run_data import CAUSES, Bytes, RoundView, RunData
+from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals
+from fcil_server.reports.results.run_data import RunData
 from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 
 NAMED = 12  # clients of a round that are listed with name and reason
@@ -114,9 +115,6 @@ class RunName:
     status: str
 
 
-Totals = Mapping[tuple[Direction, Cause | None], Bytes]
-
-
 @dataclass(frozen=True)
 class History(Measured):
     """One run at one moment.
@@ -196,9 +194,9 @@ def frozen(data: RunData) -> History:
         run=data.run,
         tasks=data.tasks,
         classes=data.classes,
-        rounds=tuple(_line(view, clients) for view in data.rounds),
-        totals=_totals(data),
-        outside={d: Bytes.total(f for f in data.outside if f.direction is d) for d in Direction},
+        rounds=tuple(round_line(view, clients) for view in data.rounds),
+        totals=data.sums.totals,
+        outside={d: data.bytes_outside(d) for d in Direction},
         pooled=data.pooled,
         central=data.central,
         members=tuple(_members(data)),
@@ -208,15 +206,8 @@ def frozen(data: RunData) -> History:
     )
 
 
-def _totals(data: RunData) -> Totals:
-    flows: defaultdict[tuple[Direction, Cause | None], list[ByteCount]] = defaultdict(list)
-    for flow in data.flows:
-        for cause in (None, flow.cause):
-            flows[flow.direction, cause].append(flow)
-    return {key: Bytes.total(found) for key, found in flows.items()}
-
-
-def _line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
+def round_line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
+    """Return a round in numbers; ``names`` are the clients'."""
     row = view.round
     without = [
         Away(c, names.get(c, c), ", ".join(filter(None, (ANSWERS[answer.value], why))))
@@ -239,12 +230,12 @@ def _line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
         phases=row.phases,
         up=view.up,
         down=view.down,
-        up_by=by_cause(view.flows, Direction.UP),
-        down_by=by_cause(view.flows, Direction.DOWN),
+        up_by=_by_cause(view.flows, Direction.UP),
+        down_by=_by_cause(view.flows, Direction.DOWN),
     )
 
 
-def by_cause(flows: Iterable[ByteCount], direction: Direction) -> tuple[int, ...]:
+def _by_cause(flows: Iterable[ByteCount], direction: Direction) -> tuple[int, ...]:
     """Return the predicted wire bytes of one round and direction, in the order of `CAUSES`."""
     found: Counter[Cause] = Counter()
     for flow in flows:
@@ -254,12 +245,7 @@ def by_cause(flows: Iterable[ByteCount], direction: Direction) -> tuple[int, ...
 
 
 def _members(data: RunData) -> Iterable[MemberLine]:
-    counted = Counter(c for view in data.rounds for c in view.counted)
-    flows: defaultdict[tuple[ClientId | None, Direction], list[ByteCount]] = defaultdict(list)
-    for flow in data.flows:
-        flows[flow.client, flow.direction].append(flow)
     for row in data.clients.values():
-        up, down = (Bytes.total(flows[row.client_id, d]).true_wire for d in Direction)
         yield MemberLine(
             client=row.client_id,
             name=row.name,
@@ -270,7 +256,7 @@ def _members(data: RunData) -> Iterable[MemberLine]:
             enrolled_at=row.enrolled_at,
             last_seen=row.last_seen,
             why="",
-            rounds=counted[row.client_id],
-            up=up,
-            down=down,
+            rounds=data.sums.counted[row.client_id],
+            up=data.sums.sizes[row.client_id, Direction.UP],
+            down=data.sums.sizes[row.client_id, Direction.DOWN],
         )

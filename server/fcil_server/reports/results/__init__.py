@@ -1,1 +1,1 @@
-"""Results of a run read from the ledger, its metrics and the formats of its numbers."""
+"""Results of a run read from the ledger, its rounds and its metrics."""

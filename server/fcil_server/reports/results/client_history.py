@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.ledger.byte_counts import IN_INDEX
+from fcil_server.ledger.byte_counts import ByteTable
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.decoding import build
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.rows import ByteCount, ClassRow, RoundRow
-from fcil_server.reports.results.run_data import Bytes
-
-_OF_CLIENT_IN_ROUND = f"{IN_INDEX} AND ifnull(client, '') = ?"
+from fcil_server.reports.results.round_views import Bytes
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class ClientReader:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._bytes = ByteTable(database)
 
     def counted(self, client: ClientId) -> int:
         """Return the number of rounds of all runs that counted its update; copies count once."""
@@ -94,8 +93,7 @@ class ClientReader:
 
     def _client_round(self, row: sqlite3.Row, client: ClientId) -> ClientRound:
         one = build(RoundRow, row)
-        sql = f"SELECT * FROM bytes WHERE {_OF_CLIENT_IN_ROUND}"  # noqa: S608 - ours
-        flows = self._db.all(ByteCount, sql, (*one.key, client))
+        flows = self._bytes.of_round(one.key, client)
         return ClientRound(one, row["became"], row["because"], tuple(flows))
 
     def counted_tasks_of(self, run: RunId, client: ClientId) -> set[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fcil_protocol.errors import UsageError
 from fcil_protocol.formats import format_bytes
 from fcil_server.ledger.ledger import LEDGER_NAME
-from fcil_server.reports.results.run_data import Bytes
+from fcil_server.reports.results.round_views import Bytes
 
 HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down")
 

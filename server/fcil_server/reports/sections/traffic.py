@@ -9,7 +9,7 @@ from fcil_protocol.formats import NOTHING, format_bytes
 from fcil_server.ledger.enums import Cause, Direction
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.run_data import Bytes
+from fcil_server.reports.results.round_views import Bytes
 from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
 from fcil_server.reports.sections.params import Params
 

@@ -29,7 +29,7 @@ from fcil_server.federation import config as configuration
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
-from fcil_server.reports.results.run_data import round_view
+from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.reports.sinks import registry, scalars
 from fcil_server.reports.sinks.contract import RunFacts, Writer
 from fcil_server.reports.sinks.registry import Chosen
@@ -138,7 +138,7 @@ class Follower:
         rows = [row for row in lacking if row.closed_at is not None]
         for row in rows:
             assert row.closed_at is not None, "all of them are closed"
-            view = round_view(ledger, row)
+            view = RoundReader(ledger.database).view(row)
             if row.seq > taken.seq:
                 writer.scalars(scalars.of_round(view), step=row.seq, at=row.closed_at)
                 taken = replace(taken, seq=row.seq)

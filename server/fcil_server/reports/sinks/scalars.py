@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from fcil_server.ledger.rows import Evaluation
 from fcil_server.reports.results.metrics import compute, headline
-from fcil_server.reports.results.run_data import RoundView
+from fcil_server.reports.results.round_views import RoundView
 
 SIZES = ("tensor", "true_wire")
 

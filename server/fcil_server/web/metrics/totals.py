@@ -7,23 +7,21 @@ request costs no more as the history grows; the open round and those just closed
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from sqlite3 import Row
 from typing import Self, TypeVar
 
-from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS
+from fcil_server.ledger.byte_counts import LEVELS, Place, no_round
 from fcil_server.ledger.database import Database, log_path
 from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction, Role
 from fcil_server.ledger.events import RefusalTable
-from fcil_server.ledger.rounds import IN_ROUND
-from fcil_server.ledger.rows import RunRow
+from fcil_server.ledger.rows import ByteCount, RoundRow, RunRow
 from fcil_server.ledger.runs import RunTable
 from fcil_server.ledger.tasks import EvaluationTable, TaskTable
 from fcil_server.reports.results import metrics
+from fcil_server.reports.results.round_views import RoundReader
 
 # Counts of a closed round may still be on their way to the ledger: `daemon.server.FLUSH_S` and
 # more.
@@ -136,6 +134,7 @@ class TotalsReader:
         self._evaluations = EvaluationTable(self.database)
         self._refusals = RefusalTable(self.database)
         self._told_apart = clients
+        self._reader = RoundReader(self.database)
         self._settled = Counts()
         self._past = 0  # rowid of the newest round in it
         self._accuracy: tuple[object, metrics.Metrics | None] = (None, None)
@@ -210,22 +209,22 @@ class TotalsReader:
     def _counts(self) -> Counts:
         total, settling = Counts(), True
         sql = (
-            "SELECT r.rowid AS id, r.run, r.task, r.kind, r.round, r.closed_at, r.outcome, "
-            "r.reopened, r.phases FROM rounds AS r JOIN runs ON runs.run_id = r.run "
+            "SELECT r.rowid AS id, r.run, r.seq FROM rounds AS r JOIN runs ON runs.run_id = r.run "
             "WHERE r.rowid > ? AND r.seq >= runs.inherited ORDER BY r.rowid"
         )
-        for row in self.database.rows(sql, (self._past,)):
-            one = self._one_round(row)
-            closed = row["closed_at"]
+        for place in self.database.rows(sql, (self._past,)):
+            row = self._reader.rounds.at(place["run"], place["seq"])
+            one, closed = self._one_round(row), row.closed_at
             settling &= closed is not None and closed < self.database.now - SETTLED_S
             if settling:
                 self._settled.add(one)
-                self._past = row["id"]
+                self._past = place["id"]
             else:
                 total.add(one)
         total.add(self._settled)
-        for run in ["", *(r["run_id"] for r in self.database.rows("SELECT run_id FROM runs"))]:
-            self._add_flows(total, (run, -1, "", -1))
+        for run in [None, *(r["run_id"] for r in self.database.rows("SELECT run_id FROM runs"))]:
+            rest = no_round(run)
+            self._add_bytes(total, rest, self._reader.bytes.by_cause(rest))
         return total
 
     def _named(self) -> dict[str, str]:
@@ -235,44 +234,33 @@ class TotalsReader:
         )
         return {r["client_id"]: r["name"] for r in self.database.rows(sql, (self._told_apart,))}
 
-    def _one_round(self, row: Row) -> Counts:
-        found = Counts()
-        kind = row["kind"]
-        key = (row["run"], row["task"], kind, row["round"])
-        found.reopened[kind] += row["reopened"]
-        if row["closed_at"] is not None:
-            found.rounds[kind, row["outcome"]] += 1
-            for phase, seconds in json.loads(row["phases"]).items():
+    def _one_round(self, row: RoundRow) -> Counts:
+        found, kind, view = Counts(), row.kind, self._reader.view(row)
+        found.reopened[kind] += row.reopened
+        if row.outcome is not None and row.closed_at is not None:
+            found.rounds[kind, row.outcome.value] += 1
+            for phase, seconds in row.phases.items():
                 found.seconds[kind, phase.removesuffix("_s")] += seconds
-            sql = f"SELECT answer, count(*) AS n FROM answers WHERE {IN_ROUND} GROUP BY answer"  # noqa: S608
-            for line in self.database.rows(sql, key):
-                found.answers[line["answer"]] += line["n"]
-        sql = f"SELECT status, count(*) AS n FROM updates WHERE {IN_ROUND} GROUP BY status"  # noqa: S608
-        for line in self.database.rows(sql, key):
-            found.updates[kind, "accepted"] += line["n"]
-            if line["status"] != "accepted":
-                found.updates[kind, line["status"]] += line["n"]
+            for answer, _ in view.silent.values():
+                found.answers[answer.value] += 1
+        for status, updates in (
+            ("accepted", view.senders),
+            ("counted", view.counted),
+            ("excluded", view.excluded),
+        ):
+            if updates:
+                found.updates[kind, status] += len(updates)
         if self._told_apart:
-            sql = f"SELECT client FROM updates WHERE {IN_ROUND} AND status = 'counted'"  # noqa: S608
-            for line in self.database.rows(sql, key):
-                found.add_client(line["client"], (1, 0, 0))
-        self._add_flows(found, key)
+            for client in view.counted:
+                found.add_client(client, (1, 0, 0))
+        self._add_bytes(found, row.key, view.flows)
         return found
 
-    def _add_flows(self, counts: Counts, key: tuple[str, int, str, int]) -> None:
-        sql = (
-            f"SELECT direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "  # noqa: S608
-            "GROUP BY direction, cause, source"
-        )
-        for row in self.database.rows(sql, key):
-            flow = (Direction(row["direction"]), Cause(row["cause"]), CountSource(row["source"]))
-            counts.add_flow(flow, tuple(int(row[level]) for level in LEVELS))
-        if not self._told_apart:
-            return
-        sql = (
-            "SELECT client, sum(wire * (direction = 'up')) AS up, "  # noqa: S608
-            f"sum(wire * (direction = 'down')) AS down FROM bytes WHERE {IN_INDEX} "
-            "AND client IS NOT NULL AND source = 'predicted' GROUP BY client"
-        )
-        for row in self.database.rows(sql, key):
-            counts.add_client(row["client"], (0, row["up"], row["down"]))
+    def _add_bytes(self, counts: Counts, place: Place, flows: Iterable[ByteCount]) -> None:
+        for flow in flows:
+            sizes = tuple(getattr(flow, level) for level in LEVELS)
+            counts.add_flow((flow.direction, flow.cause, flow.source), sizes)
+        if self._told_apart:
+            for (client, way), (_, size) in self._reader.bytes.wire_of_clients(place).items():
+                up = way is Direction.UP
+                counts.add_client(client, (0, size if up else 0, 0 if up else size))

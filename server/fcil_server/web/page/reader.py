@@ -25,9 +25,9 @@ from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
 from fcil_server.reports.charts.history import History, MemberLine, OpenTicket, RunName
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Metrics
-from fcil_server.reports.results.run_data import Bytes
+from fcil_server.reports.results.round_views import Bytes, RoundReader
 from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
-from fcil_server.web.page.tally import Tallied, Tally, counts, no_round, of_place
+from fcil_server.web.page.tally import Tallied, Tally
 
 __all__ = ["History", "HistoryReader"]
 
@@ -94,6 +94,7 @@ class HistoryReader:
 
     def __init__(self, path: Path, *, patience_s: float = math.inf) -> None:
         self.database = Database(path, read_only=True)
+        self._rounds = RoundReader(self.database)
         self._runs = RunTable(self.database)
         self._classes = ClassTable(self.database)
         self._tasks = TaskTable(self.database)
@@ -150,7 +151,7 @@ class HistoryReader:
     def _nothing(self, written: int) -> History:
         """Return the history before the first run: members and events."""
         known = self._known_of(None)
-        members = tuple(self._members(self._people(), {}, Tallied((), None, {}, {}, {})))
+        members = tuple(self._members(self._people(), {}, Tallied()))
         self._take_events(known, None)
         found = History(
             members=members,
@@ -169,7 +170,7 @@ class HistoryReader:
         tasks = tuple(self._tasks.all(run.run_id))
         self._test(known, run.run_id, len(tallied.rounds), [t.class_ids for t in tasks])
         self._take_events(known, run.run_id)
-        outside = of_place(counts(self.database.rows, no_round(None)))
+        outside = self._rounds.rest(None).totals
         found = History(
             run=run,
             tasks=tasks,
@@ -177,7 +178,7 @@ class HistoryReader:
             rounds=tallied.rounds,
             open=tallied.open,
             unread=tallied.unread,
-            totals=tallied.totals,
+            totals=tallied.sums.totals,
             outside={d: outside.get((d, None), Bytes()) for d in Direction},
             pooled=known.pooled,
             central=known.central,
@@ -198,10 +199,8 @@ class HistoryReader:
         known = self._known.pop(name, None)
         if known is None or known.forgotten != forgotten or known.tally.reopened():
             history = known.history if known else History()
-            tally, paper = (
-                Tally(name or RunId(""), self.database.rows),
-                paper_of(run) if run else PaperTraffic(),
-            )
+            tally = Tally(name or RunId(""), self._rounds)
+            paper = paper_of(run) if run else PaperTraffic()
             known = _Known(tally, paper, forgotten, history=history)
         return known
 
@@ -297,9 +296,9 @@ class HistoryReader:
                 enrolled_at=row["enrolled_at"],
                 last_seen=row["last_seen"],
                 why=row["revoked_why"],
-                rounds=tallied.counted.get(client, 0),
-                up=tallied.sizes.get((client, Direction.UP), 0),
-                down=tallied.sizes.get((client, Direction.DOWN), 0),
+                rounds=tallied.sums.counted[client],
+                up=tallied.sums.sizes[client, Direction.UP],
+                down=tallied.sums.sizes[client, Direction.DOWN],
                 refused=refused["n"] if refused else 0,
                 refusal=refused["reason"] if refused else "",
                 refused_at=refused["at"] if refused else None,

@@ -17,6 +17,7 @@ from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.ledger.enums import Cause, CountSource, Direction, UpdateStatus
 from fcil_server.ledger.events import RefusalTable
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import RoundRow
 from fcil_server.web.metrics.exposition import CATALOGUE, PHASES, Snapshot, Usage, render
 from fcil_server.web.metrics.totals import SETTLED_S, TotalsReader
 from sample_run import ALICE, BOB, HTML_NAME, LIVE, MATRIX, RUN, TASKS, Clock, build
@@ -208,17 +209,17 @@ def test_what_is_remembered_of_old_rounds_is_what_is_read_anew(tmp_path: Path) -
 
 def _rows_read(reader: TotalsReader) -> int:
     """Return of how many rounds a reading looks at the bytes again."""
-    looked: list[object] = []
-    add = reader._add_flows
+    looked: list[RoundRow] = []
+    read = reader._one_round
 
-    def note(counts, key):
-        looked.append(key)
-        add(counts, key)
+    def note(row):
+        looked.append(row)
+        return read(row)
 
-    reader._add_flows = note  # type: ignore[method-assign]
+    reader._one_round = note  # type: ignore[method-assign]
     reader.read()
-    del reader._add_flows
-    return sum(key[1] >= 0 for key in looked)  # type: ignore[index]
+    del reader._one_round
+    return len(looked)
 
 
 def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> None:

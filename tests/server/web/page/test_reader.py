@@ -198,7 +198,7 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
         monkeypatch.setattr(
             tally.Tally,
             "_take",
-            lambda self, row, *a: (taken.append(row["seq"]), real(self, row, *a)),
+            lambda self, seq, *a: (taken.append(seq), real(self, seq, *a)),
         )
         assert reader.read().open is not None
         assert taken == [12]
