@@ -32,7 +32,7 @@ from fcil_server.aggregation.publisher import Publisher
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
-from fcil_server.federation.sections import SinksSection
+from fcil_server.federation.sections import SinksSection, TrustSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
@@ -45,7 +45,6 @@ from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs.forget import finish_emptying
 from fcil_server.runs.frozen_config import config_of
-from fcil_server.runs.ignored_options import tell_ignored
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.runs.uploads import RunUploads
@@ -334,3 +333,21 @@ def _assemble(
         terms=terms,
         sinks=sinks,
     )
+
+
+def tell_ignored(
+    notify: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
+) -> None:
+    """Warn of a cap on weights or of `keep_updates` if the method ignores it.
+
+    The default cap counts as not set, for a federation's file has every key; and 1 caps nothing.
+    """
+    trust = config.trust
+    share, default = trust.max_weight_share, TrustSection().max_weight_share
+    reason = method.uncapped(hparams)
+    if reason and share not in (default, 1):
+        notify("warning", "ignored", f"[trust] max_weight_share = {share} has no effect: {reason}")
+    reason = method.forgets(hparams)
+    if reason and config.run.keep_updates:
+        text = f"[run] keep_updates has no effect: {method.name} cannot forget a client exactly"
+        notify("warning", "ignored", f"{text}, for {reason}")

@@ -19,8 +19,8 @@ from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
 from fcil_server.federation.config import load, to_toml
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import active_run
+from fcil_server.runs.active_run import tell_ignored
 from fcil_server.runs.frozen_config import config_of
-from fcil_server.runs.ignored_options import tell_ignored
 from fcil_server.runs.resources import RunSetup
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
