@@ -80,7 +80,7 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
 
 
 _CLASSES = (
-    Column("class", lambda one: one["name"], wraps=True),
+    Column("class", "name", wraps=True),
     Column("train", lambda one: f"{one['train']:,}", right=True),
     Column("test", lambda one: f"{one['test']:,}", right=True),
 )

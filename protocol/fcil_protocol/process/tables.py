@@ -33,8 +33,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        cell: returns the cell of a row; None is an empty one. Default: the row's value of the
-            title.
+        cell: key or index of a row's value, or a function that returns a row's cell; None: the
+            title is the key. A cell that is None is empty.
         right: aligned right.
         wraps: may take several lines on a narrow terminal; the others, such as names to give to
             other commands, stay in one piece.
@@ -42,14 +42,15 @@ class Column:
     """
 
     title: str
-    cell: Callable[[Any], object] | None = None
+    cell: str | int | Callable[[Any], object] | None = None
     right: bool = False
     wraps: bool = False
     style: str = ""
 
     def text(self, row: Any) -> str:
         """Return the cell of a row, without control characters."""
-        value = row[self.title] if self.cell is None else self.cell(row)
+        cell = self.title if self.cell is None else self.cell
+        value = cell(row) if callable(cell) else row[cell]
         return "" if value is None else printable(str(value))
 
 

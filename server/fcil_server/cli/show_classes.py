@@ -27,8 +27,8 @@ def _where(row: dict[str, Any]) -> str:
 
 _COLUMNS = (
     Column("id"),
-    Column("class", lambda row: row["name"]),
+    Column("class", "name"),
     Column("task", _where),
     Column("also called", lambda row: ", ".join(row["aliases"]), wraps=True),
-    Column("first brought by", lambda row: row["first_seen_by"]),
+    Column("first brought by", "first_seen_by"),
 )

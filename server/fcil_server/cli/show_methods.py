@@ -192,7 +192,7 @@ def _all_kinds(row: dict[str, Any]) -> str:
 
 
 _METHODS = (
-    Column("method", lambda row: row["name"]),
+    Column("method", "name"),
     Column("kinds", _all_kinds, wraps=True),
     Column("up a round", lambda row: _short(row["traffic"]["round"]["up"]), right=True),
     Column("down a round", lambda row: _short(row["traffic"]["round"]["down"]), right=True),
@@ -204,7 +204,7 @@ _TRAFFIC = (
     Column("of which", _kinds, wraps=True),
 )
 _OPTIONS = (
-    Column("option", lambda named: named[0]),
+    Column("option", 0),
     Column("default", lambda named: _default(named[1]), wraps=True),
     Column("meaning", lambda named: named[1]["help"], wraps=True),
 )

@@ -6,9 +6,7 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,20 +47,18 @@ def _matrix_table(data: RunData) -> list[RenderableType]:
     if m is None:
         return []
     few = m.tasks <= _WIDE_TASKS
-
-    def accuracy(t: int, i: int) -> str:
-        return "" if i > t else _number(m.matrix[t][i], 1 if few else 0)
-
+    rows = [
+        (f"task {t}", *(_number(v, 1 if few else 0) for v in row), *[""] * (m.tasks - 1 - t), mean)
+        for t, (row, mean) in enumerate(zip(m.matrix, map(_number, m.task_mean), strict=True))
+    ]
+    titles = [f"task {i}" if few else str(i) for i in range(m.tasks)]
     columns = [
-        Column("after", "task {}".format),
-        *(
-            Column(f"task {i}" if few else str(i), partial(accuracy, i=i), right=True)
-            for i in range(m.tasks)
-        ),
-        Column("mean", lambda t: _number(m.task_mean[t], 1), right=True, style="bold"),
+        Column("after", 0),
+        *(Column(title, i, right=True) for i, title in enumerate(titles, 1)),
+        Column("mean", -1, right=True, style="bold"),
     ]
     made = table(
-        range(m.tasks),
+        rows,
         columns,
         title="Accuracy [%] on the classes of each task",
         title_justify="left",
@@ -72,7 +68,7 @@ def _matrix_table(data: RunData) -> list[RenderableType]:
     return [made]
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
@@ -86,11 +82,7 @@ def _headline_table(data: RunData) -> RenderableType:
         ("forgetting", points(lost), "from each task's best accuracy to its last"),
         ("time", time, counts),
     )
-    columns = (
-        Column("", itemgetter(0), style="bold"),
-        Column("", itemgetter(1), right=True),
-        Column("", itemgetter(2), wraps=True),
-    )
+    columns = (Column("", 0, style="bold"), Column("", 1, right=True), Column("", 2, wraps=True))
     return table(rows, columns, show_header=False, box=None, padding=(0, 2, 0, 0))
 
 
@@ -99,39 +91,43 @@ def _bytes_table(data: RunData) -> RenderableType:
     shown = table(_byte_rows(data), _BYTES, **look)
     shown.add_section()
     totals = [data.bytes_of(d) for d in Direction]
-    shown.add_row("run", "", "", *(format_bytes(n) for b in totals for n in (b.tensor, b.wire)))
+    shown.add_row("run", "", "", *_sizes(*totals))
     if any(b.wire_kernel for b in totals):
-        kernel = [format_bytes(b.wire_kernel) for b in totals]
-        shown.add_row("", "kernel", "", "", kernel[0], "", kernel[1])
+        up, down = (format_bytes(b.wire_kernel) for b in totals)
+        shown.add_row("", "kernel", "", "", up, "", down)
     return shown
 
 
 _BYTES = (
-    Column("task", itemgetter(0)),
-    Column("round", itemgetter(1)),
-    Column("counted", itemgetter(2), right=True),
-    Column("up: tensors", lambda row: format_bytes(row[3].tensor), right=True, wraps=True),
-    Column("up: wire", lambda row: format_bytes(row[3].wire), right=True, wraps=True, style="bold"),
-    Column("down: tensors", lambda row: format_bytes(row[4].tensor), right=True, wraps=True),
-    Column("down: wire", lambda row: format_bytes(row[4].wire), True, True, "bold"),
+    Column("task", 0),
+    Column("round", 1),
+    Column("counted", 2, right=True),
+    Column("up: tensors", 3, right=True, wraps=True),
+    Column("up: wire", 4, right=True, wraps=True, style="bold"),
+    Column("down: tensors", 5, right=True, wraps=True),
+    Column("down: wire", 6, right=True, wraps=True, style="bold"),
 )
 
 
-def _byte_rows(data: RunData) -> Iterator[tuple[int, str, str, Bytes, Bytes]]:
-    """Yield (task, round, who counted, up, down); many rounds are summed by task and kind."""
+def _sizes(up: Bytes, down: Bytes) -> list[str]:
+    return [format_bytes(n) for b in (up, down) for n in (b.tensor, b.wire)]
+
+
+def _byte_rows(data: RunData) -> Iterator[tuple[Any, ...]]:
+    """Yield (task, round, who counted, sizes); many rounds are summed by task and kind."""
     one_by_one = len(data.rounds) <= _OPEN_ROUNDS
     for (task, kind), group in groupby(data.rounds, key=lambda v: (v.round.task, v.round.kind)):
         views = list(group)
         if one_by_one:
             for v in views:
                 counted = f"{len(v.counted)} of {len(v.round.asked)}"
-                yield task, f"{kind} {v.round.round}", counted, v.up, v.down
+                yield task, f"{kind} {v.round.round}", counted, *_sizes(v.up, v.down)
             continue
         counted = (
             f"{sum(len(v.counted) for v in views)} of {sum(len(v.round.asked) for v in views)}"
         )
         up, down = sum_bytes(v.up for v in views), sum_bytes(v.down for v in views)
-        yield task, f"{kind} x {len(views)}", counted, up, down
+        yield task, f"{kind} x {len(views)}", counted, *_sizes(up, down)
 
 
 def show_status(data: dict[str, Any]) -> None:
@@ -190,7 +186,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
     gone = Counter(row["state"] for row in clients if row["state"] in GONE)
     clients = [row for row in clients if row["state"] not in GONE]
     columns = (
-        Column("client", lambda row: row["name"]),
+        Column("client", "name"),
         Column("state"),
         Column("images", lambda row: row.get("images")),
         Column("classes", lambda row: row.get("classes")),
@@ -273,7 +269,7 @@ def rounds_csv(rows: list[dict[str, Any]]) -> None:
 
 def show_comparison(runs: comparison.Named, folder: Path) -> None:
     """Print the headline numbers of several runs, and the path of the page."""
-    columns = [Column(title, itemgetter(i), right=i > 1) for i, title in enumerate(HEAD)]
+    columns = [Column(title, i, right=i > 1) for i, title in enumerate(HEAD)]
     out = console()
     show_table(out, comparison.rows(runs), columns)
     out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)

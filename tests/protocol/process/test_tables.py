@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from operator import itemgetter
 
 import pytest
 from rich.console import Console
@@ -17,7 +16,7 @@ WHY = "a refusal that takes rather many words to say what was expected and what 
 def printed(width: int, *row: str, wraps: tuple[str, ...] = ("why",)) -> str:
     out = io.StringIO()
     titles = ("client", "state", "why")
-    columns = [Column(title, itemgetter(i), wraps=title in wraps) for i, title in enumerate(titles)]
+    columns = [Column(title, i, wraps=title in wraps) for i, title in enumerate(titles)]
     show_table(Console(file=out, width=width, soft_wrap=True, markup=False), [row], columns)
     return out.getvalue()
 
