@@ -8,7 +8,7 @@ from typing import Any
 from fcil_server.federation.eligibility import gone_client
 from fcil_server.ledger.labels import GONE
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ClientRow, TicketRow
+from fcil_server.ledger.rows import ClientRow
 
 SHOWN_REFUSALS = 3  # newest reasons per client
 
@@ -62,9 +62,5 @@ def ticket_rows(ledger: Ledger) -> list[dict[str, Any]]:
     return [
         {"name": t.name, "issued_at": t.issued_at, "expires_at": t.expires_at}
         for t in ledger.tickets.all()
-        if _good(t, ledger.now)
+        if t.open_s(ledger.now)
     ]
-
-
-def _good(ticket: TicketRow, now: float) -> bool:
-    return ticket.used_at is None and ticket.withdrawn_at is None and now < ticket.expires_at

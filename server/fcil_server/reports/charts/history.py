@@ -82,16 +82,16 @@ class MemberLine:
 
     client: ClientId
     name: str
-    standing: str
     role: str
-    via: str
     device: str
     enrolled_at: float
     last_seen: float | None
-    why: str
     rounds: int
     up: int
     down: int
+    standing: str = ""
+    via: str = ""
+    why: str = ""
     refused: int = 0
     refusal: str = ""
     refused_at: float | None = None
@@ -249,13 +249,10 @@ def _members(data: RunData) -> Iterable[MemberLine]:
         yield MemberLine(
             client=row.client_id,
             name=row.name,
-            standing="",
             role=row.role.value,
-            via="",
             device=row.device,
             enrolled_at=row.enrolled_at,
             last_seen=row.last_seen,
-            why="",
             rounds=data.sums.counted[row.client_id],
             up=data.sums.sizes[row.client_id, Direction.UP],
             down=data.sums.sizes[row.client_id, Direction.DOWN],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.formats import format_bytes
+from fcil_protocol.formats import format_bytes, percent, points
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.results.round_views import Bytes
 
@@ -42,8 +42,8 @@ def row(
     return (
         name,
         method,
-        *("-" if v is None else f"{v:.1f} %" for v in (faa, aia)),
-        "-" if lost is None else f"{lost:.1f} pp",
+        *map(percent, (faa, aia)),
+        points(lost),
         *(format_bytes(b.true_wire) for b in ways),
         *(format_bytes(b.tensor) for b in ways),
     )

@@ -17,11 +17,9 @@ from typing import Self
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.federation.eligibility import gone
-from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import HARMLESS, Direction
+from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Event, RunRow
-from fcil_server.ledger.runs import RunTable
-from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
 from fcil_server.reports.charts.history import History, MemberLine, OpenTicket, RunName
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Metrics
@@ -89,16 +87,13 @@ class HistoryReader:
         database: the ledger's file, read-only.
 
     Raises:
-        As `Database`.
+        As `Ledger`.
     """
 
     def __init__(self, path: Path, *, patience_s: float = math.inf) -> None:
-        self.database = Database(path, read_only=True)
+        self._ledger = Ledger(path, read_only=True)
+        self.database = self._ledger.database
         self._rounds = RoundReader(self.database)
-        self._runs = RunTable(self.database)
-        self._classes = ClassTable(self.database)
-        self._tasks = TaskTable(self.database)
-        self._evaluations = EvaluationTable(self.database)
         self._patience_s = patience_s
         self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
         self._written: dict[RunId | None, int] = {}  # SQLite's counter at the time of reading
@@ -139,8 +134,8 @@ class HistoryReader:
 
     def _run(self, run: RunId | None) -> RunRow | None:
         if run is None:
-            return self._runs.newest()
-        row = self._runs.get(run)
+            return self._ledger.runs.newest()
+        row = self._ledger.runs.get(run)
         if row is None:
             raise UsageError(
                 f"there is no run {run[:40]!r} in this federation.",
@@ -167,14 +162,14 @@ class HistoryReader:
         people = self._people()
         names = {ClientId(row["client_id"]): row["name"] for row in people}
         tallied = known.tally.read(names, self.database.now, self._patience_s)
-        tasks = tuple(self._tasks.all(run.run_id))
+        tasks = tuple(self._ledger.tasks.all(run.run_id))
         self._test(known, run.run_id, len(tallied.rounds), [t.class_ids for t in tasks])
         self._take_events(known, run.run_id)
         outside = self._rounds.rest(None).totals
         found = History(
             run=run,
             tasks=tasks,
-            classes=tuple(self._classes.all(run.run_id)),
+            classes=tuple(self._ledger.classes.all(run.run_id)),
             rounds=tallied.rounds,
             open=tallied.open,
             unread=tallied.unread,
@@ -243,7 +238,7 @@ class HistoryReader:
     ) -> None:
         key = (*self.database.rows(_NEWEST_TEST)[0], rounds)
         if key != known.tested:
-            rows = self._evaluations.all(run)
+            rows = self._ledger.evaluations.all(run)
             known.pooled = metrics.pooled(rows, increments)
             known.central = metrics.central(rows, increments)
             known.tested = key
@@ -264,12 +259,9 @@ class HistoryReader:
         return known.all_events - len(known.events)
 
     def _tickets(self) -> Iterator[OpenTicket]:
-        sql = (
-            "SELECT name, expires_at FROM tickets WHERE used_at IS NULL AND withdrawn_at IS NULL "
-            "AND expires_at > ? ORDER BY issued_at DESC, rowid DESC"
-        )
-        for row in self.database.rows(sql, (self.database.now,)):
-            yield OpenTicket(row["name"], row["expires_at"])
+        for ticket in self._ledger.tickets.all()[::-1]:
+            if ticket.open_s(self.database.now):
+                yield OpenTicket(ticket.name, ticket.expires_at)
 
     def _people(self) -> list[Row]:
         sql = (
