@@ -273,7 +273,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         if len(member.parts) > 1:
             by_top.setdefault(member.parts[0], []).append(member)
     if loose and by_top:
-        faults.append(f"{len(loose)} images lie in no class folder, such as {loose[0].name!r}")
+        faults.append(f"{len(loose)} images are in no class folder, such as {loose[0].name!r}")
     # A class may itself be called "train": then images lie directly in its folder.
     sides: list[SourcePart] = [
         side

@@ -59,7 +59,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 # Ordered by the losses in ablations (docs/benchmarks.md); unmeasured ones come last.
 ECONOMIES = (
     Economy(
-        "residuals in factors for ever",
+        "residuals always in factors",
         "a bound on what a newcomer fetches",
         {"residual": "factored", "catch_up": "factors"},
     ),

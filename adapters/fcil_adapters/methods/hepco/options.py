@@ -17,7 +17,7 @@ class HepcoHparams(PoolHparams):
 
     send_counts: bool = Field(
         default=True,
-        description="Whether clients tell how many images of each class they have (published "
+        description="Whether clients report how many images of each class they have (published "
         "code). False (paper): the server takes them as spread evenly over the task's classes.",
     )
     weights: Literal["per_class", "repo", "none"] = Field(
