@@ -219,7 +219,7 @@ def looks_copied() -> TrustError:
     return TrustError(
         "another connection with this client's key is in use, and the server keeps the newer one.",
         action="Run one client per directory; if its files were copied to another device, enrol "
-        "that one anew.",
+        "that one again.",
     )
 
 
