@@ -90,7 +90,7 @@ def page_site(section: FederationSection) -> WebProgram:
         example="127.0.0.1:7780",
         address=section.page,
         certificate=section.page_certificate,
-        hint="; a link that lets a browser in: fcil-server page",
+        hint="; for a sign-in link: fcil-server page",
         words=(
             *(word for word, on in switches.items() if on),
             *("--clients", str(section.metrics_clients)),
@@ -181,7 +181,7 @@ class WebProcess:
             why = await self._one_life(self._socket.fileno(), self._pipe[0])
             ends = 1 if loop.time() - began > STEADY_S else ends + 1
             pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
-            text = f"the process that serves {what} {why}; it is started again in {pause:g} s"
+            text = f"the process that serves {what} {why}; it is restarted in {pause:g} s"
             self._notify("warning", key, text)
             await asyncio.sleep(pause)
 

@@ -117,7 +117,7 @@ def test_a_process_that_ends_again_and_again_is_started_less_and_less_often(
     made.close()
     assert said[0].startswith("figures are at http://127.0.0.1:")
     assert said[1] == (
-        "the process that serves figures ended with exit code 3; it is started again in 0.001 s"
+        "the process that serves figures ended with exit code 3; it is restarted in 0.001 s"
     )
     assert [text.rsplit(" ", 2)[1] for text in said[1:6]] == [
         "0.001",

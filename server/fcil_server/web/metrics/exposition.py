@@ -55,7 +55,7 @@ CATALOGUE = (
     Spec("fcil_build_info", "Always 1; what is installed.", ("version", "python")),
     Spec("fcil_server_start_time_seconds", "When the server was started, unix time."),
     Spec("fcil_run_info", "Always 1; the newest run.", ("run", "method", "backbone", "parent")),
-    Spec("fcil_run_status", "1 for what the newest run is.", ("status",)),
+    Spec("fcil_run_status", "1 for the status of the newest run.", ("status",)),
     Spec("fcil_run_start_time_seconds", "When the newest run began, unix time."),
     Spec("fcil_run_tasks", "Tasks of the run that have opened."),
     Spec("fcil_run_tasks_done", "Tasks of the run that are learned."),
@@ -64,7 +64,7 @@ CATALOGUE = (
     Spec("fcil_run_state", "Number of the newest state."),
     Spec("fcil_task_number", "The task under way, from 0."),
     Spec("fcil_round_number", "The round under way, from 0 in its task and kind.", ("kind",)),
-    Spec("fcil_round_phase", "1 for what the server does now.", ("phase",)),
+    Spec("fcil_round_phase", "1 for what the server is doing now.", ("phase",)),
     Spec("fcil_round_remaining_seconds", "Until the deadline of the round under way."),
     Spec("fcil_round_asked", "Clients asked in the round under way."),
     Spec("fcil_round_answered", "Those of them whose update is on disk."),
@@ -72,7 +72,9 @@ CATALOGUE = (
     Spec("fcil_clients_connected", "Clients with a session."),
     Spec("fcil_clients_ready", "Clients that have said which classes they hold."),
     Spec("fcil_rounds_total", "Closed rounds.", ("kind", "outcome")),
-    Spec("fcil_rounds_reopened_total", "Times a round came up short and went on.", ("kind",)),
+    Spec(
+        "fcil_rounds_reopened_total", "Times a round missed its quorum and stayed open.", ("kind",)
+    ),
     Spec(
         "fcil_round_phase_seconds_total",
         "Seconds of closed rounds, by what they were spent on (collect, aggregate, save).",
@@ -117,7 +119,7 @@ CATALOGUE = (
     Spec("fcil_process_resident_memory_bytes", "Memory of each process.", ("process",)),
     Spec("fcil_process_cpu_seconds_total", "CPU time of each process.", ("process",)),
     Spec("fcil_process_open_fds", "Open files of each process.", ("process",)),
-    Spec("fcil_collect_seconds", "What it took to gather these figures."),
+    Spec("fcil_collect_seconds", "Time taken to gather these metrics."),
     Spec("fcil_client_connected", "1 for a client with a session.", ("client",)),
     Spec("fcil_client_updates_counted_total", "Updates of a client in a state.", ("client",)),
     Spec(

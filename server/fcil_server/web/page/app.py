@@ -111,7 +111,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             session = self._keyed.of(request.cookies)
             if session is None:
-                refusal = TrustError("you are not let in, or no longer.", action=GET_A_LINK)
+                refusal = TrustError("you are not signed in, or no longer are.", action=GET_A_LINK)
                 return _refused(request, refusal, 401)
             response = await handle(request, session)
             if isinstance(response, Response):

@@ -28,7 +28,7 @@ from fcil_server.reports.charts.render import template
 QUIET_S = 600.0  # the same defect is logged at most this often
 MAX_REMEMBERED = 50  # defects
 MAX_FRAMES = 8  # of a traceback, the innermost
-DEFECT = "The page has a defect; what it was is in the server's log."
+DEFECT = "The dashboard has a defect; the server's log has the details."
 
 _STATUS: tuple[tuple[type[FcilError], int], ...] = (
     (UsageError, 400),
