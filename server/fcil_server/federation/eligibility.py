@@ -64,7 +64,7 @@ def refusal(row: ClientRow | None, now: float) -> TrustError:
         return UnknownClient("this key is not enrolled here.")
     if row.revoked_at is not None:
         since, why = day(row.revoked_at), row.revoked_why or REVOKED
-        return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
+        return Revoked(f"client {row.name!r} was removed from the allow list on {since}: {why}.")
     assert row.not_after is not None, f"{row.client_id} may join at {now}"
     return MembershipExpired(
         f"client {row.name!r} was enrolled until {day(row.not_after)}, and the server's clock says "

@@ -119,7 +119,7 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
     if more > 0:
         return f"{more} more client{'s' if more > 1 else ''} ({here} here)"
     if machine.opens_at is not None:
-        return "others that may come or have images in a moment (round.settle_s)"
+        return "others that may connect or bring images shortly (round.settle_s)"
     hidden = describe_hidden(context, task, step)
     if hidden:
         return f"hidden classes to be shown: fcil-server classes show {hidden}"
