@@ -168,7 +168,7 @@ def test_other_methods_are_refused_and_a_head_has_no_body(federation: Path) -> N
         ("/?colour=red", 400, "Unknown parameter"),
         (f"/?run={RUN}&run={RUN}", 400, "may be given once"),
         ("/?run=../page.key", 400, "is not a run"),
-        ("/?run=r20990101-000000-0000", 400, "There is not a run"),
+        ("/?run=r20990101-000000-0000", 400, "There is no run"),
         (f"/?{'x' * 1200}", 414, "1024 bytes"),
         (f"/part/now?find={'x' * 300}", 400, "with at most 200 characters"),
         ("/part/rounds?last=9999999", 400, "Expected last to be one of"),
