@@ -179,7 +179,9 @@ def test_a_task_that_is_not_the_partitions_is_noticed(
     ctx = context(MEAN, classes=tuple(classes.values()), past=past)
     order = fields(data, partition, 0, tmp_path, ctx, classes=classes)
     reply, _ = Direct(ClientWorker())("run", order, [Payload()])
-    said = [f"task {task} of this run differs from that of the partition" in n for n in reply["notes"]]
+    said = [
+        f"task {task} of this run differs from that of the partition" in n for n in reply["notes"]
+    ]
     assert said == [True] * strange
     later = {**order, **fields_of(MEAN, replace(ctx, round=1))}
     assert "notes" not in Direct(ClientWorker())("run", later, [Payload()])[0]  # said once a task
