@@ -287,7 +287,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
             entries.extend(_class_entries(names, top, inside, None))
         return Listing(tuple(entries), tuple(faults))
     faults.extend(
-        f"folder {top!r} beside {' and '.join(f'{s}/' for s in sides)} is left out"
+        f"folder {top!r} next to {' and '.join(f'{s}/' for s in sides)} is left out"
         for top in by_top
         if top not in sides
     )

@@ -179,7 +179,7 @@ def show_status(rows: list[dict[str, Any]]) -> None:
         _show_model(row)
     if away:
         typer.echo(
-            "To drop a client whose server is gone for good: "
+            "To drop a client whose server is gone permanently: "
             "fcil-client leave --data FOLDER --without-server"
         )
 

@@ -201,7 +201,7 @@ class Home:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} is damaged ({error}).",
-                action="Restore it from a backup, or remove it and keys.json beside it and join "
+                action="Restore it from a backup, or remove it and keys.json next to it and join "
                 "again as a new client; the journal of what left the device stays.",
             ) from error
         return enrolment

@@ -31,7 +31,7 @@ class Data(ExperimentSection):
     classes: int = Field(ge=1, description="classes of the data set")
     tasks: int = Field(ge=1, description="tasks, of equally many classes")
     order: Literal["pycil", "natural", "shuffled"] = Field(
-        "pycil", description="of classes; 'shuffled' is drawn anew for each seed"
+        "pycil", description="of classes; 'shuffled' is drawn again for each seed"
     )
     train_per_class: int = Field(0, ge=0, description="training images of a class; 0: all")
     test_per_class: int = Field(0, ge=0, description="test images of a class; 0: all")

@@ -91,7 +91,7 @@ def _named(center, gone):
 def test_a_ticket_of_the_wrong_kind_is_refused_before_it_is_used(center, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = []
-    with pytest.raises(BadTicket, match="lets in a relay"):
+    with pytest.raises(BadTicket, match="admits a relay"):
         asyncio.run(redeem(issue(center, "a", role=Role.RELAY), tmp_path, made.append))
     with pytest.raises(BadTicket, match="for a client"):
         asyncio.run(enrol(tmp_path, issue(center, "b"), made.append))
