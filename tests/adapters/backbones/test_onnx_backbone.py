@@ -161,7 +161,7 @@ class TestExport:
         safetensors.numpy.save_file(other, tmp_path / f"{EMBEDDED}.safetensors")
         done = CliRunner().invoke(app, ["backbone", "export", "embedded", "--out", str(tmp_path)])
         assert done.exit_code == 4
-        assert "is there already, with other weights" in done.output
+        assert "exists already, with other weights" in done.output
         assert not (tmp_path / f"{EMBEDDED}.onnx").exists()
 
 

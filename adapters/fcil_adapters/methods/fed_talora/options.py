@@ -64,7 +64,7 @@ ECONOMIES = (
         {"residual": "factored", "catch_up": "factors"},
     ),
     Economy("no residual", "that the global weights are the exact mean", {"residual": "off"}),
-    Economy("A frozen, B alone trained", "half of what is trained", {"freeze_a": True}),
+    Economy("A frozen, B alone trained", "half of the trained parameters", {"freeze_a": True}),
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
     Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
 )

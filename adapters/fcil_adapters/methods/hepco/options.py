@@ -67,7 +67,7 @@ class HepcoHparams(PoolHparams):
     )
     distill: Literal["both", "prompts", "head", "none"] = Field(
         default="both",
-        description="What the server repairs by distillation; none: plain averages.",
+        description="Tensors that the server improves by distillation; none: plain averages.",
     )
     distillation_steps: int = Field(
         default=200, ge=1, description="Steps for the prompts, and as many for the head."
