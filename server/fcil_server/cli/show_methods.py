@@ -143,7 +143,7 @@ def show_method(row: dict[str, Any]) -> None:
         missed = _exact(row["traffic"]["missed"])
         out.print(f"a client that joins in this task fetches {missed} more, of earlier tasks\n")
     else:
-        out.print("later tasks, and what joining in them costs: --past CLASSES\n")
+        out.print("later tasks, and the cost of joining in them: --past CLASSES\n")
     for name, preset in row["presets"].items():
         chosen = ", ".join(f"{option} = {value}" for option, value in preset.items())
         out.print(f"preset {name}: {chosen}")

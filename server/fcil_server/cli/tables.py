@@ -195,7 +195,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
         show_table(out, shown)
     if gone:
         told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
-        out.print(f"no more     {told}: fcil-server clients")
+        out.print(f"former      {told}: fcil-server clients")
     for row in clients:
         if row.get("why"):
             out.print(f"{printable(row['name'])}: {printable(row['why'])}")

@@ -259,8 +259,8 @@ def describe_lost_frames(ledger: Path) -> str:
     if not lost:
         return ""
     return (
-        f"{lost} frames of the ledger's log after a damaged one are lost: what {path} held from "
-        "there on, perhaps acknowledged updates."
+        f"{lost} frames of the ledger's log after a damaged one are lost: everything in "
+        f"{path} from there on, perhaps including acknowledged updates."
     )
 
 

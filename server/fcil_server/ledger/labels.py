@@ -12,7 +12,7 @@ CLOSED_BY = {
     "too_few": "fewer updates than round.min_updates",
 }
 ANSWERS = {
-    "straggler": "came too late",
+    "straggler": "arrived too late",
     "lost": "was away",
     "declined": "declined",
     "surplus": "was not needed",

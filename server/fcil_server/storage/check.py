@@ -236,7 +236,7 @@ def _leftovers(directory: Path) -> Iterator[CheckFinding]:
             continue  # being written now
         elif path.name.startswith(f".{SCRATCH}."):
             text = f"{path} belongs to a backup that is being written or was killed"
-            action = "The next backup to that folder removes what is left of killed ones."
+            action = "The next backup to that folder removes the remains of killed ones."
         else:
             text, action = f"{path} is not a file of fcil", "Move it elsewhere if it is yours."
         yield warning("leftovers", text, action)

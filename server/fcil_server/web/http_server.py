@@ -92,7 +92,7 @@ def open_listener(address: str) -> socket.socket:
     except OSError as error:
         raise LinkError(
             f"cannot listen on {address}: {error.strerror or error}.",
-            action="Stop what listens there, or choose another address.",
+            action="Stop the program that listens there, or choose another address.",
         ) from error
     return sock
 

@@ -105,7 +105,7 @@ def test_a_bound_below_what_torch_takes_is_told_before_any_weights_are_loaded():
         finally:
             await host.stop()
 
-    with pytest.raises(ConfigError, match="max-memory is 300 MB, and what is loaded here needs"):
+    with pytest.raises(ConfigError, match="max-memory is 300 MB, and the loaded data need"):
         asyncio.run(go())
 
 

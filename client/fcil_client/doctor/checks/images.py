@@ -39,7 +39,7 @@ def folder(facts: ImageFacts) -> Finding:
 @check("images.layout", "files and folders that the layout leaves out, and class names refused")
 def layout(facts: ImageFacts) -> Finding:
     if not facts.left_out:
-        return ok("every image lies in a class folder whose name can be used")
+        return ok("every image is in a class folder with a usable name")
     return warning(some(facts.left_out), "Move or rename them; until then they are ignored.")
 
 

@@ -30,7 +30,7 @@ _ANSWERS = {
     "updated": ("has answered", "good"),
     "declined": ("declined", "warn"),
     "lost": ("is away", "bad"),
-    "late": ("came too late", "bad"),
+    "late": ("arrived too late", "bad"),
     "surplus": ("is not needed", "quiet"),
 }
 

@@ -52,7 +52,7 @@ _FLOW = ("direction", "cause")
 
 CATALOGUE = (
     Spec("fcil_up", "1 if the server answers."),
-    Spec("fcil_build_info", "Always 1; what is installed.", ("version", "python")),
+    Spec("fcil_build_info", "Always 1; the installed versions.", ("version", "python")),
     Spec("fcil_server_start_time_seconds", "When the server was started, unix time."),
     Spec("fcil_run_info", "Always 1; the newest run.", ("run", "method", "backbone", "parent")),
     Spec("fcil_run_status", "1 for the status of the newest run.", ("status",)),
@@ -67,7 +67,7 @@ CATALOGUE = (
     Spec("fcil_round_phase", "1 for what the server is doing now.", ("phase",)),
     Spec("fcil_round_remaining_seconds", "Until the deadline of the round under way."),
     Spec("fcil_round_asked", "Clients asked in the round under way."),
-    Spec("fcil_round_answered", "Those of them whose update is on disk."),
+    Spec("fcil_round_answered", "Asked clients whose update is on disk."),
     Spec("fcil_members", "Members that may join.", ("role",)),
     Spec("fcil_clients_connected", "Clients with a session."),
     Spec("fcil_clients_ready", "Clients that have said which classes they hold."),
@@ -77,12 +77,12 @@ CATALOGUE = (
     ),
     Spec(
         "fcil_round_phase_seconds_total",
-        "Seconds of closed rounds, by what they were spent on (collect, aggregate, save).",
+        "Seconds of closed rounds, by activity (collect, aggregate, save).",
         ("kind", "phase"),
     ),
     Spec("fcil_updates_accepted_total", "Updates that were acknowledged.", ("kind",)),
     Spec("fcil_updates_counted_total", "Updates that are part of a state.", ("kind",)),
-    Spec("fcil_updates_excluded_total", "Updates that were left out, with a reason.", ("kind",)),
+    Spec("fcil_updates_excluded_total", "Updates that were excluded, with a reason.", ("kind",)),
     Spec("fcil_clients_silent_total", "Asked clients without an update, and why.", ("answer",)),
     Spec("fcil_messages_refused_total", "Messages that were refused.", ("code",)),
     Spec("fcil_tensor_bytes_total", "Tensors alone.", _FLOW),

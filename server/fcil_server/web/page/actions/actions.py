@@ -202,7 +202,7 @@ def _update_stays(live: Fields, keep: bool) -> str:
     if live["round"] is None:
         return "No round is under way."
     kept = "still counts" if keep else "is left out"
-    return f"What it has sent to the round under way ({_place(live)}) {kept}."
+    return f"Its update to the round under way ({_place(live)}) {kept}."
 
 
 def _plan_close(request: Fields, live: Fields) -> PlannedAct:
