@@ -35,8 +35,8 @@ QUOTED = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)  # i
 MARKED = re.compile(r"\{[%{#].*?[%}#]\}|<[^>]*>", re.DOTALL)  # in a template
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "protocol/*.md", "deploy/*.md", "experiments/**/*.md")
-    for path in ROOT.glob(pattern)
+    for folder in ("", "docs", "protocol", "deploy", "experiments", "adapters", "tests/vectors")
+    for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
     if path.name != "CHANGELOG.md" and "results" not in path.parts
 )
 TEMPLATES = sorted((ROOT / "server").rglob("templates/**/*.html"))
@@ -135,7 +135,7 @@ def test_an_idiom_is_found_in_a_message(text):
 
 def test_an_idiom_is_found_on_a_page_and_not_in_its_code_or_headings(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Who goes on\n\n```\nanew\n```\n`anew` [one](anew.md)\nIt goes on.\n")
+    page.write_text("# Who goes on\n\n```\nanew\n```\n`anew` [one](#anew)\nIt goes on.\n")
     assert [line for line, text in sentences(page) if IDIOM.search(text)] == [7]
 
 
