@@ -219,7 +219,7 @@ def lost_words(lost: Mapping[str, float]) -> list[str]:
     """Return a sentence for each kind whose rounding lost much of a round's training."""
     return [
         f"half precision lost {min(share, 1):.0%} of this round's step of {kind}: the steps are "
-        "small compared with the values; a run without {kind} in [wire] half would keep them"
+        f"small compared with the values; a run without {kind} in [wire] half would keep them"
         for kind, share in lost.items()
         if share >= MUCH
     ]

@@ -89,10 +89,7 @@ PAUSE_LIMIT_S = 120.0  # work may be suspended for this long before the round co
 
 State = Link | Work
 Handler = Callable[..., list[Instruction]]
-_BEGUN = (
-    Work.FETCHING,
-    Work.IDLE,
-)  # idle: declined at once, since the device is not allowed to work
+_BEGUN = (Work.FETCHING, Work.IDLE)  # idle: declined at once, since the device may not work
 
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
@@ -115,7 +112,7 @@ class ClientSession:
         scanning: a scan is running.
         folder_changed: the folder changed since the last scan began.
         withdrawn: the server rejected the last scan's classes; the list is empty since.
-        pause_reason: why the device is not allowed to work now; empty: it may.
+        pause_reason: why the device may not work now; empty: it may.
         pauses: number of times that it was barred.
         declined_paused: it declined a round while barred, and must announce when it may work again.
         patience_s: seconds of suspended work before the round continues without it.
