@@ -52,8 +52,7 @@ def check_privacy(
     if open_kinds and not terms.partial:
         raise ConfigError(
             f"privacy.noise_multiplier is {terms.noise_multiplier:g}, but the method {method.name} "
-            f"also sends trained tensors, which noise does not cover: "
-            f"{', '.join(open_kinds)}.",
+            f"also sends trained tensors, which noise does not cover: {', '.join(open_kinds)}.",
             action="Choose a method that sends statistics only, such as running_mean, or set "
             "privacy.partial to true if noise on the statistics alone is enough.",
         )

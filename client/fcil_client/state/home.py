@@ -258,8 +258,7 @@ class Home:
             raise CorruptFile(
                 f"{path} is gone: expected the salt that {manifest} was made with, got none.",
                 action="Restore it from a backup. Without one, remove manifest.json: the images "
-                "are split again, and images that were kept for tests are then used for "
-                "training.",
+                "are split again, and images that were kept for tests are then used for training.",
             )
         salt = os.urandom(SALT_BYTES)
         write_atomic(path, salt + _salt_check(salt))

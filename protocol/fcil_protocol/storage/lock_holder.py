@@ -20,8 +20,7 @@ TELL_S = 5.0  # between two messages about a process that has not ended
 # Remedy for a directory of this kind in use.
 _ACTIONS = {
     "federation": "See what it is doing: fcil-server status. Stop it: fcil-server stop. Or name "
-    "another "
-    "directory: --dir",
+    "another directory: --dir",
     "client": "A client is already running for these images: fcil-client status shows it. To "
     "restart it, stop that process first.",
 }
@@ -106,8 +105,7 @@ def wait_until_over(
             if now - began > timeout_s:
                 raise Timeout(
                     f"{holder_of(directory) or f'process {pid}'} was asked to stop "
-                    f"{now - began:.0f} "
-                    f"s ago, but still uses {directory}.",
+                    f"{now - began:.0f} s ago, but still uses {directory}.",
                     action="It may be waiting for a disk; see its log. A second signal stops it "
                     "immediately.",
                 )

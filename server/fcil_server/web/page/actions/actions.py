@@ -217,8 +217,7 @@ def _plan_close(request: Fields, live: Fields) -> PlannedAct:
     more = " The further rounds of its task close too, at once." if rest else ""
     says = (
         f"Ends the round under way ({_place(live)}) with the updates received so far: {answered} "
-        f"of {asked} "
-        f"have answered; {left}.{more}"
+        f"of {asked} have answered; {left}.{more}"
     )
     target = (live["run"], under_way["task"], under_way["kind"], under_way["round"])
     return PlannedAct("close_round", "close_round", {"rest_of_task": rest}, target, says)
@@ -251,8 +250,7 @@ def _drain(live: Fields) -> str:
     when = "now" if live["round"] is None else f"when the round under way ({_place(live)}) is over"
     return (
         f"Stops the server {when}; no other round opens. This dashboard stops with it. Start it "
-        "again "
-        "with: fcil-server serve."
+        "again with: fcil-server serve."
     )
 
 
