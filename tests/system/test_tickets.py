@@ -230,7 +230,7 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
         federation.check_clients()  # the other one goes on
     with open_ledger(federation) as ledger:
         states = {c.name: (c.revoked_at is None, c.revoked_why) for c in ledger.clients.all()}
-    assert states == {"a": (True, ""), "b": (False, "the client left on its own")}
+    assert states == {"a": (True, ""), "b": (False, "the client left by itself")}
 
 
 @pytest.mark.full

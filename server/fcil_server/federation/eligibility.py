@@ -16,7 +16,7 @@ from fcil_protocol.errors import (
 from fcil_server.ledger.rows import ClientRow, TicketRow
 
 REVOKED = "revoked by the operator"  # if no other reason was given
-LEFT_BY_ITSELF = "the client left on its own"
+LEFT_BY_ITSELF = "the client left by itself"  # compared with what ledgers hold: it never changes
 
 
 def gone(*, erased: bool, revoked: bool, why: str) -> str:
