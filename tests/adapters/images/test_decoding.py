@@ -211,7 +211,7 @@ def test_train_and_test_above_the_classes_are_parts(tmp_path):
         ("test/cat/2.png", "cat", "test"),
         ("test/dog/3.png", "dog", "test"),
     ]
-    assert source.listing().faults == ("folder 'val' beside train/ and test/ is left out",)
+    assert source.listing().faults == ("folder 'val' next to train/ and test/ is left out",)
 
 
 def test_a_class_may_be_called_train(tmp_path):
