@@ -60,7 +60,7 @@ def figures_site(section: FederationSection) -> WebProgram:
     """Return the site of the metrics for Prometheus."""
     return WebProgram(
         key="metrics",
-        what="figures",
+        what="metrics",
         verb="are",
         module="fcil_server.web.metrics.server",
         packages=("prometheus_client", "starlette", "uvicorn"),
@@ -83,7 +83,7 @@ def page_site(section: FederationSection) -> WebProgram:
     beside = [word for folder in section.page_beside for word in ("--beside", folder)]
     return WebProgram(
         key="page",
-        what="the page",
+        what="the dashboard",
         verb="is",
         module="fcil_server.web.page.server",
         packages=("jinja2", "starlette", "uvicorn", *figures),

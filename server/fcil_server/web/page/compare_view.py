@@ -190,7 +190,7 @@ class Runs:
             if kept is not None:
                 return kept.found
             raise NotYet(
-                "its ledger is long, and still being read.", action="Look again in a moment."
+                "its ledger is long, and still being read.", action="Try again in a moment."
             ) from None
 
     def _read(self, path: Path, run: RunRow, stamp: tuple[object, ...]) -> Compared:

@@ -313,7 +313,7 @@ def test_one_open_page_too_many_is_asked_to_come_later(federation: Path) -> None
             await second.until("hello")
             refused = await page.get("/stream")
             assert code(refused) == 503
-            assert '"2 pages are open."' in refused
+            assert '"2 dashboards are open."' in refused
             assert code(await page.get("/")) == 200
 
     visited(federation, work, most=2)
@@ -344,7 +344,7 @@ def test_a_defect_is_a_sentence_and_is_told_to_the_log_once(
         assert "content-security-policy" in answer
     assert "application/json" in part
     told = capsys.readouterr().err
-    assert told.count("internal: the page failed at GET /\n") == 1
+    assert told.count("internal: the dashboard failed at GET /\n") == 1
     assert "secret words" in told
 
 

@@ -94,4 +94,5 @@ class Faults:
             del self._told[next(iter(self._told))]
         self._told[key] = now
         lines = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))
-        print(f"internal: the page failed at {where}\n{lines}", file=sys.stderr, end="")  # noqa: T201 - the server's log
+        text = f"internal: the dashboard failed at {where}\n{lines}"
+        print(text, file=sys.stderr, end="")  # noqa: T201 - the server's log

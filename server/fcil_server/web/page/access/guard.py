@@ -89,7 +89,7 @@ def run_of(given: Mapping[str, str]) -> RunId | None:
     if not name:
         return None
     if not is_run_id(name):
-        raise UsageError(f"{name[:40]!r} is not a run.", action="Choose one on the page.")
+        raise UsageError(f"{name[:40]!r} is not a run.", action="Choose one on the dashboard.")
     return RunId(name)
 
 

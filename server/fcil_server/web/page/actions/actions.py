@@ -201,7 +201,7 @@ def _who(ledger: Ledger, row: ClientRow) -> str:
 def _update_stays(live: Fields, keep: bool) -> str:
     if live["round"] is None:
         return "No round is under way."
-    kept = "still counts" if keep else "is left out"
+    kept = "still counts" if keep else "is excluded"
     return f"Its update to the round under way ({_place(live)}) {kept}."
 
 
@@ -213,8 +213,10 @@ def _plan_close(request: Fields, live: Fields) -> PlannedAct:
         )
     rest = request["rest_of_task"]
     answered, asked = under_way["answered"], under_way["asked"]
-    left = "the others are not waited for" if answered else "with no update, it is skipped"
-    more = " The further rounds of its task close too, at once." if rest else ""
+    left = (
+        "the server does not wait for the others" if answered else "with no update, it is skipped"
+    )
+    more = " The remaining rounds of its task close too, at once." if rest else ""
     says = (
         f"Ends the round under way ({_place(live)}) with the updates received so far: {answered} "
         f"of {asked} have answered; {left}.{more}"
@@ -230,7 +232,7 @@ def _place(live: Fields) -> str:
 
 def _pause(live: Fields) -> str:
     if live["mode"] == "paused":
-        return "The server is paused already; it stays so."
+        return "The server is already paused; nothing changes."
     if live["round"] is not None:
         return (
             f"The round under way ({_place(live)}) continues to its end; then no round opens until "
