@@ -88,7 +88,7 @@ def test_the_doctor_finds_what_is_well_and_what_was_broken(tmp_path, look, monke
         assert lines["images.sides"]["state"] == "ok"
         assert ticket not in done.stdout + done.stderr
         words = [note["text"] for note in control_socket.ask(home, "status")["notes"]]
-        assert not [text for text in words if "connection is gone" in text]
+        assert not [text for text in words if "connection was lost" in text]
         lines, failed, code = look("--data", str(data), "--ticket", "-", stdin=ticket)
         assert (failed, code) == ([], 0)
         assert "no longer needs it" in lines["membership.ticket"]["text"]
