@@ -44,7 +44,7 @@ RUN apt-get update \
  && useradd --uid 10001 --gid fcil --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin fcil \
  && install -d -o fcil -g fcil -m 0700 /var/lib/fcil /tickets
 COPY --from=build /opt/fcil /opt/fcil
-# What is cached (a backbone from timm's hub) lies beside what is kept.
+# The cache (a backbone from timm's hub) is next to the state.
 ENV PATH=/opt/fcil/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     XDG_STATE_HOME=/var/lib/fcil/state \

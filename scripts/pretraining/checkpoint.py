@@ -82,5 +82,5 @@ def load(path: Path) -> tuple[dict[str, Tensor], Story]:
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         raise CorruptFile(
             f"the checkpoint {path} cannot be used ({str(error)[:160]}).",
-            action="Remove it to start anew, or put a copy in its place.",
+            action="Remove it to start from scratch, or replace it with a copy.",
         ) from error

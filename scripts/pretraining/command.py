@@ -100,7 +100,7 @@ def _train(args: argparse.Namespace) -> None:
         if (args.out / CHECKPOINT).exists():
             _refuse_changes(args, load(args.out / CHECKPOINT)[1], len(pictures.images))
             learner, story = resume(args.out, pictures, args.device)
-            print(f"goes on at step {story.step} of {story.recipe.steps}", flush=True)
+            print(f"resumes at step {story.step} of {story.recipe.steps}", flush=True)
         else:
             learner, story = _new(args, pictures)
         story = train(learner, story, pictures, Sitting(args.out, args.save_every, tell=_tell))
@@ -149,7 +149,7 @@ def _refuse_changes(args: argparse.Namespace, story: Story, images: int) -> None
             f"{args.out} has a pre-training that began from "
             f"{f'the weights {story.start[:12]}' if story.start else 'random weights'}, not from "
             f"{args.start}.",
-            action="Leave --start out to go on with it, or choose another folder.",
+            action="Leave --start out to continue it, or choose another folder.",
         )
     recipe = story.recipe
     wanted = {**(Recipe.of(args.recipe, 1).terms if args.recipe else {}), **_given(args)}
@@ -161,7 +161,7 @@ def _refuse_changes(args: argparse.Namespace, story: Story, images: int) -> None
     if other:
         raise ConfigError(
             f"{args.out} has a pre-training with {', '.join(other)}.",
-            action="Leave these options out to go on with it, or choose another folder.",
+            action="Leave these options out to continue it, or choose another folder.",
         )
 
 

@@ -108,7 +108,7 @@ class Recipe:
             raise ConfigError(
                 f"a recipe has the fields {', '.join(sorted(known))}; "
                 f"different here: {', '.join(sorted(known ^ set(found)))}.",
-                action="Start anew in another folder.",
+                action="Start again in another folder.",
             )
         return cls(**found)
 

@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
 PACKAGES = ("protocol", "adapters", "client", "server")
-# The way of one update says `M` for any method.
+# The life of an update says `M` for any method.
 ANY_METHOD = "running_mean"
 
 
@@ -27,8 +27,8 @@ def at(name: str) -> Path:
 
 
 def way() -> list[list[str]]:
-    """Return the cells of each row of the way of one update."""
-    text = PAGE.partition("\n## The way of one update\n")[2].partition("\n## ")[0]
+    """Return the cells of each row of the life of an update."""
+    text = PAGE.partition("\n## The life of an update\n")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)]
     assert len(rows) == 14
     return rows

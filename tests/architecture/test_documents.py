@@ -165,7 +165,7 @@ def field_table(model: type[BaseModel]) -> dict[str, list[str]]:
     """Return field -> [type, default, meaning] of a message or of a map inside one."""
     if issubclass(model, Message) and model is not Message:
         return table(message_section(model).split("\n\n`")[0])
-    intro = "Every message has these two fields; section 5 says what they hold."
+    intro = "Every message has these two fields; section 5 explains them."
     before = intro if model is Message else f"\n`{model.__name__}`:"
     _, _, rest = numbered(PROTOCOL, 4).partition(f"{before}\n\n")
     assert rest, f"PROTOCOL.md has no table of {model.__name__}"

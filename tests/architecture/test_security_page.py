@@ -28,6 +28,9 @@ def test_every_claim_in_a_table_is_shown_by_a_test():
         for line in PAGE.splitlines()
         if line.startswith("|") and not line.startswith("|--")
     ]
+    assert {len(row) for row in rows} == {2, 3}, (
+        "the assets' table has two columns, the others three"
+    )
     claims = [row for row in rows if len(row) == 3 and row[0] != "attempt"]
     assert len(claims) > 15
     for attempt, protection, shown in claims:

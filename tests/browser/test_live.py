@@ -238,10 +238,10 @@ def test_a_link_lets_one_browser_in_once_and_who_signs_out_is_out(chromium, tmp_
         expect(second.section("head")).to_be_visible()
 
         assert kit.command(federation, "page", "--sign-out").returncode == 0
-        expect(second.page.locator("#banner")).to_contain_text("no longer let in")
+        expect(second.page.locator("#banner")).to_contain_text("no longer signed in")
         second.shot("signed-out-light")
         assert kit.axe_faults(second.page) == []
-        second.page.get_by_role("link", name="Open the page again").click()
+        second.page.get_by_role("link", name="Sign in again").click()
         expect(second.page.locator("#enter-form")).to_be_visible()
 
 

@@ -2,7 +2,7 @@
 
 Server and clients are the real daemons with their real workers; only the sockets are not real.
 
-Where each fault of the list is shown (rows: docs/architecture.md, "The way of one update"):
+Where each fault of the list is shown (rows: docs/architecture.md, "The life of an update"):
 
 | fault | where |
 |---|---|

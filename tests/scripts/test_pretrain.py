@@ -302,7 +302,7 @@ class TestCommand:
         code, said, _ = pretrain(capsys, *always, *new)
         assert (code, said.count("step 1 of 1")) == (0, 1)
         code, said, _ = pretrain(capsys, *always)
-        assert (code, "goes on at step 1 of 1" in said) == (0, True)
+        assert (code, "resumes at step 1 of 1" in said) == (0, True)
         code, said, _ = pretrain(
             capsys, "card", "--out", out, "--cifar100", archive, "--data", archive, "--per-class", 3
         )

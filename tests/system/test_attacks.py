@@ -290,7 +290,7 @@ def test_of_two_links_with_one_key_the_newer_stays_and_both_sides_are_told(play,
         await copy.greet()
         goodbye = await victim.hear(Bye)
         assert goodbye.code == "two_links"
-        assert "enrol it anew" in goodbye.reason
+        assert "enrol it again" in goodbye.reason
         while await asyncio.wait_for(victim.link.recv(), WAIT_S) != LinkNews("down"):
             pass
         await asyncio.to_thread(federation.until, "two_links", text="victim")

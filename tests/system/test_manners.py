@@ -161,7 +161,7 @@ def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path)
     assert len(counted) == len(set(counted)) == 6  # two clients in two rounds and an evaluation
     for name in ("server", "a"):
         words = federation.log(name).read_text()
-        assert "stopped at once" in words
+        assert "stopped immediately" in words
         assert "Traceback" not in words
 
 
@@ -175,7 +175,7 @@ def test_a_hang_up_reopens_the_log_and_settings_are_not_read_again(tmp_path):
         federation.until("announced")
         log.rename(old)
         federation.server.send_signal(signal.SIGHUP)
-        federation.until("signal", text="open anew")
+        federation.until("signal", text="reopened the log")
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
         last = [json.loads(line) for line in old.read_text().splitlines()]
         assert {n["code"] for n in last} >= {"serving", "task_opened", "announced"}
@@ -183,7 +183,7 @@ def test_a_hang_up_reopens_the_log_and_settings_are_not_read_again(tmp_path):
         federation.clients["a"].send_signal(signal.SIGHUP)  # it lives on, and ends when asked
         federation.clients["a"].send_signal(signal.SIGTERM)
         assert federation.clients.pop("a").wait(120) == 0
-    assert "SIGHUP: the log file is open anew" in mine.read_text()
+    assert "SIGHUP: reopened the log file" in mine.read_text()
     assert federation.log("server").read_text() == ""  # no terminal: said once, in the log
 
 
@@ -242,11 +242,11 @@ def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_p
         federation.until("signal", text="expected a file, got a pipe")
         log.rename(pipe)
         federation.server.send_signal(signal.SIGHUP)
-        federation.until("signal", text="open anew")
+        federation.until("signal", text="reopened the log")
         federation.server.send_signal(signal.SIGTERM)
         assert federation.server.wait(120) == 0
     assert "expected a file, got a pipe" in old.read_text()
-    assert "SIGHUP: the log file is open anew" in log.read_text()
+    assert "SIGHUP: reopened the log file" in log.read_text()
 
 
 @pytest.mark.full

@@ -137,7 +137,7 @@ STEPS = [
     Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
     Step(
         "docs/page.md",
-        "fcil-server serve --page 0.0.0.0:7780 --page-cert door.pem --page-key door.key",
+        "fcil-server serve --page 0.0.0.0:7780 --page-cert page.pem --page-key page.key",
         "needs the reader's certificate: test_web_door.py",
     ),
     home(
@@ -154,7 +154,7 @@ STEPS = [
     Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
     Step(
         "docs/metrics.md",
-        "fcil-server serve --metrics 0.0.0.0:9464 --metrics-cert door.pem --metrics-key door.key",
+        "fcil-server serve --metrics 0.0.0.0:9464 --metrics-cert metrics.pem --metrics-key metrics.key",
         "needs the reader's certificate: test_web_door.py",
     ),
     # From other machines: a place of its own.
@@ -167,7 +167,7 @@ STEPS = [
     Step(README, "fcil-server enrol camera-3 --out camera-3.ticket", "others", "camera-3"),
     Step(
         README, "fcil-client join --data ./images --ticket camera-3.ticket", "others",
-        "nobody at lab.example:7710 answered", code=2,  # lab.example is the reader's
+        "no server at lab.example:7710 answered", code=2,  # lab.example is the reader's
     ),
     Step("", "fcil-server clients", "others", "open ticket for camera-3"),
     # Experiments.

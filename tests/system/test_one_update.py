@@ -1,4 +1,4 @@
-"""The "way of one update" of docs/architecture.md as code, row by row, over a link in memory."""
+"""The "life of an update" of docs/architecture.md as code, row by row, over a link in memory."""
 
 import asyncio
 import time

@@ -43,7 +43,7 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
         assert sum(held) == 40
         told = f"digits.zip-00{slot} holds 40 training images of {len(held)} classes"
         assert told in server
-        assert "not that of the partition" not in federation.log(f"c{slot}").read_text()
+        assert "differs from that of the partition" not in federation.log(f"c{slot}").read_text()
 
 
 def test_clients_say_that_the_runs_tasks_are_not_those_of_the_partition(tmp_path):
@@ -56,4 +56,4 @@ def test_clients_say_that_the_runs_tasks_are_not_those_of_the_partition(tmp_path
         federation.clients["lab"].wait(60)
         said = federation.log("lab").read_text()
     for task in (0, 1):  # by one of the two: what both say is shown once
-        assert f": task {task} of this run is not that of the partition" in said
+        assert f": task {task} of this run differs from that of the partition" in said

@@ -69,6 +69,6 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
 @pytest.mark.full
 def test_a_server_does_not_begin_a_run_whose_method_noise_cannot_cover(tmp_path):
     with LocalFederation(tmp_path) as federation:
-        with pytest.raises(LinkError, match="hgp also sends what is trained"):
+        with pytest.raises(LinkError, match="hgp also sends trained tensors"):
             federation.serve(*settings(method__name="hgp", **NOISE))
         assert not federation.federation.exists(), "nothing is left of it"

@@ -74,7 +74,7 @@ def test_groups_learn_together_and_one_that_is_killed_goes_on_from_its_homes(tmp
         assert federation.clients["lab"].wait(200) == 0, federation.last_words("lab")
         assert federation.server.wait(60) == 0
     said = [e["text"] for e in events(federation) if e["event"] == "note"]
-    assert "group 1 (slots 2-3) was killed; it is started again." in said
+    assert "group 1 (slots 2-3) was killed; it is restarted." in said
     assert "all 2 groups have ended, exit code 0" in said
     with open_ledger(federation) as ledger:
         run = ledger.runs.newest().run_id

@@ -145,7 +145,7 @@ def test_a_client_with_a_method_that_does_not_fit_hears_why_and_joins_when_it_do
     again = clients_of(federation)
     assert again.keys() == clients.keys()
     assert (again[name]["state"], again[name]["why"]) == ("ready", "")
-    for word in ("warning", "error", "connection is gone"):
+    for word in ("warning", "error", "connection was lost"):
         assert word not in federation.log("a").read_text()
 
 

@@ -301,7 +301,7 @@ def _check_structure(module: Any, name: str) -> None:
     )
     if not usable:
         raise DataError(
-            f"the model {name!r} is no plain vision transformer with a class-token feature.",
+            f"the model {name!r} is not a plain vision transformer with a class-token feature.",
             action="Choose a timm ViT such as 'vit_base_patch16_224.dino'.",
         )
 

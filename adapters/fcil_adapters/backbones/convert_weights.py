@@ -36,7 +36,7 @@ def convert(source: Path, target: Path) -> WeightsFile:
         StorageError: the target cannot be written.
     """
     if target.exists():
-        raise DataError(f"{target} is there already.", action="Choose another name.")
+        raise DataError(f"{target} exists already.", action="Choose another name.")
     state = _weights(_load(source))
     if not state:
         raise DataError(
@@ -61,8 +61,7 @@ def _load(source: Path) -> Any:
     except Exception as error:  # damaged bytes make an unpickler raise anything
         if type(error).__name__ == "UnpicklingError" and "weights_only" in str(error).lower():
             raise DataError(
-                f"{source} holds more than tensors, and what it holds could be a program; it is "
-                "not opened.",
+                f"{source} holds more than tensors and could contain a program; it was not opened.",
                 action="Save the state dict alone, on a machine where you trust the file.",
             ) from error
         raise _no_checkpoint(source) from error
@@ -70,7 +69,7 @@ def _load(source: Path) -> Any:
 
 def _no_checkpoint(source: Path) -> DataError:
     return DataError(
-        f"{source} is no torch checkpoint, or is damaged.",
+        f"{source} is not a torch checkpoint, or is damaged.",
         action="Give a .pth or .pt file that torch.save wrote.",
     )
 

@@ -123,7 +123,7 @@ def choose(engine: str = "auto", *, needs_gradient: bool = False) -> Name:
         missing = [name for name in ("torch", "timm") if not getattr(here, name)]
         if missing:
             raise ConfigError(
-                f"torch is needed, and {' and '.join(missing)} cannot be found here.",
+                f"torch is needed, but {' and '.join(missing)} cannot be found here.",
                 action="Install it: pip install 'fcil[client]'",
             )
         return "torch"
@@ -132,7 +132,7 @@ def choose(engine: str = "auto", *, needs_gradient: bool = False) -> Name:
     if not here.onnxruntime:
         wanted = "onnxruntime" if engine == "onnx" else "torch or onnxruntime"
         raise ConfigError(
-            f"{wanted} is needed to run a backbone, and cannot be found here.",
+            f"{wanted} is needed to run a backbone, but cannot be found here.",
             action="Install it: pip install 'fcil[edge]', or with torch: pip install "
             "'fcil[client]'",
         )

@@ -54,7 +54,7 @@ def backbone_by_name(name: str) -> BackboneInfo:
         size = _SIZES[found["size"]]
     else:
         raise ConfigError(
-            f"the sizes of the backbone {name[:80]!r} cannot be told from its name.",
+            f"the sizes of the backbone {name[:80]!r} cannot be derived from its name.",
             action="Known are 'embedded' and names such as vit_base_patch16_224.dino: vit, deit "
             f"or deit3; {', '.join(_SIZES)}; patch and image size, clip_ and image size, or "
             "dinov2.",

@@ -126,7 +126,7 @@ def load_onnx_backbone(
     if digest != info.digest:
         raise DataError(
             f"the graph {graph} was exported with the weights {info.digest[:12]}, and {path.name} "
-            f"beside it holds {digest[:12]}.",
+            f"next to it holds {digest[:12]}.",
             action="Copy the two files that were exported together.",
         )
     return OnnxBackbone(session, info, runtime)
@@ -139,7 +139,7 @@ def _graph_path(name: str, weights: Path | None) -> Path:
         graph = weights.with_suffix(".onnx")
         if not graph.is_file():
             raise DataError(
-                f"onnxruntime needs a graph beside the weights, and {graph} is not there.",
+                f"onnxruntime needs a graph next to the weights, but there is no {graph}.",
                 action=_EXPORT,
             )
         return graph

@@ -110,7 +110,7 @@ def open_session(
             taken = session.get_providers()[0]
             if taken == providers[0][0]:
                 return session, Runtime(taken, name, str(ort.__version__), count, passed_over)
-            reason = f"onnxruntime took {taken} instead; its own words are in the log"
+            reason = f"onnxruntime took {taken} instead; its own message is in the log"
         if device != "auto":
             raise ConfigError(
                 f"the device {device!r} cannot be used with onnxruntime: {reason}.",
@@ -145,7 +145,7 @@ def _is_about_the_file(error: Exception) -> bool:
 def _unusable(ort: Any, model: Path, error: Exception) -> DataError:
     if type(error).__name__ == "InvalidProtobuf":
         return DataError(
-            f"{model} is no ONNX file, or is cut short.", action="Copy or export it again."
+            f"{model} is not an ONNX file, or is cut short.", action="Copy or export it again."
         )
     return DataError(
         f"onnxruntime {ort.__version__} cannot load {model}: {_words(error)}.",

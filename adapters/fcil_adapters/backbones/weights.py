@@ -81,12 +81,12 @@ class WeightsFile:
             ) from error
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(
-                f"the weights file {path} is no safetensors file.",
+                f"the weights file {path} is not a safetensors file.",
                 action="Give the path of a safetensors file.",
             ) from error
         if any(t.offset + t.length > size for t in tensors.values()):
             raise DataError(
-                f"the weights file {path} is cut short: it has {size} bytes and names more.",
+                f"the weights file {path} is cut short: it has {size} bytes but declares more.",
                 action="Copy it again.",
             )
         return cls(path, tensors)

@@ -155,6 +155,6 @@ def told(most: int) -> str:
     if not most:
         return ""
     return (
-        f"looks again at up to {most:,} images of past classes, where they lie; "
+        f"re-reads up to {most:,} images of past classes in place; "
         "neither they nor their digests leave this device"
     )

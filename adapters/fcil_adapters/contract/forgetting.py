@@ -19,7 +19,7 @@ from fcil_protocol.payloads.payload import Payload
 
 def entangled(_hparams: Any) -> str:
     """Return why a method, unless it declares otherwise, cannot forget a client."""
-    return "its clients train on what the server broadcast, so later updates of all hold traces"
+    return "its clients train on what the server broadcast, so all later updates carry traces of it"
 
 
 def separable(_hparams: Any) -> str:

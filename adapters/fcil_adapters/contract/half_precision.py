@@ -30,12 +30,12 @@ MUCH = 0.25  # a client hears of a larger loss of a round's step
 # Tensors that further computations need exactly, or that have no room: the reason of each.
 EXACT_KINDS: Mapping[Kind, str] = MappingProxyType(
     {
-        Kind.GAUSSIAN: "means and covariances are merged and drawn from",
+        Kind.GAUSSIAN: "means and covariances are merged and sampled from",
         Kind.GRAM: "sums of products are solved, and small errors of them grow",
         Kind.RESIDUAL: "it makes averages exact, and its own rounding would add up over rounds",
-        Kind.IMPORTANCE: "squared gradients are smaller than half precision can tell from 0",
+        Kind.IMPORTANCE: "squared gradients are smaller than half precision can distinguish from 0",
         Kind.COUNT: "counts are whole numbers",
-        Kind.METRIC: "results are told exactly",
+        Kind.METRIC: "results are reported exactly",
     }
 )
 _HALF, _FULL = WIRE_DTYPES["F16"], WIRE_DTYPES["F32"]
@@ -182,7 +182,7 @@ def read_half(value: object) -> str | list[Kind]:
     kinds = [Kind(kind) for kind in listed]
     exact = [f"{kind.value} ({EXACT_KINDS[kind]})" for kind in kinds if kind in EXACT_KINDS]
     if exact:
-        raise ValueError(f"these kinds always travel as they are: {', '.join(exact)}")
+        raise ValueError(f"these kinds are always sent unchanged: {', '.join(exact)}")
     return kinds
 
 
@@ -218,8 +218,8 @@ def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
 def lost_words(lost: Mapping[str, float]) -> list[str]:
     """Return a sentence for each kind whose rounding lost much of a round's training."""
     return [
-        f"half precision took {min(share, 1):.0%} of this round's step of {kind}: the steps are "
-        f"small beside the numbers; a run without {kind} in [wire] half would keep them"
+        f"half precision lost {min(share, 1):.0%} of this round's step of {kind}: the steps are "
+        f"small compared with the values; a run without {kind} in [wire] half would keep them"
         for kind, share in lost.items()
         if share >= MUCH
     ]
@@ -239,6 +239,6 @@ def _must_fit(array: F32, what: str) -> None:
     largest = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
     if largest > LARGEST:
         raise DoesNotFit(
-            f"{what} travels in half precision and holds {largest:.3g}; the largest number there "
-            f"is {LARGEST:g}."
+            f"{what} is sent in half precision and holds {largest:.3g}; the largest number it can "
+            f"hold is {LARGEST:g}."
         )

@@ -52,10 +52,9 @@ def check_privacy(
     if open_kinds and not terms.partial:
         raise ConfigError(
             f"privacy.noise_multiplier is {terms.noise_multiplier:g}, but the method {method.name} "
-            f"also sends what is trained on images and noise does not cover: "
-            f"{', '.join(open_kinds)}.",
+            f"also sends trained tensors, which noise does not cover: {', '.join(open_kinds)}.",
             action="Choose a method that sends statistics only, such as running_mean, or set "
-            "privacy.partial to true if noise on the statistics alone is what you mean.",
+            "privacy.partial to true if noise on the statistics alone is enough.",
         )
 
 
@@ -69,5 +68,5 @@ def describe_terms(terms: PrivacyTerms) -> str:
         limit = f"{terms.max_epsilon:g}" if terms.max_epsilon else "no limit"
         parts.append(f"epsilon at delta {terms.delta:g}: {limit}")
         if terms.partial:
-            parts.append("on statistics only: what is trained is not protected")
+            parts.append("on statistics only: trained tensors are not protected")
     return "; ".join(parts) or "no noise, no minimum class size"

@@ -258,7 +258,7 @@ def check_uploads(method: Method, hparams: Hparams, backbone: BackboneInfo) -> N
     ]
     if faults:
         raise EgressRefused(
-            f"method {method.name!r} declares what may not leave a client: "
+            f"method {method.name!r} declares data that may not leave a client: "
             f"{'; '.join(faults[:10])}.",
             action="Report it to the method's author: nothing is sent with it.",
         )

@@ -103,7 +103,7 @@ def _weights_in(folder: Path, backbone: Backbone) -> WeightsFile:
     same = file.digest() == backbone.info.digest
     if not same or any(tensor.dtype != "F32" for tensor in file.tensors.values()):
         raise DataError(
-            f"{target} is there already, with other weights or another precision.",
+            f"{target} exists already, with other weights or another precision.",
             action="Choose another folder: --out FOLDER",
         )
     return file

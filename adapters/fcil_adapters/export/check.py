@@ -82,10 +82,12 @@ def judge(checked: Checked, precision: Precision) -> None:
     limit = f"{allowed.error:.0e} is" if too_far else f"{allowed.agreement:.0%} are"
     if precision == "fp32":
         raise InternalError(
-            f"the exported graph is not the model: {found}; {limit} required. No file was written.",
+            f"the exported graph differs from the model: {found}; {limit} required. No file was "
+            "written.",
             action="Report it with the versions of torch and onnxscript.",
         )
     raise DataError(
-        f"the model does not stand {precision}: {found}; {limit} required. No file was written.",
-        action="Export fp32, give more and more typical images, or --force the file.",
+        f"the model does not tolerate {precision}: {found}; {limit} required. No file was written.",
+        action="Export fp32, give more images that are more typical, or write the file anyway "
+        "with --force.",
     )

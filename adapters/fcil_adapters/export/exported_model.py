@@ -172,14 +172,14 @@ class ExportedModel:
         metadata = session.get_modelmeta().custom_metadata_map
         if KEY not in metadata:
             raise DataError(
-                f"{path} is an ONNX model, but none that fcil exported.", action=_ACTION
+                f"{path} is an ONNX model, but not one that fcil exported.", action=_ACTION
             )
         info = read_info(metadata[KEY], path)
         if not digest:
             raise _changed(path)
         if not _fits(session, info):
             raise CorruptFile(
-                f"the graph in {path} is of another form than the file says of itself.",
+                f"the graph in {path} does not match the metadata in the file.",
                 action=_ACTION,
             )
         return cls(info, runtime, session)
@@ -239,7 +239,7 @@ def read_info(text: str, path: Path) -> ExportInfo:
             if isinstance(error, ValidationError)
             else repr(error)[:200]
         )
-        raise CorruptFile(f"what {path} says of itself cannot be read ({reason}).") from error
+        raise CorruptFile(f"the metadata of {path} cannot be read ({reason}).") from error
     raise DataError(
         f"{path} has format {number!r}, this fcil reads format {FORMAT}.",
         action="Install the version of fcil that exported it, or export the model again.",
@@ -302,5 +302,6 @@ def read_seal(path: Path) -> str:
 
 def _changed(path: Path) -> CorruptFile:
     return CorruptFile(
-        f"the model file {path} is not as it was written.", action="Copy or export it again."
+        f"the model file {path} has changed since it was written.",
+        action="Copy or export it again.",
     )

@@ -118,9 +118,7 @@ def export_model(
     notify("putting the model together")
     predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
     if not predictor.classes:
-        raise DataError(
-            "the model knows no class yet.", action="Export it when a first round is over."
-        )
+        raise DataError("the model knows no class yet.", action="Export it after the first round.")
     given = images if images is not None else np.zeros((0, *_shape(ctx)), np.uint8)
     used, checks = _shared_out(given, options.precision)
     notify(f"writing its graph (opset {options.opset})")
@@ -197,7 +195,7 @@ def _not_a_graph(name: str, why: str) -> DataError:
     return DataError(
         f"the model of {name} has a step that cannot be written as a graph: "
         f"{' '.join(why.split())[:300]}.",
-        action="Its score must not ask for the number of images: docs/method-guide.md.",
+        action="Its score must not depend on the number of images: docs/method-guide.md.",
     )
 
 
@@ -212,9 +210,9 @@ def _shared_out(images: U8, precision: Precision) -> tuple[U8, U8]:
         return images[:0], images
     if len(images) < LEAST_IMAGES:
         raise DataError(
-            f"int8 needs images to measure the ranges of numbers on: expected at least "
+            f"int8 needs images to measure the ranges of values on: expected at least "
             f"{LEAST_IMAGES}, got {len(images)}.",
-            action="Give a folder of images such as the model will see, some hundred of them.",
+            action="Give a folder with a few hundred images like those that the model will see.",
         )
     return images[::2], images[1::2]
 

@@ -113,7 +113,7 @@ class ImageStore:
             return False
         if self.source.unchanged(picture.entry):
             return True
-        self._fault(f"image {picture.entry.name!r} is gone or changed since it was listed.")
+        self._fault(f"image {picture.entry.name!r} is gone or has changed since it was listed.")
         return False
 
     def arrays(self, pictures: Sequence[HashedImage]) -> list[U8 | None]:

@@ -124,7 +124,7 @@ def _check_piece(image: Image.Image) -> None:
         raise DataError(
             f"a strip or tile of a TIFF may have at most {MAX_TIFF_PIECE >> 20} MiB, got "
             f"{size >> 20} MiB.",
-            action="Save the picture in smaller ones, or as PNG.",
+            action="Save the image with smaller ones, or as PNG.",
         )
 
 

@@ -72,13 +72,13 @@ class FolderWalk:
             yield f"folder {error.filename!r} cannot be read ({error.strerror})"
         if self.repeated:
             yield (
-                f"{len(self.repeated)} folders are passed over, such as {self.repeated[0]!r}: "
-                "links lead there a second time, or round in a circle"
+                f"{len(self.repeated)} folders are skipped, such as {self.repeated[0]!r}: links "
+                "lead there a second time, or form a loop"
             )
         if self.deep:
             yield (
-                f"{len(self.deep)} folders are passed over, such as {self.deep[0]!r}: they lie "
-                f"more than {MAX_DEPTH} folders deep"
+                f"{len(self.deep)} folders are skipped, such as {self.deep[0]!r}: they are more "
+                f"than {MAX_DEPTH} folders deep"
             )
 
     def _is_new(self, place: _Folder, identity: Identity) -> bool:

@@ -273,7 +273,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         if len(member.parts) > 1:
             by_top.setdefault(member.parts[0], []).append(member)
     if loose and by_top:
-        faults.append(f"{len(loose)} images lie in no class folder, such as {loose[0].name!r}")
+        faults.append(f"{len(loose)} images are in no class folder, such as {loose[0].name!r}")
     # A class may itself be called "train": then images lie directly in its folder.
     sides: list[SourcePart] = [
         side
@@ -287,7 +287,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
             entries.extend(_class_entries(names, top, inside, None))
         return Listing(tuple(entries), tuple(faults))
     faults.extend(
-        f"folder {top!r} beside {' and '.join(f'{s}/' for s in sides)} is left out"
+        f"folder {top!r} next to {' and '.join(f'{s}/' for s in sides)} is left out"
         for top in by_top
         if top not in sides
     )

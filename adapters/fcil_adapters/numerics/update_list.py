@@ -19,7 +19,7 @@ class UpdateList:
     def of(cls, updates: Iterable[Update]) -> UpdateList:
         """Sort by client and drop updates without samples.
 
-        As a server does (docs/methods/README.md, "Which updates count").
+        As a server does (docs/methods/README.md, "The updates that count").
         """
         kept = [u for u in updates if int(u.payload.i64("n").sum()) > 0]
         return cls(tuple(sorted(kept, key=lambda u: u.client)))

@@ -73,7 +73,7 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
     room = _mine.bound - _mine.others - files
     if room < data + least:
         raise ConfigError(
-            f"--max-memory is {show_size(_mine.bound)}, and what is loaded here needs at least "
+            f"--max-memory is {show_size(_mine.bound)}, and the loaded data need at least "
             f"{show_size(needed(data + files + least))}.",
             action="Raise --max-memory, or take a smaller --max-threads.",
         )

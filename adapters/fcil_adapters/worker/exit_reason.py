@@ -48,13 +48,13 @@ def why(end: End, log: Path | None) -> WorkerError:
     if end.stalled:
         return WorkerStalled(
             f"{who} {end.stalled}, and was ended.",
-            action="Look at its log; on a machine that is only slow, raise the work timeout.",
+            action="See its log; if the machine is merely slow, raise the work timeout.",
         )
     if end.ours:
         return WorkerDied(f"{who} was stopped in the middle of its work.")
     if code == -signal.SIGKILL and end.oom_killed:
         return OutOfMemory(
-            f"the kernel ended {who}: the machine ran out of memory.",
+            f"the kernel killed {who}: the machine ran out of memory.",
             action="Use a smaller micro-batch or fewer threads, or free memory.",
         )
     if code == -signal.SIGKILL:

@@ -115,7 +115,7 @@ def read_parts(call: Call, payloads: Sequence[Blob], forms: Forms) -> dict[str, 
     """
     names = call.fields["parts"]
     if len(names) != len(payloads):
-        raise WireError(f"{len(names)} parts are named, {len(payloads)} payloads came.")
+        raise WireError(f"{len(names)} parts are named, {len(payloads)} payloads arrived.")
     return {name: forms.widen(unpack(data)) for name, data in zip(names, payloads, strict=True)}
 
 

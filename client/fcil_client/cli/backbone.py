@@ -50,7 +50,7 @@ def export(
             typer.echo(f"{done.weights}  ({_size(done.weights)})")
             typer.echo(f"digest  {done.info.digest}")
             if done.agreement is None:
-                typer.echo("Not compared with torch: there is no onnxruntime here.", err=True)
+                typer.echo("Not compared with torch: onnxruntime is not installed here.", err=True)
             else:
                 typer.echo(
                     f"features agree with torch's to {done.agreement:.1e} on the probe images, "

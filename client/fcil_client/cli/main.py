@@ -86,7 +86,7 @@ def join(
         with errors(form):
             if ticket is not None:
                 raise UsageError(
-                    "a dry run enrols nobody, so it uses no ticket.",
+                    "a dry run does not enrol, so it uses no ticket.",
                     action="Leave --ticket out, and name the method: --method NAME",
                 )
             _dry_run(ImageSelection(data, partition, slot), server, method, overrides or [], form)

@@ -23,7 +23,9 @@ def leave(
     slot: SlotOption = None,
     without_server: Annotated[
         bool,
-        typer.Option("--without-server", help="Remove the files even if no server could be told."),
+        typer.Option(
+            "--without-server", help="Remove the files even if no server can be notified."
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     form: FormatOption = Format.TEXT,
@@ -67,10 +69,11 @@ def _confirm(enrolment: Enrolment, *, yes: bool) -> None:
     name = printable(enrolment.name)
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
-            f"{name} would leave its federation for good, and there is no terminal to ask on.",
+            f"{name} would leave its federation permanently, and there is no terminal to ask for "
+            "confirmation.",
             action="Give --yes.",
         )
-    typer.confirm(f"Take {name} out of its federation for good?", abort=True, err=True)
+    typer.confirm(f"Take {name} out of its federation permanently?", abort=True, err=True)
 
 
 def rotate_keys(
@@ -92,7 +95,7 @@ def rotate_keys(
         with stop_daemon(home):
             keys = asyncio.run(rotate(home, enrolment))
         emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
-        typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
+        typer.echo(f"{printable(enrolment.name)} now has the key {keys.fingerprint}.", err=True)
 
 
 def _enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:

@@ -181,7 +181,7 @@ def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
         )
     raise UsageError(
         f"this user has {len(homes)} clients.",
-        action="Say whose model: --data FOLDER. See them with: fcil-client status",
+        action="Name the folder of one: --data FOLDER. List them with: fcil-client status",
     )
 
 
@@ -307,7 +307,7 @@ def _watch(
     if len(asked) != 1 or not Path(asked[0]).is_dir():
         raise UsageError("--watch takes one folder.")
     if form is Format.JSON:
-        raise UsageError("a watch has no end, so it writes lines: --format jsonl, or text.")
+        raise UsageError("--watch never ends, so it writes lines: use --format jsonl, or text.")
     import asyncio
 
     from fcil_client.predict.live import LivePredictions

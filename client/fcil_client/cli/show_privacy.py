@@ -75,7 +75,7 @@ def show_privacy(rows: list[dict[str, Any]]) -> None:
         for one in row["runs"]:
             out.print(f"  {one['run']}  {_spent(one)}")
         if not row["runs"]:
-            out.print("  spent    nothing: no noised statistic has left")
+            out.print("  spent    nothing: no noised statistic has left this device")
         elif len(row["runs"]) > 1:
             out.print(f"  all runs  {_spent(row['all'])}")
         if row["remains"] is not None:

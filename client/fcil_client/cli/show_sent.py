@@ -37,16 +37,17 @@ def show_dry_run(row: dict[str, Any]) -> None:
     for task in row["tasks"]:
         _show_task(out, task, at_most=not row["enrolled"])
     if not row["tasks"]:
-        out.print("\nNo task is known that this folder would meet.")
-    out.print("\nSealed: with names, metadata and the tags of encryption. <= is at most.")
+        out.print("\nNo known task concerns this folder.")
+    out.print("\nSealed: including names, metadata and encryption tags. <= means at most.")
     out.print(
-        "Besides: versions of fcil and its methods, the device's name, the backbone's digest and\n"
+        "Also sent: versions of fcil and its methods, the device's name, the backbone's digest "
+        "and\n"
         "its features of four shipped pictures, progress, and codes of rounds that are declined."
     )
 
 
 def _show_announcement(out: Console, said: dict[str, Any]) -> None:
-    about = "" if said["exact"] else " (which images are kept for tests is drawn when it joins)"
+    about = "" if said["exact"] else " (the images kept for tests are drawn when it joins)"
     out.print(f"\nThe classes, announced when it connects and when the folder changes{about}:")
     show_table(out, said["classes"], _CLASSES)
     out.print(f"{len(said['classes'])} names, {_sizes(said)}")
@@ -57,7 +58,7 @@ def _show_announcement(out: Console, said: dict[str, Any]) -> None:
 def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
     classes = f"{task['classes']} classes, {task['past']} before"
     if not task["known"]:
-        classes += ", if nobody else brings more"
+        classes += ", unless other clients bring more"
     images = _number(task["images"], at_most=at_most)
     held = f"this folder has {len(task['held'])} of them, {images} images to learn from"
     out.print(f"\nTask {task['task']} ({classes}): {held}")

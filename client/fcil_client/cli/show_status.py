@@ -138,10 +138,10 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(f"  {printable(row['damaged'])}")
             continue
         if row.get("starting"):
-            typer.echo("  starting, or ending; ask again in a moment")
+            typer.echo("  starting or stopping; ask again in a moment")
             continue
         if row["running"] and not row["answers"]:
-            typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")
+            typer.echo("  running, but it does not answer: it is suspended, or its disk hangs")
             continue
         if not row["running"]:
             waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
@@ -179,7 +179,7 @@ def show_status(rows: list[dict[str, Any]]) -> None:
         _show_model(row)
     if away:
         typer.echo(
-            "To drop a client whose server is gone for good: "
+            "To drop a client whose server is gone permanently: "
             "fcil-client leave --data FOLDER --without-server"
         )
 

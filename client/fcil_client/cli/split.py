@@ -189,7 +189,7 @@ def _order(order: str) -> str | tuple[str, ...]:
     try:
         lines = data.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise UsageError(f"the class order {path} is no text in UTF-8.") from error
+        raise UsageError(f"the class order {path} is not text in UTF-8.") from error
     return tuple(normalise_class_name(line) for line in lines if line.strip())
 
 
@@ -208,7 +208,7 @@ def _make(
         partition_export.check_target(export, data)
     source = open_source(find_data(str(data)))
     try:
-        _say(f"looking through {data}")
+        _say(f"scanning {data}")
         listing = source.listing()
         for fault in listing.faults:
             _say(f"warning: {fault}")
@@ -235,12 +235,12 @@ def _keep(out: Path, made: Partition) -> None:
     try:
         if partition_file.load(out).digest == made.digest:
             return
-        found = "is another partition already, and clients may have joined with it"
+        found = "already holds another partition, and clients may have joined with it"
     except (CorruptFile, DataError):
-        found = "is there already, and is no whole partition"
+        found = "already exists and is not a complete partition"
     raise UsageError(
         f"{out} {found}.",
-        action="Give this one another name: --out FILE, or remove what is there.",
+        action="Give this one another name: --out FILE, or remove the other.",
     )
 
 
@@ -291,10 +291,10 @@ def show(made: Partition, row: dict[str, Any]) -> None:
         f"{describe(made)}: {made.clients} clients, {len(made.tasks)} tasks of "
         f"{_span([len(task) for task in made.tasks])} classes, order {made.order}, seed {made.seed}"
     )
-    over = ", drawn anew for every round; here all rounds together" if made.redraws else ""
+    over = ", drawn again for every round; here all rounds together" if made.redraws else ""
     typer.echo(f"{images['train']} train images{over}")
     tuning = f"{images['select']} for tuning, " if images["select"] else ""
-    tests = f"{images['test']} test images, dealt evenly" if images["test"] else "no test images"
+    tests = f"{images['test']} test images, divided evenly" if images["test"] else "no test images"
     typer.echo(f"{tuning}{tests}")
     for note in made.notes:
         typer.echo(f"note: {printable(note)}")
@@ -313,7 +313,7 @@ def show(made: Partition, row: dict[str, Any]) -> None:
     typer.echo("")
     typer.echo(
         f"A client has {_span(sizes)} train images (median {median(sizes):g}) of {_span(held)} "
-        f"classes; a class is with {_span(owners)} clients."
+        f"classes; a class is held by {_span(owners)} clients."
     )
     for what in ("picture", "export"):
         if row[what]:

@@ -80,7 +80,7 @@ def swarm(
     form = chosen(form, json_flag)
     with errors(form):
         if form is Format.JSON:
-            raise UsageError("a swarm tells as it goes on: use --format jsonl.")
+            raise UsageError("a swarm reports continuously: use --format jsonl.")
         import asyncio
 
         from fcil_client.swarm.screen import watched

@@ -166,7 +166,7 @@ class Client:
             case events.Train(order):
                 self._jobs.train(order, self._talk.known_terms, self._line.server)
             case events.CancelWork(key):
-                self.notes("info", f"{key}: its work is stopped")
+                self.notes("info", f"{key}: work stopped")
                 self._jobs.cancel_round()
                 self._transfers.stop()
             case events.Offer(digest):

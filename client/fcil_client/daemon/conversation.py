@@ -125,18 +125,18 @@ class Conversation:
             self._feed(events.LinkUp())
             return
         if news.state == "refused":
-            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            again = " The client retries automatically." if news.reason == COME_AGAIN else ""
             self._notes.once(address, "error", REFUSALS[news.reason] + again)
             return
         self._line.lose()
         self._transfers.lose()
         self._feed(events.LinkDown())
         if news.reason != "unreachable":
-            self._notes("info", "the connection is gone; trying again")
+            self._notes("info", "the connection was lost; trying again")
             return
         if self._follow():
             return
-        self._notes.once(address, "warning", f"nobody answers at {address}; trying again")
+        self._notes.once(address, "warning", f"no server answers at {address}; trying again")
         if self._line.has_other_addresses:
             await asyncio.sleep(ADDRESS_S)
             self._line.turn()
@@ -185,7 +185,7 @@ class Conversation:
         message = self._line.check(received)
         match message:
             case RoundOpen():
-                self._notes("info", f"asked for {message.key}")
+                self._notes("info", f"asked to take part in {message.key}")
                 self._feed(events.RoundOpened(message))
             case RoundClosed():
                 if message.answer in telling.WITHOUT_US:

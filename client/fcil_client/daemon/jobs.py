@@ -68,8 +68,8 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
             if places == before:
                 notes(
                     "warning",
-                    f"the folder cannot be watched ({error}); images that come or go are noticed "
-                    "when the client is started again",
+                    f"the folder cannot be watched ({error}); added and removed images are "
+                    "noticed when the client is restarted",
                 )
                 return
             found = _watch(places)  # a folder was removed before it was watched
@@ -207,7 +207,7 @@ class Jobs:
             self._feed(events.Scanned())
 
     def _unscanned(self, error: FcilError) -> None:
-        self._notes.once("scan", "error", f"the folder cannot be looked through: {error}")
+        self._notes.once("scan", "error", f"the folder cannot be scanned: {error}")
         self._feed(events.ScanFailed())
 
     async def watch(self) -> None:
@@ -252,5 +252,5 @@ class Jobs:
         late = self.learned.news(order, self._work.names, held)
         if late:
             names = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
-            text = "learned in an earlier task; new images of it are tested, not trained"
+            text = "learned in an earlier task; new images of it serve for tests, not for training"
             self._notes("info", f"{names}: {text}")

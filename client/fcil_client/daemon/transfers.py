@@ -146,7 +146,7 @@ class Transfers:
     def _unfetched(self, error: FcilError) -> None:
         self._downloads.stop()
         if self._key is not None:
-            text = f"a part is not to be had: {error}"
+            text = f"a part cannot be fetched: {error}"
             self._feed(events.FetchFailed(self._key, error.code, text))
 
     # --- out --------------------------------------------------------------------------------

@@ -138,8 +138,8 @@ def partition_of(fields: Fields) -> Partition | None:
     partition = partition_file.load(Path(fields["partition"]))
     if partition_file.seat(partition, fields["slot"]) != fields["seat"]:
         raise DataError(
-            f"{fields['partition']} has become another partition since this client began.",
-            action="Put the one with which it began back, or start the clients of the new one.",
+            f"{fields['partition']} has changed to another partition since this client started.",
+            action="Put the original back, or start the clients of the new one.",
         )
     return partition
 

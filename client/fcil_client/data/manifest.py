@@ -133,7 +133,7 @@ def _keep(cache: Path, record: _ManifestFile, *, damaged: bool) -> list[str]:
         write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
     except StorageError as error:
         # The next scan finds the same: sides follow from the images and the salt.
-        return [f"what is known of the images could not be kept: {error}"]
+        return [f"the manifest of the images could not be saved: {error}"]
     return []
 
 
@@ -259,18 +259,18 @@ def _load(cache: Path | None, salt: bytes) -> tuple[_ManifestFile, str]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # The salt's own check has passed: the hash decides as before.
         return fresh, (
-            f"the manifest {cache} was damaged and is made anew; it is kept as "
-            f"{cache.name}{DAMAGED}. Sides follow from the images and the salt, as before; only "
-            "images of very small classes, and those that came into or left a test/ folder after "
-            "an earlier scan, can have changed sides"
+            f"the manifest {cache} was damaged and is rebuilt; the damaged file is kept as "
+            f"{cache.name}{DAMAGED}. The split follows from the images and the salt, as before; "
+            "only images of very small classes, and those that were moved into or out of a test/ "
+            "folder after an earlier scan, can have changed sides"
         )
     if record.salt != fresh.salt:
         raise CorruptFile(
             f"the salt in {cache.parent} is not the one that {cache} was made with: expected "
             f"one with the mark {record.salt}, got {fresh.salt}.",
-            action="Put the file `salt` back from a backup. Without one, remove "
-            f"{cache.name}: the images are split anew, and images that were kept for tests "
-            "are then learned from.",
+            action="Restore the file `salt` from a backup. Without one, remove "
+            f"{cache.name}: the images are split again, and images that were kept for tests are "
+            "then used for training.",
         )
     return record, ""
 

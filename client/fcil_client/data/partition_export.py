@@ -26,7 +26,7 @@ def check_target(folder: Path, data: Path) -> None:
     with storage_errors("look into", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(
-                f"{folder} is there already, and not empty.",
+                f"{folder} already exists and is not empty.",
                 action="Give the folders another place: --export DIR",
             )
 

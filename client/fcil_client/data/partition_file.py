@@ -123,8 +123,9 @@ class Partition(_Field):
         """Yield a sentence if these classes are not all in this task."""
         if task >= len(self.tasks) or not set(names) <= set(self.tasks[task]):
             yield (
-                f"task {task} of this run is not that of the partition, so its results are not of "
-                "that partition. Let the server's tasks be the partition's (docs/partitions.md)."
+                f"task {task} of this run differs from that of the partition, so the results do "
+                "not belong to that partition. Give the server the partition's tasks "
+                "(docs/partitions.md)."
             )
 
     def round_choice(self, slot: int, task: int, round_: int) -> frozenset[str] | None:
@@ -257,7 +258,7 @@ def _invalid(text: bytes, error: ValidationError) -> str:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
-        return f"it is no JSON ({first['msg'].removeprefix('Invalid JSON: ')})"
+        return f"it is not JSON ({first['msg'].removeprefix('Invalid JSON: ')})"
     if not isinstance(fields, dict):
         return f"expected a JSON object, got {type(fields).__name__}"
     number = fields.get("format")
@@ -284,7 +285,7 @@ def faults(partition: Partition) -> Iterator[str]:
     yield from _owner_faults(partition)
     yield from _round_faults(partition)
     if partition.digest != _digest(_fields(partition)):
-        yield "its content is not what its digest was made of: it was changed, or damaged"
+        yield "its content does not match its digest: it was changed or damaged"
 
 
 def _class_faults(partition: Partition) -> Iterator[str]:
@@ -293,7 +294,7 @@ def _class_faults(partition: Partition) -> Iterator[str]:
         yield "a task has no classes"
     for name, n in Counter(classes).items():
         if n > 1:
-            yield f"class {name!r} stands {n} times in the tasks"
+            yield f"class {name!r} appears {n} times in the tasks"
     if partition.images.keys() != set(SIDES):
         yield f"images has the sides {sorted(partition.images)}, expected {sorted(SIDES)}"
     met: set[str] = set()
@@ -303,7 +304,7 @@ def _class_faults(partition: Partition) -> Iterator[str]:
                 yield f"images.{side} has class {name!r}, which is in no task"
             twice = next((i for i in images if i in met), None)
             if twice is not None or len(set(images)) < len(images):
-                yield f"an image of class {name!r} stands there twice"
+                yield f"an image of class {name!r} appears there twice"
             met.update(images)
     missing = [name for name in classes if not partition.images.get("train", {}).get(name)]
     if missing:
@@ -336,7 +337,7 @@ def _round_faults(partition: Partition) -> Iterator[str]:
             yield f"rounds is for hepco, and the kind is {partition.kind}"
         return
     if len(rounds) != len(partition.tasks) or not rounds[0] or len({*map(len, rounds)}) > 1:
-        yield "rounds has not the same number of rounds for every task"
+        yield "rounds does not have the same number of rounds for every task"
         return
     for choices in (row for task in rounds for row in task):
         if len(choices) != partition.clients:
@@ -345,7 +346,10 @@ def _round_faults(partition: Partition) -> Iterator[str]:
         for name, positions in choice.items():
             there = len(partition.images["train"].get(name, ()))
             if len(set(positions)) < len(positions) or not all(0 <= i < there for i in positions):
-                yield f"a round has images of class {name!r} that are not there, or twice"
+                yield (
+                    f"a round has images of class {name!r} that do not exist, or the same "
+                    "image twice"
+                )
 
 
 def _fields(partition: Partition) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Na
     names = draws.natural(list(train))
     extra = sorted(test.keys() - train.keys())
     if extra:
-        notes.append(f"left out, having test images alone: {', '.join(extra)}")
+        notes.append(f"left out, since they have only test images: {', '.join(extra)}")
     sides: dict[str, Names] = {"train": {}, "select": {}, "test": {}}
     for number, name in enumerate(names):
         learned, tested = train[name], test.get(name, [])
@@ -174,14 +174,14 @@ def _layout(
     named = [entry for entry in listing.entries if is_text(entry.name)]
     if len(named) < len(listing.entries):
         notes.append(
-            f"left out, having names that are no UTF-8: {len(listing.entries) - len(named)}"
+            f"left out, since their names are not UTF-8: {len(listing.entries) - len(named)}"
         )
     for entry in named:
         (test if entry.part == "test" else train).setdefault(entry.class_name, []).append(
             entry.name
         )
     if not train:
-        raise UsageError("the data has test images alone, and nothing to divide.")
+        raise UsageError("the data has only test images, so there is nothing to divide.")
     return train, test
 
 

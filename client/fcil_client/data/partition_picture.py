@@ -196,8 +196,8 @@ def _heading(partition: Partition, most: int) -> Iterator[Word]:
     yield Word(
         _GAP,
         36,
-        f"train images of each client (row, by slot) and class{over}, at most {most}; at the right "
-        f"what the client has of the task. Order {partition.order}, seed {partition.seed}, "
+        f"train images of each client (row, by slot) and class{over}, at most {most}; on the "
+        f"right the client's images of the task. Order {partition.order}, seed {partition.seed}, "
         f"partition {partition.digest[:8]}",
     )
 

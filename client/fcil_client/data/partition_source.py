@@ -25,11 +25,12 @@ class SharedData:
         listing = source.listing()
         if listing_digest(listing) != partition.source.digest:
             raise DataError(
-                f"{source.path} is not the data set that the partition was made of: expected "
+                f"{source.path} is not the data set that the partition was made from: expected "
                 f"{partition.source.images} images whose listing has the digest "
                 f"{partition.source.digest[:12]}, got {len(listing.entries)} images with "
                 f"{listing_digest(listing)[:12]}.",
-                action="Give the same data as to fcil-client split, or make the partition anew.",
+                action="Give the data that fcil-client split was given, or make the partition "
+                "again.",
             )
         self._entries = {entry.name: entry for entry in listing.entries}
 
@@ -66,7 +67,7 @@ class SharedData:
             raise DataError(
                 f"the partition gives slot {slot} the image {min(missing)!r}, which is not in "
                 f"{self.source.path}.",
-                action="Make the partition anew: fcil-client split",
+                action="Make the partition again: fcil-client split",
             )
 
     def close(self) -> None:

@@ -157,8 +157,11 @@ def _leave_out(images: list[tuple[ImageEntry, str]], given: set[str], result: Sp
             trained += 1
             result.left_out.add(entry.name)
     if copies:
-        result.notes.append(f"left out of train/, being copies of images in test/: {copies}")
+        result.notes.append(
+            f"left out of train/, since they are copies of images in test/: {copies}"
+        )
     if trained:
         result.notes.append(
-            f"left out of test/, being on the train or select side since an earlier scan: {trained}"
+            "left out of test/, since an earlier scan put them on the train or select side: "
+            f"{trained}"
         )

@@ -70,15 +70,15 @@ class Examination:
         """Return what all checks find, in the order of reading."""
         facts, guard = self._facts, self._guard
         with ThreadPoolExecutor(1) as beside:
-            self._notify("looking at this machine")
+            self._notify("checking this machine")
             facts.machine = guard("machine.system", system.look_machine)
             # torch takes seconds to import, in its own process: meanwhile the rest is looked at.
             engine = beside.submit(guard, "engine.installed", self._look_engines)
-            self._notify("looking at clients and their servers")
+            self._notify("checking clients and their servers")
             homes = guard("membership.enrolment", self._homes) or []
             facts.ticket, way = guard("network.path", self._look_ticket) or (None, None)
             facts.clients = self._look_clients(homes) if homes else self._look_stranger(way)
-            self._notify("looking at images")
+            self._notify("checking images")
             facts.images = guard("images.folder", self._look_images)
             facts.engines = engine.result()
             self._notify("running the backbone")
@@ -142,7 +142,7 @@ class Examination:
     def _scanned(self, done: int, total: int) -> None:
         if time.monotonic() - self._shown > PROGRESS_S:
             self._shown = time.monotonic()
-            self._notify(f"looking at images: {done:,} of {total:,}")
+            self._notify(f"checking images: {done:,} of {total:,}")
 
     def _look_backbone(self) -> BackboneFacts:
         wanted = next((c.wanted for c in self._facts.clients if c.wanted), clients.embedded())
@@ -155,7 +155,7 @@ class Examination:
             return Skip("no backbone is needed")
         daemons = [c.daemon for c in self._facts.clients if c.daemon]
         if any(daemon.status and daemon.status.get("round") for daemon in daemons):
-            return Skip("a client works on a round now, and a second backbone would be in its way")
+            return Skip("a client is working on a round, and a second backbone would slow it down")
         given = replace(wanted, weights=str(self._wishes.weights or wanted.weights))
         try:
             return engines.load(given, self._wishes.engine, self._wishes.device)

@@ -177,7 +177,7 @@ def read_terms(welcome: Welcome) -> Terms:
         EgressRefused: the method would send data that may not leave a client.
     """
     if not is_run_id(welcome.run):
-        raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
+        raise WireError(f"the server names a run {welcome.run[:40]!r}, which is not a run id.")
     method = registry.in_forms(_method(welcome), _forms(welcome))
     hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
@@ -219,7 +219,7 @@ def looks_copied() -> TrustError:
     return TrustError(
         "another connection with this client's key is in use, and the server keeps the newer one.",
         action="Run one client per directory; if its files were copied to another device, enrol "
-        "that one anew.",
+        "that one again.",
     )
 
 

@@ -102,7 +102,7 @@ def look(
     """
     if method is None and overrides:
         raise UsageError(
-            "options were given, but not of which method.",
+            "options were given, but no method.",
             action="For example: --method pilora -c method.rank=8",
         )
     if method is not None:
@@ -118,8 +118,8 @@ def look(
     enrolled = find_enrolled(data, server, seat)
     if enrolled is None:
         raise UsageError(
-            f"{data} is not enrolled with a server that could be asked, and a dry run enrols "
-            "nobody.",
+            f"{data} is not enrolled with a server that could be asked, and a dry run does not "
+            "enrol.",
             action=f"Start the server on this machine, or {_NAME_IT}",
         )
     home, enrolment = enrolled

@@ -38,7 +38,7 @@ async def redeem(
     """
     if ticket.relay:
         raise BadTicket(
-            "this ticket lets in a relay, not a client.",
+            "this ticket admits a relay, not a client.",
             action="Use it with: fcil-server relay --ticket FILE; for a client ask the operator "
             "for another one.",
         )

@@ -213,8 +213,8 @@ def read_hours(text: str) -> tuple[int, int]:
         if begin <= _DAY and end <= _DAY and max(minutes) < 60 and begin % _DAY != end % _DAY:
             return begin % _DAY, end % _DAY
     raise UsageError(
-        f"hours are such as 22-6 or 12:30-14:00, got {text[:40]!r}.",
-        action="Give the hour from which and the hour to which to work; leave it out for always.",
+        f"expected hours such as 22-6 or 12:30-14:00, got {text[:40]!r}.",
+        action="Give the first and the last hour of work; omit the option to work at any time.",
     )
 
 

@@ -71,7 +71,7 @@ class PolicyWatch:
 
     def _tell(self, share: float, why: str) -> None:
         if share == 1:
-            self._notes("info", "works again without a break")
+            self._notes("info", "works again without pauses")
         elif share == 0:
             self._notes("info", f"paused: {why}")
         else:

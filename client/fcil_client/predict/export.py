@@ -65,7 +65,7 @@ def export_current(
     ctx = model.context(backbone, device="cpu")
     images = own_images(home, model, MOST_IMAGES.get(precision, 0), means.threads)
     if images is None:
-        notify("none of the client's own images are here; the probe images are compared alone")
+        notify("none of the client's own images are here; only the probe images are compared")
     info: ExportInfo = module.export_model(
         model.method,
         ctx,

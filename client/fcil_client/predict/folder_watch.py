@@ -123,7 +123,7 @@ class FolderWatch:
             self._notify(f"{self._folder} is gone; waiting for it.")
             self._files = Settling()
             await _back(self._folder)
-            self._notify(f"{self._folder} is there again.")
+            self._notify(f"{self._folder} is back.")
 
     async def _follow(self, events: FolderEvents) -> None:
         """Process events until the folder is gone."""

@@ -146,7 +146,7 @@ def _read(name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DataError("it is no file; an image from a program comes in with -.")
+                raise DataError("it is not a file; to pass an image from another program, use -.")
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -113,6 +113,6 @@ class LivePredictions:
             try:
                 self.ready = await asyncio.to_thread(current.open)
             except FcilError as error:
-                self._notify(f"the newer model is not used, the one before stays: {error}")
+                self._notify(f"the newer model is not used; the previous one stays: {error}")
             else:
                 self._notify(f"newer {self.ready.line}")

@@ -169,7 +169,7 @@ class Current:
         if not classes:
             raise DataError(
                 f"the model {record.when} of run {record.run} knows no class yet.",
-                action="Wait for the end of a round in which somebody has images.",
+                action="Wait for the end of a round in which a client has images.",
             )
         about = {
             "source": "current",
@@ -226,7 +226,7 @@ class Current:
             raise BackboneMismatch(
                 f"the model was learned on {model.info.name} with weights "
                 f"{model.info.digest[:12]}; the backbone {ours.name} here has "
-                f"{ours.digest[:12]}, or prepares images otherwise.",
+                f"{ours.digest[:12]}, or prepares images differently.",
                 action="Give the file with those weights: --weights FILE.",
             )
         return self._loaded

@@ -67,7 +67,7 @@ class ModelKeeper:
             try:
                 await asyncio.to_thread(self.keep, order, terms, ctx, names)
             except StorageError as error:
-                notify(f"the model is not kept, the one before stays: {error}")
+                notify(f"the model could not be saved; the previous one stays: {error}")
 
         keeping = asyncio.ensure_future(keep())
         try:

@@ -386,7 +386,7 @@ class RoundWork:
 def _refuse(what: str, faults: list[str]) -> None:
     if faults:
         raise EgressRefused(
-            f"{what} what must not leave the device: {'; '.join(faults[:10])}.",
+            f"{what} data that must not leave the device: {'; '.join(faults[:10])}.",
             action=EgressRefused.default_action(),
         )
 

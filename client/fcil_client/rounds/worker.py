@@ -85,7 +85,7 @@ class ClientWorker:
         if only is not None and not len(images):
             raise DataError(
                 "the partition gives this client no image of this round's classes.",
-                action="Let the server's tasks be those of the partition (docs/partitions.md).",
+                action="Give the server the partition's tasks (docs/partitions.md).",
             )
         if least > 1 and not len(images):
             raise DataError(f"no class of the current task has {least} images here.")

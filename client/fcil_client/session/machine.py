@@ -380,7 +380,7 @@ class ClientSession:
         if not self.pause_reason or event.pause != self.pauses or self.key is None or not begun:
             return []
         refusal = self._decline_paused(self.key)
-        return [*self._abandon("the device may not work"), refusal]
+        return [*self._abandon("the device is not allowed to work"), refusal]
 
     def _on_resumed(self, _: Resumed) -> list[Instruction]:
         self.pause_reason, rested, self.declined_paused = "", self.declined_paused, False

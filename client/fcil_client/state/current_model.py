@@ -44,7 +44,7 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 FORMAT = 1
 _TRIES = 5  # a daemon may remove the parts of the previous model while they are read
-_AGAIN = "It is made anew with the next round that this client takes part in."
+_AGAIN = "It is rebuilt in the next round that this client takes part in."
 
 
 class ModelRecord(BaseModel):
@@ -173,7 +173,7 @@ def read_record(home: Home) -> ModelRecord | None:
                 action="Use the fcil that wrote it, or a newer one.",
             )
         if fields["sha256"] != _check(body):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         record = ModelRecord.model_validate(body)
         if not all(is_digest(digest) for digest in record.parts.values()):
             raise ValueError("parts")
@@ -202,7 +202,7 @@ def load(home: Home) -> CurrentModel:
             if newer == record:
                 raise
             record = newer
-    raise StorageError(f"the model in {home.directory} changes while it is read.")
+    raise StorageError(f"the model in {home.directory} changed while it was read.")
 
 
 def _open(home: Home, record: ModelRecord) -> CurrentModel:
@@ -261,7 +261,7 @@ def _none_yet(home: Home) -> DataError:
     what = enrolment.data if enrolment else str(home.directory)
     return DataError(
         f"the client of {what} has no model yet: it has not fetched one.",
-        action=f"It comes with the first round after something was learned; let the client take "
+        action="It arrives with the first round after something was learned; let the client take "
         f"part: fcil-client join --data {what}",
     )
 

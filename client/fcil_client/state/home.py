@@ -201,8 +201,8 @@ class Home:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} is damaged ({error}).",
-                action="Restore it from a backup, or remove it and keys.json beside it and join "
-                "again as a new client; the journal of what left stays.",
+                action="Restore it from a backup, or remove it and keys.json next to it and join "
+                "again as a new client; the journal of what left the device stays.",
             ) from error
         return enrolment
 
@@ -244,9 +244,9 @@ class Home:
             expected = SALT_BYTES + len(_salt_check(b""))
             got = "others" if len(data) == expected else f"{len(data)}"
             raise CorruptFile(
-                f"{path} is damaged: expected {expected} bytes that fit together, got {got}.",
+                f"{path} is damaged: expected {expected} bytes that are consistent, got {got}.",
                 action="Restore it from a backup. Without one, leave (fcil-client leave) and join "
-                "again as a new client; the journal of what left stays.",
+                "again as a new client; the journal of what left the device stays.",
             )
         return salt
 
@@ -257,8 +257,8 @@ class Home:
         if split_before:
             raise CorruptFile(
                 f"{path} is gone: expected the salt that {manifest} was made with, got none.",
-                action="Put it back from a backup. Without one, remove manifest.json: the images "
-                "are split anew, and images that were kept for tests are then learned from.",
+                action="Restore it from a backup. Without one, remove manifest.json: the images "
+                "are split again, and images that were kept for tests are then used for training.",
             )
         salt = os.urandom(SALT_BYTES)
         write_atomic(path, salt + _salt_check(salt))

@@ -100,7 +100,7 @@ def _library() -> Any:
 
 def _missing() -> ConfigError:
     return ConfigError(
-        "the server's terms ask for noise, and what counts its privacy is not installed.",
+        "the server's terms ask for noise, but the privacy accountant is not installed.",
         action="Install it on this client: pip install 'fcil[privacy]'",
     )
 
@@ -170,7 +170,7 @@ class PrivacyLedger:
             raise CorruptFile(
                 f"{self._path} is damaged, so the privacy that was spent is not known.",
                 action="Restore it from a backup. Without one, remove it only if the federation "
-                "may begin to count anew.",
+                "may start counting from zero.",
             ) from error
 
     def append(self, charge: Charge) -> None:
@@ -242,7 +242,7 @@ def refuse_weak(privacy: PrivacyTerms, limits: PrivacyLimits) -> None:
         )
     if privacy.partial and limits.min_noise > 0 and not limits.partial:
         raise PrivacyRefused(
-            "the server's noise protects statistics only, and what is trained is sent as it is.",
+            "the server's noise protects statistics only; trained tensors are sent without noise.",
             action="Join with --allow-partial if that is enough.",
         )
 

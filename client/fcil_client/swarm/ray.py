@@ -228,7 +228,7 @@ class RayGroups:
         name = f"group {group.number} (slots {group.slots})"
         match group.left(code, stopping=self._ends is not None):
             case "again":
-                self._notify("warning", f"{name} was killed; it is started again.")
+                self._notify("warning", f"{name} was killed; it is restarted.")
                 self._start(group)
             case "lost":
                 self._notify("error", f"{name} was killed {group.kills} times and is left out.")
@@ -241,7 +241,7 @@ class RayGroups:
 
     def _stop(self) -> None:
         self._ends = time.monotonic() + GROUP_END_WAIT_S
-        self._notify("info", "ending all groups (Ctrl-C ends them at once)")
+        self._notify("info", "stopping all groups (Ctrl-C stops them immediately)")
         for running in self._running.values():
             running.actor.stop.remote()
 

@@ -122,7 +122,7 @@ def show_swarms(rows: Sequence[dict[str, Any]]) -> None:
             for name, why in list(row["failed"].items())[:5]:
                 typer.echo(f"  failed   {printable(name)}: {printable(why)}")
         elif row["running"]:
-            typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")
+            typer.echo("  running, but it does not answer: it is suspended, or its disk hangs")
         else:
             typer.echo(f"  not running; start: fcil-client swarm {printable(row['start'])}")
         typer.echo("  members  fcil-client status --members")

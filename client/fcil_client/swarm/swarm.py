@@ -242,7 +242,7 @@ class Swarm:
         member.error = error
         self._notify(member.seat.name, _note(f"takes no further part: {error}"))
         if self._ends.together and not self._ending.is_set():
-            self.notes("error", "a member takes no further part: all end (--together)")
+            self.notes("error", "a member takes no further part: all stop (--together)")
             self.stop()
 
     def _goodbye(self, code: str) -> None:

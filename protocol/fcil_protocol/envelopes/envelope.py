@@ -125,7 +125,7 @@ def seal(
     plain_bytes = sum(map(len, views))
     chunk_bytes = chunk_bytes or chunk_bytes_for(sealed_size(plain_bytes))
     assert MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES, "chunk size out of range"
-    assert core.sender_key == keys.public.fingerprint, "sealed with another key than named"
+    assert core.sender_key == keys.public.fingerprint, "sealed with a key other than the one named"
     core_bytes = core.to_bytes()
     key = ContentKey(Cobblestone256Encryptor.generate_key())
     body, hashes = _encrypt(views, key, core_bytes, chunk_bytes)
@@ -193,7 +193,7 @@ def unwrap_key(wrap: bytes, header: bytes, keys: PrivateKeys) -> ContentKey:
         raise CannotOpen(
             f"a wrapped key of {len(wrap)} bytes (expected {WRAP_BYTES}) does not open with key "
             f"{keys.public.fingerprint} for its header.",
-            action="It was made for somebody else or another message, or was damaged.",
+            action="It was made for another recipient or message, or was damaged.",
         )
     return ContentKey(value)
 
@@ -210,7 +210,7 @@ def verify_header(header: bytes, signature: bytes, signer: PublicKeys) -> None:
     verify_signature(signer.signing, PURPOSE, header, signature)
     named = core_of(header).sender_key
     if named != signer.fingerprint:
-        raise BadSignature(f"a header names key {named}, and is signed by {signer.fingerprint}.")
+        raise BadSignature(f"a header names key {named} but is signed by {signer.fingerprint}.")
 
 
 def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryview]) -> bytes:
@@ -268,5 +268,5 @@ def open_to(
 def _altered(header: Header, how: str) -> CannotOpen:
     return CannotOpen(
         f"envelope {header.update_id[:16]} cannot be opened: {how}.",
-        action="It was altered, or belongs to another message; nothing of it was used.",
+        action="It was altered or belongs to another message; none of it was used.",
     )

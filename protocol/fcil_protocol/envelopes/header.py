@@ -138,7 +138,9 @@ class Core:
         direction, sender = fields.text("dir", 16), fields.text("from", 64)
         recipient = fields.text("to", 16)
         if _RECIPIENT_OF.get(direction) != recipient:
-            raise WireError(f"core: {direction[:16]!r} to {recipient[:16]!r} is no direction.")
+            raise WireError(
+                f"core: {direction[:16]!r} to {recipient[:16]!r} is not a valid direction."
+            )
         if (sender == SERVER) != (recipient == "client"):
             raise WireError(f"core: sender {sender!r} of a {direction} to {recipient!r}.")
         return cls(
@@ -241,7 +243,7 @@ def parse_header(data: bytes, *, max_plain_bytes: int) -> Header:
     sealed_bytes = fields.integer("sealed", 0, 2 * _MAX_COUNT)
     if sealed_bytes != sealed_size(plain_bytes):
         raise WireError(
-            f"header: {plain_bytes} bytes have {sealed_size(plain_bytes)} sealed, "
+            f"header: {plain_bytes} bytes become {sealed_size(plain_bytes)} bytes when sealed, "
             f"got {sealed_bytes}."
         )
     chunk_bytes = fields.integer("chunk", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)

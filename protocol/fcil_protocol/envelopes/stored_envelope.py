@@ -84,7 +84,7 @@ class StoredEnvelope:
 def _lengths(data: bytes | memoryview, total_bytes: int, where: str) -> tuple[int, int, int, int]:
     """Return the sizes of the four pieces; ``data`` holds at least the preamble."""
     if len(data) < _PREAMBLE_BYTES:
-        raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes and more, got {total_bytes}")
+        raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes or more, got {total_bytes}")
     magic, version, *lengths = _SIZES.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise _damaged(where, f"expected {_MAGIC!r} {_VERSION}, got {magic!r} {version}")
@@ -103,7 +103,7 @@ def _pieces(
     small = bytes(data[_PREAMBLE_BYTES : _PREAMBLE_BYTES + header + signature + wrap])
     digest = hashlib.sha256(bytes(data[: _SIZES.size]) + small).digest()
     if digest != data[_SIZES.size : _PREAMBLE_BYTES]:
-        raise _damaged(where, "its checksum does not fit")
+        raise _damaged(where, "its checksum does not match")
     return small[:header], small[header : header + signature], small[header + signature :]
 
 
@@ -164,7 +164,7 @@ class EnvelopeFile:
         with storage_errors("read", self._path):
             data = read_at(self._fd, self._start + extent.start, size)
         if len(data) != size:
-            raise _damaged(str(self._path), "it is shorter than it was")
+            raise _damaged(str(self._path), "it has become shorter")
         return data
 
     def steps(self) -> Iterator[bytes]:

@@ -15,10 +15,11 @@ ADDRESS_S = 1.0  # at an address that does not answer, before the next one is tr
 REFUSALS = {
     "unknown_client": f"the server does not admit this client's key. "
     f"{UnknownClient.default_action()}",
-    "wrong_server_key": "no handshake came about: the server's key is not the one from the "
+    "wrong_server_key": "the handshake failed: the server's key is not the one from the "
     "enrolment (another server, or its keys were replaced: compare fingerprints, then enrol "
-    "again), or the link took longer than 30 s for it.",
-    COME_AGAIN: "the server knows this key, but not as a member's now; in a minute it says why.",
+    "again), or the link needed more than 30 s for it.",
+    COME_AGAIN: "the server knows this key, but not as that of a current member; within a minute "
+    "it says why.",
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 

@@ -74,10 +74,11 @@ async def show(
                 raise _unknown(address) from None
             unknown = turned.reason == _UNKNOWN_KEY
         if number == 0 and not unknown:
-            notify(f"too many come to {address} at once; trying again for a minute")
+            notify(f"too many clients connect to {address} at once; trying again for a minute")
         await asyncio.sleep(random.uniform(AGAIN_S, 2 * AGAIN_S))  # noqa: S311 - not all at once
     raise TooManyAtOnce(
-        f"the server at {address} knows this ticket, but let too many others in for a minute.",
+        f"the server at {address} knows this ticket, but was busy admitting others for a whole "
+        "minute.",
         action=TooManyAtOnce.default_action(),
     )
 
@@ -112,7 +113,7 @@ async def redeem_ticket(
     """
     failure: Unreachable | None = None
     for address in ticket.addresses:
-        notify(f"showing the ticket to {address}")
+        notify(f"presenting the ticket to {address}")
         try:
             answer, certificate = await show(ticket, keys, address, make, notify)
         except Unreachable as error:
@@ -156,7 +157,7 @@ async def _show(
             return await _answer(link, channel, ticket)
     except TimeoutError as error:
         raise Unreachable(
-            f"nobody at {address} answered within {ANSWER_S:.0f} s.",
+            f"no server at {address} answered within {ANSWER_S:.0f} s.",
             action="Check that the server runs and that this machine can reach the address.",
         ) from error
     finally:

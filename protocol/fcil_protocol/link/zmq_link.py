@@ -182,7 +182,7 @@ class Router:
 
     def _tell_flood(self, conn: int, size: int) -> None:
         found = self._connections.of(conn)
-        text = f"{size} bytes that nobody had asked for lay unread"
+        text = f"{size} unsolicited bytes were left unread"
         self._flooded(found[1].key if found else b"", text)
 
     def _too_long(self, frame: zmq.Frame) -> None:

@@ -68,7 +68,7 @@ def dtype_name(array: Array) -> str:
         if array.dtype == dtype:
             return name
     raise SchemaMismatch(
-        f"dtype {array.dtype} may not travel; allowed are {', '.join(WIRE_DTYPES)}.",
+        f"dtype {array.dtype} cannot be sent; allowed are {', '.join(WIRE_DTYPES)}.",
         action="Convert the tensor to float32.",
     )
 
@@ -156,10 +156,12 @@ def _place(name: str, entry: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
     """Return the start and end of a tensor after the header, and its shape, which must agree."""
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise _invalid(f"tensor {name[:80]!r} has no shape or no place")
+        raise _invalid(f"tensor {name[:80]!r} has no shape or no offsets")
     first, last = offsets
     if last - first != math.prod(shape) * WIRE_DTYPES[entry["dtype"]].itemsize:
-        raise _invalid(f"tensor {name[:80]!r} has {last - first} bytes, which is not its shape")
+        raise _invalid(
+            f"tensor {name[:80]!r} has {last - first} bytes, which does not match its shape"
+        )
     return (first, last), tuple(shape)
 
 
@@ -176,7 +178,7 @@ def _check_tiling(places: Iterable[tuple[int, int]], size: int) -> None:
             raise _invalid(f"a tensor begins at {first}, expected {end}")
         end = last
     if end != size:
-        raise _invalid(f"its tensors have {end} bytes, and {size} came")
+        raise _invalid(f"its tensors have {end} bytes, but {size} arrived")
 
 
 def _array(data: memoryview, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
@@ -201,7 +203,7 @@ def _parse_meta(fields: object) -> dict[str, MetaValue]:
     except (ValueError, RecursionError) as error:
         raise WireError("payload metadata is not JSON.") from error
     if not isinstance(meta, dict) or not all(_is_meta(v) for v in meta.values()):
-        raise WireError("payload metadata holds something else than numbers, names and lists.")
+        raise WireError("payload metadata holds something other than numbers, names and lists.")
     return meta
 
 

@@ -47,7 +47,7 @@ def _tensor_faults(spec: TensorSpec, bounded: Collection[str]) -> list[str]:
             f"tensor {name!r} has dtype {spec.dtype[:40]!r}, allowed are {', '.join(WIRE_DTYPES)}"
         )
     if not math.isfinite(spec.max_abs):
-        faults.append(f"tensor {name!r} has no finite bound of its values")
+        faults.append(f"tensor {name!r} has no finite bound on its values")
     faults += [
         f"tensor {name!r}: nothing bounds its size {size[:40]!r}"
         for size in spec.shape

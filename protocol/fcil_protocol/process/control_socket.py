@@ -116,7 +116,7 @@ def _check_place(path: Path, directory: Path) -> None:
         )
     if path.parent != directory.resolve() and status.st_mode & 0o022:
         raise TrustError(
-            f"others may write to {path.parent}.", action=f"Run: chmod 700 {path.parent}"
+            f"other users can write to {path.parent}.", action=f"Run: chmod 700 {path.parent}"
         )
 
 
@@ -160,7 +160,7 @@ def _check_peer(peer: socket.socket) -> int:
         "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )
     if uid not in (os.getuid(), 0):
-        raise TrustError(f"user {uid} may not command this daemon.")
+        raise TrustError(f"user {uid} may not control this daemon.")
     return int(uid)
 
 
@@ -191,7 +191,7 @@ def ask(
     except TimeoutError as error:
         raise Timeout(
             f"the daemon at {directory} runs, but did not answer within {timeout_s:.0f} s.",
-            action="It may be stopped (kill -CONT), or wait for a disk; see its log.",
+            action="It may be suspended (kill -CONT) or waiting for a disk; see its log.",
         ) from error
     except OSError as error:
         raise Unreachable(f"no daemon runs at {directory}.") from error
@@ -217,8 +217,8 @@ def _connected(directory: Path, path: Path, timeout_s: float, *, wait: bool) -> 
                 raise
             if time.monotonic() >= ends:
                 raise Starting(
-                    f"{holder} works in {directory} and takes no commands: it is starting or "
-                    "ending, or is a command itself.",
+                    f"{holder} is using {directory} and accepts no commands: it is starting or "
+                    "stopping, or is itself a command.",
                     action="Try again in a moment.",
                 ) from None
         else:

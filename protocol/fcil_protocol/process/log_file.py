@@ -115,7 +115,7 @@ class LogFile:
         """
         line = self._line(at, level, text, code)
         if self._lost:
-            line = self._line(at, "warning", f"{self._lost} lines before this one are lost") + line
+            line = self._line(at, "warning", f"{self._lost} lines before this one were lost") + line
         if self._torn:  # after a partial line that did not fit
             line = "\n" + line
         try:

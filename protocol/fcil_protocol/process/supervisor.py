@@ -147,11 +147,13 @@ class Service:
 
     def _end(self, number: signal.Signals) -> None:
         if self._asked:
-            self._notify("stopped at once, by a second signal")
+            self._notify("stopped immediately by a second signal")
             os._exit(HURRIED + number)  # like a crash: every acknowledged update is on disk
         if number is signal.SIGTERM and self._drain is not None:
             drain, self._drain = self._drain, None  # the next signal asks to end now
-            self._notify("SIGTERM: stopping when the round is over; a second signal stops before")
+            self._notify(
+                "SIGTERM: stopping after the current round; send the signal again to stop sooner"
+            )
             drain()
             return
         self._asked = True
@@ -175,7 +177,7 @@ class Service:
     def _reopen(self) -> None:
         if self._log is None:
             self._notify(
-                "SIGHUP: there is no log file to reopen; settings are read at a start only"
+                "SIGHUP: there is no log file to reopen; settings are read only at startup"
             )
             return
         try:
@@ -183,7 +185,7 @@ class Service:
         except (FcilError, OSError) as error:
             self._notify(str(error) if isinstance(error, StorageError) else f"the log: {error}")
         else:
-            self._notify("SIGHUP: the log file is open anew; settings are read at a start only")
+            self._notify("SIGHUP: reopened the log file; settings are read only at startup")
 
 
 def _nothing() -> None:

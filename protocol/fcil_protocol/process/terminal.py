@@ -73,7 +73,9 @@ def emit(
         if error.errno not in _NO_ROOM:
             raise
         text = f"standard output cannot be written to: {error.strerror}."
-        raise StorageError(text, action="Free space there, or give it another place.") from error
+        raise StorageError(
+            text, action="Free space there, or send the output elsewhere."
+        ) from error
 
 
 @contextmanager
@@ -113,7 +115,7 @@ def _end(form: Format, error: Exception) -> int:
         return error.exit_code
     if isinstance(error, typer.Abort):
         _report(
-            form, UsageError.code, "the question was not answered with yes.", "Nothing is done."
+            form, UsageError.code, "the question was not answered with yes.", "Nothing was done."
         )
         return EXIT_USAGE
     if isinstance(error, _usage_error()):
@@ -124,7 +126,7 @@ def _end(form: Format, error: Exception) -> int:
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     place = f" ({place_of(error)})" * bool(place_of(error))
     how = (
-        f", with this file, which says more: {kept}"
+        f", with this file, which has the details: {kept}"
         if kept
         else ", with this line and the command."
     )
@@ -152,7 +154,7 @@ def _refuse(form: Format, error: Any) -> int:
         text = "a command is missing."
     context = getattr(error, "ctx", None)
     program = context.command_path if context else "the command"
-    _report(form, UsageError.code, " ".join(text.split()), f"See what there is: {program} --help")
+    _report(form, UsageError.code, " ".join(text.split()), f"List the commands: {program} --help")
     return EXIT_USAGE
 
 

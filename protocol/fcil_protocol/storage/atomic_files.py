@@ -190,12 +190,12 @@ def read_private(path: Path) -> bytes:
     with storage_errors("read", path), open(fd, "rb") as file:  # noqa: PTH123
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_PRIVATE_BYTES:
-            raise KeyFileError(f"{path} is no key file.", action="Check the path.")
+            raise KeyFileError(f"{path} is not a key file.", action="Check the path.")
         if status.st_mode & 0o077:
             raise KeyFileError(
                 f"{path} has permissions {stat.S_IMODE(status.st_mode):04o}, so others can use "
                 "the keys in it; expected 0600.",
-                action=f"If nobody did, run: chmod 600 {path}",
+                action=f"If no one else did, run: chmod 600 {path}",
             )
         return file.read()
 

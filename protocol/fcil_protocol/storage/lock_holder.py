@@ -19,10 +19,10 @@ TELL_S = 5.0  # between two messages about a process that has not ended
 
 # Remedy for a directory of this kind in use.
 _ACTIONS = {
-    "federation": "See what it does: fcil-server status. End it: fcil-server stop. Or name another "
-    "directory: --dir",
-    "client": "A client runs for these images already: fcil-client status shows it. To start it "
-    "anew, stop that process first.",
+    "federation": "See what it is doing: fcil-server status. Stop it: fcil-server stop. Or name "
+    "another directory: --dir",
+    "client": "A client is already running for these images: fcil-client status shows it. To "
+    "restart it, stop that process first.",
 }
 
 
@@ -104,13 +104,14 @@ def wait_until_over(
             now = time.monotonic()
             if now - began > timeout_s:
                 raise Timeout(
-                    f"{holder_of(directory) or f'process {pid}'} was told to end {now - began:.0f} "
-                    f"s ago, and still works in {directory}.",
-                    action="It may wait for a disk; see its log. A second signal ends it at once.",
+                    f"{holder_of(directory) or f'process {pid}'} was asked to stop "
+                    f"{now - began:.0f} s ago, but still uses {directory}.",
+                    action="It may be waiting for a disk; see its log. A second signal stops it "
+                    "immediately.",
                 )
             if now - told >= TELL_S:
                 told = now
-                notify(f"it still writes ({now - began:.0f} s) ...")
+                notify(f"it is still writing ({now - began:.0f} s) ...")
             time.sleep(LOOK_S)
     finally:
         if process is not None:

@@ -161,7 +161,7 @@ class Certificate:
         if not self.not_before <= now <= self.not_after:
             raise WrongClock(
                 f"the server's certificate is valid from {day(self.not_before)} to "
-                f"{day(self.not_after)}, and this clock says {day(now)}.",
+                f"{day(self.not_after)}, but this clock says {day(now)}.",
                 action="Set the clock; if it is right, the server needs a new certificate.",
             )
         return self.keys
@@ -174,7 +174,7 @@ class Certificate:
         """
         if self.serial < known.serial:
             raise TrustError(
-                f"the server shows its certificate {self.serial}, and the later one "
+                f"the server presents its certificate {self.serial}, but the later one "
                 f"{known.serial} is known here.",
                 action="Its keys were replaced since: a copy of the old ones is in use somewhere.",
             )

@@ -56,9 +56,9 @@ def verify_signature(public: bytes, purpose: str, data: bytes, signature: bytes)
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed_form(purpose, data))
     except (InvalidSignature, ValueError) as error:
         raise BadSignature(
-            f"the signature of a {purpose} does not fit its {len(data)} bytes and the key "
+            f"the signature of a {purpose} does not match its {len(data)} bytes and the key "
             f"{fingerprint_of(public)}.",
-            action="The bytes were altered, or signed by somebody else; nothing was used.",
+            action="The bytes were altered or signed with another key; none of them was used.",
         ) from error
 
 
@@ -117,7 +117,7 @@ class PublicKeys:
             )
         except ValueError as error:
             raise WireError(
-                f"public keys: 'sealing' of {self.fingerprint} is no X-Wing key."
+                f"public keys: 'sealing' of {self.fingerprint} is not an X-Wing key."
             ) from error
 
 

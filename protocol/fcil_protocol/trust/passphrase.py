@@ -52,7 +52,8 @@ def open_with_passphrase(data: bytes, passphrase: str, context: bytes) -> bytes:
     log2_n = data[len(_MAGIC)] if len(data) > _HEAD_BYTES else 0
     if not data.startswith(_MAGIC) or not 1 <= log2_n <= _MAX_LOG2_N:
         raise CorruptFile(
-            f"expected bytes under a passphrase ({_MAGIC.decode()}), got {len(data)} others.",
+            f"expected data sealed with a passphrase ({_MAGIC.decode()}), got {len(data)} bytes "
+            "of something else.",
             action="Use another copy of the file.",
         )
     head = data[:_HEAD_BYTES]
@@ -62,7 +63,7 @@ def open_with_passphrase(data: bytes, passphrase: str, context: bytes) -> bytes:
         return AESGCM(key).decrypt(head[-_NONCE_BYTES:], data[_HEAD_BYTES:], head + context)
     except InvalidTag as error:
         raise CannotOpen(
-            "the passphrase does not fit, or the bytes under it were altered.",
+            "the passphrase is wrong, or the sealed data was altered.",
             action="Check the passphrase; nothing was used.",
         ) from error
 

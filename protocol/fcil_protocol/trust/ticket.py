@@ -131,13 +131,13 @@ class Ticket(Secret):
         body, check = body[:-_CHECK_BYTES], body[-_CHECK_BYTES:]
         if len(body) < 2 + _HEAD.size or _check(body) != check:
             raise BadTicket(
-                "the ticket was altered or cut short: its check digits do not fit.",
+                "the ticket was altered or cut short: its check digits do not match.",
                 action="Copy the whole line again, or ask for a new ticket.",
             )
         version, flags = body[0], body[1] if body[0] == 2 else 0
         if version not in (1, 2) or flags > _VIA + _RELAY:
             raise BadTicket(
-                f"the ticket has form {version}.{flags}, this program reads forms 1 and 2.",
+                f"the ticket has format {version}.{flags}; this program reads formats 1 and 2.",
                 action="Install the fcil version of the server.",
             )
         body = body[version:]  # as many bytes as the version's number

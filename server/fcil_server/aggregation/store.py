@@ -106,7 +106,7 @@ class StateStore:
             return unpack(data)
         except FcilError as error:
             raise CorruptFile(
-                f"{self.path(number)} is whole, but cannot be read: {error.message}",
+                f"{self.path(number)} is intact, but cannot be read: {error.message}",
                 action="Use the fcil version that wrote it.",
             ) from error
 
@@ -247,7 +247,7 @@ class PartStore:
         """
         path = self.path(digest)
         if not path.exists():
-            raise CorruptFile(f"the part {path} is missing.", action="It is sealed anew.")
+            raise CorruptFile(f"the part {path} is missing.", action="It is sealed again.")
         with storage_errors("read", path):
             stored = path.read_bytes()
         head = len(_PART_MAGIC) + _HASH_BYTES
@@ -255,7 +255,7 @@ class PartStore:
         if stored[:head] != _PART_MAGIC + _part_hash(digest, data):
             raise CorruptFile(
                 f"the part {path} is damaged: its content does not match its checksum.",
-                action="It is sealed anew.",
+                action="It is sealed again.",
             )
         return data
 
@@ -341,7 +341,7 @@ def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> No
     store.load(state)
     if store.record(state).digest != digests.get(state):
         raise CorruptFile(
-            f"{store.path(state)} is a whole state, but not the one that the ledger knows.",
+            f"{store.path(state)} is an intact state, but not the one in the ledger.",
             action="Restore it from a backup.",
         )
 

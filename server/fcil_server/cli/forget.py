@@ -68,14 +68,14 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
     what = f"{done.updates} updates ({done.images} images, tasks {tasks})"
     removed = f"states, stored updates and parts of {', '.join(done.emptied)}"
     lines = [
-        f"run {done.run} goes on without {name}, from state {done.state} of {done.parent}:",
-        f"as if its {what} had never come.",
+        f"run {done.run} continues without {name}, from state {done.state} of {done.parent}:",
+        f"as if its {what} had never arrived.",
         f"Removed: {removed}; their tables stay.",
     ]
     if done.vanished:
         listed = ", ".join(map(printable, done.vanished))
-        lines.append(f"Classes of which nobody else had an image: {listed}; no model names them "
-                     "until somebody brings images; `classes hide` hides the names.")  # fmt: skip
+        lines.append(f"Classes that no other client had images of: {listed}; no model names them "
+                     "until a client brings images; `classes hide` hides the names.")  # fmt: skip
     lines += [f"Left out now: {printable(who)}: {printable(why)}" for who, why in done.left_out]
     lines += [
         f"Run {other} still holds {n} updates of it: fcil-server forget {name} --run {other}"
@@ -83,8 +83,8 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
     ]
     if done.overtaken is not None:
         other, state = done.overtaken
-        lines.append(f"The next `serve` goes on with {done.run}, not with {other}; to go on with "
-                     f"that one: fcil-server run rollback {other} --to-state {state}")  # fmt: skip
+        lines.append(f"The next `serve` continues {done.run}, not {other}; to continue that one: "
+                     f"fcil-server run rollback {other} --to-state {state}")  # fmt: skip
     lines.append(
         "Not taken back: broadcasts that clients have, exported models, backups, accuracies that "
         "were measured with it."
@@ -92,7 +92,7 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
     lines.append(
         f"{name} is revoked."
         if revoked
-        else f"{name} stays a member: it is not asked for those tasks again, and for later ones "
+        else f"{name} stays a member: it is not asked for those tasks again, but for later ones "
         f"it is; to end that: fcil-server revoke {name}"
     )
     for line in lines:
@@ -128,10 +128,11 @@ def erase(
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
-                    f"{row.name!r} would be erased for good, and there is no terminal to ask on.",
+                    f"{row.name!r} would be erased permanently, and there is no terminal to ask "
+                    "for confirmation.",
                     action="Give --yes.",
                 )
-            typer.confirm(f"Erase {printable(row.name)} for good?", abort=True, err=True)
+            typer.confirm(f"Erase {printable(row.name)} permanently?", abort=True, err=True)
         done = _erase(directory, row.client_id)
         emit(done, form, lambda: _show_erased(done))
 

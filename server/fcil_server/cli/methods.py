@@ -48,7 +48,7 @@ def describe_methods(
     """
     if name is None and any(text.strip().startswith("method.") for text in overrides):
         raise UsageError(
-            "options were given, but not of which method.",
+            "options were given, but no method.",
             action="For example: fcil-server methods pilora -c method.rank=8",
         )
     config = load(_config_file(directory) if directory else None, overrides)

@@ -26,7 +26,7 @@ def methods(
     kind: Annotated[
         MethodKind | None,
         typer.Option(
-            help="What a new method is made of: LoRA and your loss, frozen features and your "
+            help="Kind of the new method: LoRA and your loss, frozen features and your "
             "head, or prompts and your loss.",
             show_default="lora",
         ),
@@ -91,7 +91,7 @@ def _begin(
 
     if listing:
         raise UsageError(
-            "--new goes with --kind and --dir alone; the rest is for methods that are installed.",
+            "--new goes with --kind and --dir alone; the other options are for installed methods.",
             action="For example: fcil-server methods --new my_idea --kind lora",
         )
     written = write_method(name, kind or MethodKind.LORA, folder)

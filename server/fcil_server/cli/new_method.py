@@ -129,8 +129,8 @@ def _check_name(name: str) -> None:
 
     if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
         raise UsageError(
-            f"a method is named by small letters, digits and single underscores, as a Python "
-            f"package is; got {name[: 2 * _LONGEST]!r}.",
+            "a method's name has lower-case letters, digits and single underscores, like a "
+            f"Python package; got {name[: 2 * _LONGEST]!r}.",
             action=f"Choose a name of at most {_LONGEST} characters, such as my_loss.",
         )
     if name in method_names():
@@ -156,6 +156,6 @@ def _check_folder(folder: Path) -> None:
             free = not (folder.exists() or folder.is_symlink())
     if not free:
         raise UsageError(
-            f"{folder} is there already, and no empty folder.",
+            f"{folder} exists already and is not an empty folder.",
             action="Give --dir a folder that is new or empty.",
         )

@@ -52,7 +52,7 @@ def page(
         if sign_out:
             _sign_out(directory)
             emit({"signed_out": True}, form, lambda: None)
-            typer.echo("The sessions are over. For a fresh link: fcil-server page", err=True)
+            typer.echo("All sessions have ended. For a new link: fcil-server page", err=True)
             return
         told = control_socket.ask(directory, "page_link")
         if open_it and _opened(told["url"]):
@@ -61,7 +61,7 @@ def page(
         emit(told, form, lambda: typer.echo(told["url"]))
         if open_it:
             typer.echo("No browser could be opened here.", err=True)
-        typer.echo("The link lets one browser in, once, within 24 hours.", err=True)
+        typer.echo("The link signs in one browser, once, within 24 hours.", err=True)
 
 
 def _sign_out(directory: Path) -> None:
@@ -119,6 +119,6 @@ def show_first_link(context: ServerContext) -> None:
     try:
         told = page_link(context, f"uid {os.getuid()}")
     except FcilError as error:  # a disk that is full for its audit: no reason not to serve
-        typer.echo(f"There is no link to the page: {error}", err=True)
+        typer.echo(f"There is no link to the dashboard: {error}", err=True)
     else:
-        typer.echo(f"A link to the page, good once, within 24 hours: {told['url']}", err=True)
+        typer.echo(f"A link to the dashboard, valid once, within 24 hours: {told['url']}", err=True)

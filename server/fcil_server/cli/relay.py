@@ -91,7 +91,7 @@ async def _relay(
     keys = load_keys(directory)
 
     def who(key: bytes) -> str:
-        return f"the key {key.hex()[:16]}" if key else "somebody who said nothing"
+        return f"the key {key.hex()[:16]}" if key else "a peer that sent nothing"
 
     def open_link(allow_list: AllowList) -> ServerLink:
         router = Router(

@@ -84,7 +84,7 @@ def stop(
         pid = holding_pid(directory)
         told = control_socket.ask(directory, "stop")
         if no_wait:
-            say("what is being written is written first.")
+            say("it finishes its writes first.")
         else:
             wait_until_over(directory, pid, STOP_S, say)
             typer.echo("The server has stopped.", err=True)

@@ -134,9 +134,9 @@ def show_method(row: dict[str, Any]) -> None:
     _show_traffic(out, row["traffic"])
     if row["setting"]["past"]:
         missed = _exact(row["traffic"]["missed"])
-        out.print(f"who joins in this task fetches {missed} more, of earlier tasks\n")
+        out.print(f"a client that joins in this task fetches {missed} more, of earlier tasks\n")
     else:
-        out.print("later tasks, and what joining in them costs: --past CLASSES\n")
+        out.print("later tasks, and the cost of joining in them: --past CLASSES\n")
     for name, preset in row["presets"].items():
         chosen = ", ".join(f"{option} = {value}" for option, value in preset.items())
         out.print(f"preset {name}: {chosen}")

@@ -37,24 +37,24 @@ def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
     if done.fork is not None:
         fork = done.fork
         typer.echo(
-            f"  run {fork.run_id} goes on from state {fork.parent_state} of {fork.parent_run}; "
-            "what came later is learned again"
+            f"  run {fork.run_id} continues from state {fork.parent_state} of {fork.parent_run}; "
+            "anything later is learned again"
         )
     else:
-        typer.echo("  no run was going on; the next `serve` begins one")
+        typer.echo("  no run was active; the next `serve` begins one")
     if fresh:
-        typer.echo("  its keys are new; enrol every client anew (fcil-server enrol NAME)")
+        typer.echo("  its keys are new; enrol every client again (fcil-server enrol NAME)")
     else:
         names = ", ".join(printable(name) for name in done.members) or "none"
         typer.echo(f"  members: {names}")
         typer.echo(
-            "  whoever was revoked after that is a member again: revoke them before you serve "
+            "  clients revoked after that are members again: revoke them before you serve "
             "(fcil-server revoke NAME)"
         )
         if not done.recertified:
             typer.echo(
                 "  no root key here, so the certificate is the backup's; if the keys were rotated "
-                "since, clients refuse them until they are certified anew"
+                "since, clients refuse them until they are certified again"
             )
     if done.withdrawn:
         typer.echo(f"  {done.withdrawn} open tickets were withdrawn; make new ones")

@@ -153,7 +153,8 @@ def restore(
 
 def rollback(
     run: Annotated[
-        str | None, typer.Argument(help="The run's id or its beginning.", show_default="newest")
+        str | None,
+        typer.Argument(help="A run's id, or the first characters of it.", show_default="newest"),
     ] = None,
     directory: DirOption = DEFAULT_DIRECTORY,
     to_task: Annotated[
@@ -193,7 +194,7 @@ def rollback(
         def show() -> None:
             typer.echo(
                 f"run {row.run_id} begins with state {state} of {source}, {rounds} rounds; the "
-                "next `fcil-server serve` goes on with it."
+                "next `fcil-server serve` continues it."
             )
 
         emit(data, form, show)
@@ -215,7 +216,7 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
     if not sys.stdin.isatty():
         raise UsageError(
             ("a backup seals the server's keys" if confirm else "the backup's keys are sealed")
-            + " with a passphrase, and there is no terminal to ask on.",
+            + " with a passphrase, and there is no terminal to ask for it.",
             action="Give --passphrase-file FILE"
             + (", or --without-keys." if confirm else ", or --keys FOLDER, or --new-keys."),
         )

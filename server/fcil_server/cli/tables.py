@@ -140,7 +140,9 @@ def show_status(data: dict[str, Any]) -> None:
     else:
         out.print(f"federation  {federation['directory']} (not running)", markup=False)
     if federation.get("page"):
-        out.print(f"page        {federation['page']['address']}, by a link of: fcil-server page")
+        out.print(
+            f"dashboard   {federation['page']['address']}; for a sign-in link: fcil-server page"
+        )
     if run:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
@@ -198,17 +200,19 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
         show_table(out, clients, columns)
     if gone:
         told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
-        out.print(f"no more     {told}: fcil-server clients")
+        out.print(f"former      {told}: fcil-server clients")
     for row in clients:
         if row.get("why"):
             out.print(f"{printable(row['name'])}: {printable(row['why'])}")
         if row.get("learned_before"):
             names = ", ".join(row["learned_before"][:8])
-            text = f"{row['name']}: holds {names}, learned before: tested, not trained again"
+            text = (
+                f"{row['name']}: holds {names}, learned before: serves for tests, not trained again"
+            )
             out.print(printable(text))
         if row.get("missed_tasks"):
             tasks = ", ".join(str(t) for t in row["missed_tasks"][:8])
-            text = f"{row['name']}: task {tasks} went on without it; what they left it gets with"
+            text = f"{row['name']}: task {tasks} continued without it; it gets the results with"
             out.print(printable(f"{text} its next round"))
 
 

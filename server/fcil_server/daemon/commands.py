@@ -130,7 +130,7 @@ class Commands:
         else:
             mode = Mode.PAUSED if op == "pause" else Mode.RUNNING
             coordinator.set_mode(mode)
-            text = "no round opens" if op == "pause" else "rounds go on"
+            text = "no round opens" if op == "pause" else "rounds continue"
             self._context.journal.note("info", mode.value, text)
         return {"mode": coordinator.progress.mode.value, "round_open": coordinator.progress.is_open}
 

@@ -86,7 +86,7 @@ class CutOffs:
         """
         left = self._conduct.remaining_s(client)
         if left:
-            raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
+            raise CutOff(f"{_why()}; the server listens to it again in {left:.0f} s.")
 
     def _begin(self, client: ClientId, pause_s: float) -> None:
         row = self._ledger.clients.get(client)
@@ -121,6 +121,6 @@ class CutOffs:
 
 def _why() -> str:
     return (
-        "too many of its messages were refused or needless "
+        "too many of its messages were refused or unnecessary "
         f"({MOST} at once, then {MOST / WINDOW_S:.0f} a second)"
     )

@@ -70,7 +70,7 @@ async def page_sign_out(context: ServerContext, actor: str) -> dict[str, Any]:
 def _must_serve(context: ServerContext) -> None:
     if not context.page.served:
         raise UsageError(
-            "this server serves no page.", action="Start it with: fcil-server serve --page"
+            "this server serves no dashboard.", action="Start it with: fcil-server serve --page"
         )
 
 

@@ -66,7 +66,7 @@ class ServerPorts(RunPorts):
         await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:
-        text = "no round is under way; started again, the server goes on"
+        text = "no round is under way; once restarted, the server continues"
         self.notify("info", "drained", text)
         self.stop()
 

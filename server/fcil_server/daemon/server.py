@@ -71,7 +71,7 @@ class _Actions(ServerActions):
 
     def drain_rounds(self) -> None:
         if self.coordinator.progress.mode is not Mode.DRAINING:
-            text = "no round opens any more; stopping when this one is over"
+            text = "no further round opens; stopping after the current one"
             self.server.journal.note("info", "draining", text)
         self.coordinator.set_mode(Mode.DRAINING)
 

@@ -83,7 +83,7 @@ class ClientSessions:
         if old is not None:
             text = (
                 f"{peer.name} connected again before its older connection was gone; the newer one "
-                "stays. If the older was another device, its files were copied: enrol it anew."
+                "stays. If the older was another device, its files were copied: enrol it again."
             )
             self._context.journal.note("warning", "two_links", text, peer.client)
             self.send(old, Bye(code="two_links", reason=text))
@@ -150,7 +150,7 @@ class ClientSessions:
 
     def overrun(self, peer: Peer) -> None:
         """Cut a client with too many waiting uploads, and report it."""
-        self.count_refusal(peer, TooLarge("more of its uploads waited to be opened than may."))
+        self.count_refusal(peer, TooLarge("too many of its uploads were waiting to be opened."))
         self.cut(peer)
 
     # --- changes of membership --------------------------------------------------------------
@@ -180,7 +180,7 @@ class ClientSessions:
         peer = context.peers.by_client(row.client_id)
         if peer is not None:  # it comes back as a guest and gets the reason
             context.link.cut(peer.conn)
-        text = f"{row.name} is off the list: {why or REVOKED}"
+        text = f"{row.name} was removed from the allow list: {why or REVOKED}"
         context.journal.note("warning", "revoked", text, row.client_id)
 
     def _row(self, peer: Peer) -> ClientRow:

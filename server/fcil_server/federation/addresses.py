@@ -19,7 +19,7 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     if host == "*":
-        raise ConfigError("address '*' cannot be told to clients: use 0.0.0.0 or [::].")
+        raise ConfigError("address '*' cannot be given to clients: use 0.0.0.0 or [::].")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
         raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
@@ -45,7 +45,7 @@ def check_listen_address(address: str, certificate: TlsFiles) -> None:
         raise ConfigError("a certificate and its key belong together: give both, or none.")
     if not certificate.chain and not is_loopback(host):
         raise ConfigError(
-            f"{address} can be reached from other machines, and would be served in the clear: "
+            f"{address} can be reached from other machines, and would be served unencrypted: "
             "use 127.0.0.1, or give a certificate and its key."
         )
 

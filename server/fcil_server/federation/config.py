@@ -257,8 +257,8 @@ def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
     if 0 < section.min_updates < least:
         yield (
             f"round.min_updates is {section.min_updates}, and with privacy.noise_multiplier a "
-            f"round needs {least} updates or more, since what one client sends would go to all as "
-            f"it is; set it to {least} or more, or to 0"
+            f"round needs {least} updates or more, since one client's tensors would otherwise go "
+            f"to all unchanged; set it to {least} or more, or to 0"
         )
     for key, value in (("clients_per_round", asked), ("take", take)):
         if 0 < value < least:
@@ -270,8 +270,8 @@ def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
         yield "round.quorum exceeds round.clients_per_round: a round could never complete"
     if asked and take > asked:
         yield (
-            f"round.take is {take} and round.clients_per_round {asked}: more updates cannot come "
-            "than clients are asked for"
+            f"round.take is {take} and round.clients_per_round {asked}: there cannot be more "
+            "updates than asked clients"
         )
     if take and quorum > take:
         yield (

@@ -99,7 +99,7 @@ class Federation:
         new = not own.exists()
         if new and config_path is None and (directory / LEDGER_NAME).exists():
             raise CorruptFile(
-                f"{own} is missing, though there is a ledger beside it.",
+                f"{own} is missing, though there is a ledger next to it.",
                 action="Restore it from a backup, or give another one once: "
                 "fcil-server serve --config FILE",
             )
@@ -259,8 +259,8 @@ def describe_lost_frames(ledger: Path) -> str:
     if not lost:
         return ""
     return (
-        f"{lost} frames of the ledger's log after a damaged one are lost: what {path} held from "
-        "there on, perhaps acknowledged updates."
+        f"{lost} frames of the ledger's log after a damaged one are lost: everything in "
+        f"{path} from there on, perhaps including acknowledged updates."
     )
 
 
@@ -277,7 +277,7 @@ def _refuse_lost_ledger(directory: Path) -> None:
         what = "is empty" if path.exists() else "is missing"
         raise CorruptFile(
             f"the ledger {path} {what}, though there are runs ({', '.join(held[-3:])}): without "
-            "it nobody knows the members, the tasks, or which states count.",
+            "it the members, the tasks and the valid states are unknown.",
             action="Restore a backup into a new directory: fcil-server restore FILE --dir NEW",
         )
 

@@ -15,7 +15,7 @@ from fcil_protocol.formats import minute
 from fcil_server.ledger.rows import ClientRow, TicketRow
 
 REVOKED = "revoked by the operator"  # if no other reason was given
-LEFT_BY_ITSELF = "the client left by itself"
+LEFT_BY_ITSELF = "the client left by itself"  # compared with what ledgers hold: it never changes
 
 
 def gone(*, erased: bool, revoked: bool, why: str) -> str:
@@ -63,7 +63,7 @@ def refusal(row: ClientRow | None, now: float) -> TrustError:
         return UnknownClient("this key is not enrolled here.")
     if row.revoked_at is not None:
         since, why = minute(row.revoked_at), row.revoked_why or REVOKED
-        return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
+        return Revoked(f"client {row.name!r} was removed from the allow list on {since}: {why}.")
     assert row.not_after is not None, f"{row.client_id} may join at {now}"
     return MembershipExpired(
         f"client {row.name!r} was enrolled until {minute(row.not_after)}, and the server's clock "

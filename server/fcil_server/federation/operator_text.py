@@ -69,11 +69,11 @@ def said(op: str, told: Mapping[str, Any]) -> str:
         case "close_round":
             return "The round closes."
         case "pause":
-            under_way = "The round under way goes on to its end; then "
+            under_way = "The round under way continues to its end; then "
             first = under_way if told["round_open"] else "From now on "
             return f"{first}no round opens: fcil-server resume."
         case "resume":
-            return "Rounds go on."
+            return "Rounds continue."
         case "drain":
             when = "when the round under way is over" if told["round_open"] else "now"
             return f"The server stops {when}."

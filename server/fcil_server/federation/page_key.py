@@ -46,7 +46,7 @@ def refuse_short(key: bytes) -> None:
     """
     if len(key) < MIN_KEY_BYTES:
         raise KeyFileError(
-            f"the page's key has {len(key)} bytes, expected {MIN_KEY_BYTES} or more.",
+            f"the dashboard's key has {len(key)} bytes, expected {MIN_KEY_BYTES} or more.",
             action="Make a new one with: fcil-server page --sign-out",
         )
 

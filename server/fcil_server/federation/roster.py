@@ -122,7 +122,7 @@ class Roster:
         if role is Role.RELAY:
             problem = "a relay connects to the server itself, not to another relay"
         elif row.role is not Role.RELAY or not row.may_join(self._ledger.now):
-            problem = f"{row.name!r} is no relay, or is one no more"
+            problem = f"{row.name!r} is not a relay, or no longer is one"
         elif not row.address:
             problem = f"the relay {row.name!r} has never connected, so its address is not known"
         elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
@@ -186,7 +186,7 @@ class Roster:
         verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
         holder = self._ledger.clients.by_curve(keys.curve)
         if holder is not None and holder.client_id != row.client_id:
-            raise UsageError("these keys belong to another client.", action="Draw new ones.")
+            raise UsageError("these keys belong to another client.", action="Generate new ones.")
         with self._ledger.transaction():
             self._ledger.clients.replace_keys(row.client_id, keys)
             self._ledger.audit.add(row.name, "rotate_keys", keys.fingerprint)
@@ -264,7 +264,7 @@ class Roster:
         row = self._ledger.clients.by_curve(key) if key else None
         if row is not None and row.name:
             return row.name
-        return "somebody with a ticket or who was a member" if key else "somebody who said nothing"
+        return "a ticket holder or a former member" if key else "a peer that sent nothing"
 
     # --- end of membership ------------------------------------------------------------------
 
@@ -375,7 +375,7 @@ def ever_named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
             ids = ", ".join(r.client_id[:8] for r in former)
             raise UsageError(
                 f"{len(former)} former members were called {name[:80]!r}: {ids}.",
-                action="Name one by the beginning of its id.",
+                action="Name one by the first characters of its id.",
             )
     return named(ledger, name)
 

@@ -61,11 +61,11 @@ class FederationSection(Section):
     page_read_only: bool = Field(False, description="the dashboard has no controls")
     page_metrics: bool = Field(
         False,
-        description="also serve /metrics on the dashboard's address, to everybody who can reach it",
+        description="also serve /metrics on the dashboard's address, to anyone who can reach it",
     )
     page_health: bool = Field(
         True,
-        description="also serve /healthz on the dashboard's address, to everybody who can reach it",
+        description="also serve /healthz on the dashboard's address, to anyone who can reach it",
     )
     page_beside: list[str] = Field(
         default_factory=list,

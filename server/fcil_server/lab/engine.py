@@ -115,7 +115,7 @@ class Engine:
             )
         except KeyboardInterrupt:
             show.close()
-            show.say("interrupted; started again, it goes on")
+            show.say("interrupted; run it again to resume")
             raise
         finally:
             show.close()

@@ -31,7 +31,7 @@ class Data(ExperimentSection):
     classes: int = Field(ge=1, description="classes of the data set")
     tasks: int = Field(ge=1, description="tasks, of equally many classes")
     order: Literal["pycil", "natural", "shuffled"] = Field(
-        "pycil", description="of classes; 'shuffled' is drawn anew for each seed"
+        "pycil", description="of classes; 'shuffled' is drawn again for each seed"
     )
     train_per_class: int = Field(0, ge=0, description="training images of a class; 0: all")
     test_per_class: int = Field(0, ge=0, description="test images of a class; 0: all")
@@ -198,7 +198,7 @@ def load(path: Path) -> Experiment:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     if not SLUG.fullmatch(path.stem):
         raise ConfigError(
-            f"the experiment's file is called {path.name!r}; expected small letters, digits, "
+            f"the experiment's file is called {path.name!r}; expected lower-case letters, digits, "
             "- and _ (its results' folder gets this name)."
         )
     return parse(fields, path.stem)
@@ -211,7 +211,7 @@ def parse(fields: dict[str, Any], name: str) -> Experiment:
         ConfigError: one message that names every fault.
     """
     if "name" in fields:
-        raise ConfigError("unknown key 'name': an experiment is called as its file or title.")
+        raise ConfigError("unknown key 'name': an experiment is named by its file or title.")
     try:
         found = Experiment.model_validate({**fields, "name": name})
     except ValidationError as error:
@@ -281,4 +281,4 @@ def _unknown(where: str, given: Any, known: list[str], what: str) -> Iterator[st
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-            yield f"{where} names the {what} {name!r}, which there is not{hint}"
+            yield f"{where} names the {what} {name!r}, which does not exist{hint}"

@@ -183,8 +183,8 @@ def _faults(done: Sequence[tuple[Cell, Content]]) -> Iterable[str]:
         rounds = content["rounds"]
         if rounds["not_done"] or rounds["excluded"]:
             yield (
-                f"{cell.name}: {rounds['not_done']} of {rounds['all']} rounds came up short or "
-                f"were skipped, {rounds['excluded']} updates were excluded"
+                f"{cell.name}: {rounds['not_done']} of {rounds['all']} rounds missed their quorum "
+                f"or were skipped, {rounds['excluded']} updates were excluded"
             )
         for reason, count in sorted(rounds["silent"].items()):
             yield f"{cell.name}: {count} times a client sent nothing: {reason}"

@@ -220,7 +220,7 @@ class ClientTable:
         sql = "SELECT 1 FROM erased WHERE key_digest = ?"
         if curve and self._db.number(sql, (_digest(curve),)) is not None:
             raise UsageError(
-                "this key was a member's that was erased, and is not taken again.",
+                "this key belonged to an erased member and is not accepted again.",
                 action="Let the device make new keys: remove its state directory, then enrol it.",
             )
 

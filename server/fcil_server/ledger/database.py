@@ -138,8 +138,8 @@ class Database:
         for path, inode in self._places.items():
             if now.get(path) != inode:
                 raise CorruptFile(
-                    f"{path} was removed or replaced while the server ran: whatever it "
-                    "acknowledged from now on would be lost.",
+                    f"{path} was removed or replaced while the server ran: anything that it "
+                    "acknowledges from now on would be lost.",
                     action="Restore a backup into a new directory: fcil-server restore",
                 )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 CLOSED_BY = {
-    "taken": "closed with as many updates as are taken",
+    "taken": "closed with as many updates as it takes",
     "deadline": "closed at its deadline",
     "operator": "closed by the operator",
     "rest_of_task": "closed by the operator, with the rest of its task",
-    "no_holder": "too few here held images for it",
+    "no_holder": "too few connected clients held images for it",
     "void": "void: its updates could not be combined, and none in particular is to blame",
     "too_few": "fewer updates than round.min_updates",
 }
 ANSWERS = {
-    "straggler": "came too late",
+    "straggler": "arrived too late",
     "lost": "was away",
     "declined": "declined",
     "surplus": "was not needed",

@@ -94,8 +94,8 @@ def _html(runs: Named) -> str:
     sources = {_wire_source(history).value for _, history in runs}
     note = (
         "Up and down are TCP payload of all clients, "
-        f"{' or '.join(sorted(sources))}; tensors are what papers count. Runs of unlike data or "
-        "tasks cannot be compared by this."
+        f"{' or '.join(sorted(sources))}; tensors are what papers count. Runs with different data "
+        "or tasks cannot be compared this way."
     )
     chart = charts.still(charts.cost(_lines(runs)))
     return static_page.plain(

@@ -151,7 +151,7 @@ def cost(runs: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> dict[str, b
     axes.set_xlim(left=0)
     axes.set_xlabel(f"on the wire until then, up and down, all clients [{unit}]")
     axes.set_ylabel("accuracy over all classes seen [%]")
-    axes.set_title("Accuracy after each task, by what it cost")
+    axes.set_title("Accuracy after each task, by its cost")
     axes.legend(frameon=False)
     return _files("accuracy_over_bytes", figure)
 

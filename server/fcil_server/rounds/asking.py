@@ -117,9 +117,9 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
     here = len(context.peers.announced())
     more = context.config.round.min_clients - here
     if more > 0:
-        return f"{more} more client{'s' if more > 1 else ''} ({here} here)"
+        return f"{more} more client{'s' if more > 1 else ''} ({here} connected)"
     if machine.opens_at is not None:
-        return "others that may come or have images in a moment (round.settle_s)"
+        return "others that may connect or bring images shortly (round.settle_s)"
     hidden = describe_hidden(context, task, step)
     if hidden:
         return f"hidden classes to be shown: fcil-server classes show {hidden}"
@@ -128,7 +128,7 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
         return f"a client that holds {images}"
     lacking = machine.rules.min_updates - machine.holders
     who = f"{lacking} more client{'' if lacking == 1 else 's'} that hold{'s' * (lacking == 1)}"
-    return f"{who} {images} ({machine.holders} here)"
+    return f"{who} {images} ({machine.holders} connected)"
 
 
 def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:

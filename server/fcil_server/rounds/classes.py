@@ -268,7 +268,7 @@ class ClassRegistry:
         key = class_key(name)
         taken = {c.key for c in self._ledger.classes.all(self._run)}
         if key in taken or key in self._ledger.classes.aliases(self._run):
-            raise UsageError(f"{name!r} stands for a class already.", action="Choose another name.")
+            raise UsageError(f"{name!r} names a class already.", action="Choose another name.")
 
 
 def refused_names(refused: Iterable[tuple[str, str]]) -> list[str]:

@@ -213,11 +213,11 @@ class Closing:
         if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
             return ""
         text = f"the last {count} rounds are void: their updates could not be combined"
-        action = "Mend what the notes and worker.log name (memory, the method), then: "
+        action = "Fix the causes that the notes and worker.log name (memory, the method), then: "
         if not context.attended:
             raise RunFailed(
                 f"{text}.",
-                action=f"{action}fcil-server serve; the run goes on with the next round.",
+                action=f"{action}fcil-server serve; the run continues with the next round.",
             )
         context.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
         return text
@@ -229,11 +229,9 @@ class Closing:
             if class_id not in self._noted_conflicts:
                 self._noted_conflicts.add(class_id)
                 both = f"{self.context.name_of(one)} and {self.context.name_of(other)}"
-                text = (
-                    f"{both} mean different things by {names[class_id]!r}, it seems: their images"
-                )
+                text = f"{both} seem to mean different things by {names[class_id]!r}: their images"
                 self.context.notify(
-                    "warning", "far_apart", f"{text} are as far apart as classes are"
+                    "warning", "far_apart", f"{text} are as far apart as different classes"
                 )
 
     def _commit(

@@ -113,7 +113,8 @@ class Coordinator:
         progress = self.progress
         if progress.round is None or progress.round.phase is Phase.CLOSED or progress.task is None:
             raise UsageError(
-                "no round is under way.", action="fcil-server status says what the server does."
+                "no round is under way.",
+                action="fcil-server status shows what the server is doing.",
             )
         self._events.put_nowait(machine.Stop(self._now(), rest=rest_of_task))
 

@@ -43,7 +43,7 @@ def describe_unable(context: RunContext, progress: RunProgress, until_s: float |
     end = "they are asked again" if again else "the round is skipped"
     names = _names(context, without)
     if until_s is None:
-        end = "it waits until one may work again; fcil-server close-round goes on without them"
+        end = "it waits until one may work again; fcil-server close-round continues without them"
         return f"{_name(progress)}{few}: no update from {names} ({why}); {end}"
     who = "the others" if came else "all"
     return f"{_name(progress)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
@@ -71,7 +71,7 @@ def describe_unheld(context: RunContext, progress: RunProgress, until_s: float |
     assert progress.task is not None
     assert progress.step is not None
     assert progress.round is not None
-    end = "it waits; fcil-server close-round --rest-of-task goes on without them"
+    end = "it waits; fcil-server close-round --rest-of-task continues without them"
     if until_s is not None:
         end = f"in {until_s:.0f} s its rounds are skipped"
     hidden = describe_hidden(context, progress.task, progress.step)
@@ -81,10 +81,13 @@ def describe_unheld(context: RunContext, progress: RunProgress, until_s: float |
     wanted = describe_images(context, progress.task, progress.step)
     holders = progress.round.holders
     if holders:
-        who = f"of those here {holders} hold{'s' if holders == 1 else ''} {wanted}, and a round"
+        who = (
+            f"of the connected clients, {holders} hold{'s' if holders == 1 else ''} {wanted}, "
+            "and a round"
+        )
         least = progress.round.rules.min_updates
         return f"task {progress.task.index}: {who} needs {least} updates (round.min_updates); {end}"
-    return f"task {progress.task.index}: nobody here holds {wanted}; {end}"
+    return f"task {progress.task.index}: no connected client holds {wanted}; {end}"
 
 
 def _name(progress: RunProgress) -> str:

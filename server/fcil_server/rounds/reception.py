@@ -90,7 +90,7 @@ class Reception:
         answers = {a.client: a.answer.value for a in self.context.ledger.answers.of_round(key)}
         if answers.get(client) == "surplus":
             return Surplus(f"{name} had as many updates as it takes before this one came.")
-        return RoundClosed(f"{name} went on without this update and is closed ({row.why}).")
+        return RoundClosed(f"{name} continued without this update and is closed ({row.why}).")
 
     def _must_have_room(self, key: RoundKey) -> None:
         assert self.progress.round is not None

@@ -136,7 +136,9 @@ def _stays(
         for run, count in ledger.updates.counted_by_run(row.client_id).items()
     ]
     if kept:
-        lines.append("without its kept updates, nobody else can be forgotten exactly in that run")
+        lines.append(
+            "without its kept updates, no other client can be forgotten exactly in that run"
+        )
     lines.append(
         f"its random id {row.client_id} in the tables of rounds and bytes, and a digest of its "
         "key, so that the key is never enrolled again"

@@ -128,7 +128,7 @@ def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:
         if key not in _OVERRIDES:
             raise UsageError(
                 f"{key!r} cannot be set for an export; expected {' or '.join(_OVERRIDES)}.",
-                action="Everything else of a run is as it was begun.",
+                action="All other settings of a run are fixed.",
             )
     own, given = parse(row.config), load(directory / CONFIG, overrides)
     if "weights" not in given.run.model_fields_set:

@@ -144,7 +144,7 @@ def _instead(ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, fi
     before = [row for row in kept_states(ledger, directory, run.run_id) if row.state < first]
     anew = f"learn again without it: fcil-server revoke {client.name}, then serve --new-run"
     if not before:
-        return f"No kept state is without it; {anew}."
+        return f"Every kept state includes it; {anew}."
     kept = before[-1].state
     return (
         f"Go back to before it took part: fcil-server run rollback {run.run_id} --to-state {kept} "
@@ -296,7 +296,7 @@ class Forgetting:
             for run in emptied:
                 ledger.runs.empty(run)
             ledger.audit.add(actor, "forget", f"{client.client_id} in {source.run_id}: {fork}")
-            text = f"a client was forgotten in run {source.run_id}; run {fork} goes on without it"
+            text = f"a client was forgotten in run {source.run_id}; run {fork} continues without it"
             ledger.events.add("warning", "forgotten", text, run=fork)
         finish_emptying(ledger, self.directory)
         return Forgotten(

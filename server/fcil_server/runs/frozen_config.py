@@ -55,8 +55,8 @@ def config_of(
             notify(
                 "warning",
                 "config_kept",
-                f"[{section}] {', '.join(others)}: other than run {row.run_id} was started with; "
-                "the run keeps its own. Start a new one with: fcil-server serve --new-run",
+                f"[{section}] {', '.join(others)}: run {row.run_id} was started with other values "
+                "and keeps them. Start a new one with: fcil-server serve --new-run",
             )
     return config.model_copy(update=update)
 

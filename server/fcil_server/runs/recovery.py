@@ -50,7 +50,7 @@ async def ensure_state(context: RunContext, directory: Path) -> RunRow | None:
             await recovery.restore_opening()
             return _fall_back(context, directory, newest, error)
         context.notify(
-            "error", error.code, f"{error.message} The run is complete; its figures stay."
+            "error", error.code, f"{error.message} The run is complete; its results stay."
         )
     return None
 
@@ -74,7 +74,7 @@ class Recovery:
             damage = error
         state = await self._compute(row, damage)
         await asyncio.to_thread(self._context.states.save, row.state, state, row.parent, row.task)
-        text = f"{damage.message} It was computed again, and is the same to the byte."
+        text = f"{damage.message} It was computed again and is identical to the byte."
         self._context.notify("warning", "state_recomputed", text)
         return state
 
@@ -91,7 +91,7 @@ class Recovery:
         state = states.load(row.state)
         if states.record(row.state).digest != row.digest:
             raise CorruptFile(
-                f"{states.path(row.state)} is a whole state, but not the one that the ledger knows."
+                f"{states.path(row.state)} is an intact state, but not the one in the ledger."
             )
         return state
 
@@ -200,7 +200,7 @@ def _fall_back(
     if not found:
         raise CorruptFile(
             f"none of the states in {context.states.directory} can be read: {error.message}",
-            action="Restore a backup (fcil-server restore), or begin anew: "
+            action="Restore a backup (fcil-server restore), or start a new run: "
             "fcil-server serve --new-run",
         )
     kept, actor = found[-1], "fcil-server serve"

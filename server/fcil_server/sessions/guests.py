@@ -127,7 +127,7 @@ class Guests:
             verify_signature(keys.signing, PROOF, proof_text(ticket.curve, keys), message.proof)
         except BadSignature as error:
             raise BadSignature(
-                "the new keys are not those of whoever asks to be enrolled.",
+                "the new keys are not those of the client that asks to be enrolled.",
                 action="Remove the client's directory and join again with the ticket.",
             ) from error
         client = self.roster.redeem(ticket, keys, message.device)

@@ -175,7 +175,7 @@ def _check_backbone(terms: RunTerms, claim: BackboneClaim) -> None:
         )
     if claim.preprocessing != preprocessing_digest(info.preprocessing):
         raise BackboneMismatch(
-            f"the client prepares images otherwise than the server ({info.preprocessing}).",
+            f"the client prepares images differently from the server ({info.preprocessing}).",
             action="Use the same timm version on every device.",
         )
     error = agreement(terms, claim)

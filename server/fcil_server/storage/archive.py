@@ -96,10 +96,10 @@ class BackupManifest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             whole, version = False, VERSION
         if not whole:
-            raise CorruptFile(f"{path} is no fcil backup: its {MANIFEST} is damaged.")
+            raise CorruptFile(f"{path} is not an fcil backup: its {MANIFEST} is damaged.")
         if version != VERSION:
             raise UsageError(
-                f"{path} is a backup of form {version}, this fcil reads form {VERSION}.",
+                f"{path} is a backup of format {version}; this fcil reads format {VERSION}.",
                 action=f"Install fcil {fields.get('fcil', '')}.",
             )
         return manifest
@@ -151,7 +151,7 @@ def verify(path: Path) -> BackupManifest:
     with _errors(path):
         manifest, found = _read(path)
     if manifest is None:
-        raise CorruptFile(f"{path} is no complete fcil backup: it ends without a {MANIFEST}.")
+        raise CorruptFile(f"{path} is not a complete fcil backup: it ends without a {MANIFEST}.")
     wrong = sorted(n for n in {*found, *manifest.files} if found.get(n) != manifest.files.get(n))
     if wrong:
         raise CorruptFile(
@@ -221,7 +221,7 @@ def _errors(path: Path) -> Iterator[None]:
             yield
         except tarfile.TarError as error:
             raise CorruptFile(
-                f"{path} is no fcil backup, or is damaged: {error}.",
+                f"{path} is not an fcil backup, or is damaged: {error}.",
                 action="Use another backup; nothing was written.",
             ) from error
 

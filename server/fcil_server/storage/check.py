@@ -72,13 +72,13 @@ def _server(directory: Path) -> _Server:
     try:
         control.ask(directory, "status", 5.0)
     except Unreachable:
-        return _Server(False, fine("server", "it does not run"))
+        return _Server(False, fine("server", "it is not running"))
     except Timeout as error:
-        action = "If it stays so, stop it and start it again; the round goes on."
+        action = "If this persists, restart it; the round continues."
         return _Server(True, warning("server", error.message, action))
     except FcilError as error:
         return _Server(True, warning("server", error.message, error.action))
-    return _Server(True, fine("server", "it runs; this looks on and changes nothing"))
+    return _Server(True, fine("server", "it is running; this check only reads"))
 
 
 def _look(directory: Path) -> Iterator[CheckFinding]:
@@ -150,7 +150,7 @@ def _certificate(
         if root is None:
             yield failure("keys", text, "Restore a backup: fcil-server restore")
         else:
-            yield warning("keys", text, "Start the server; the root key makes another.")
+            yield warning("keys", text, "Start the server; the root key issues another.")
         return
     try:
         certificate = Certificate.from_bytes(path.read_bytes())
@@ -180,7 +180,9 @@ def _ledger(ledger: Ledger) -> Iterator[CheckFinding]:
         yield fine("ledger", f"intact, {runs}, {acts}")
     mode = stat.S_IMODE(ledger.path.stat().st_mode)
     if mode & 0o077:
-        text = f"{ledger.path} has permissions {mode:04o}, so others can read it; expected 0600"
+        text = (
+            f"{ledger.path} has permissions {mode:04o}, so other users can read it; expected 0600"
+        )
         yield warning("ledger", text, f"Run: chmod 600 {ledger.path}")
 
 
@@ -226,12 +228,15 @@ def _leftovers(directory: Path) -> Iterator[CheckFinding]:
     temporary = {p for p in halves if not is_written(p.name)}
     for path in sorted({*odd, *temporary}):
         if path in temporary:
-            text, action = f"{path} is half a write", "The next start of the server removes it."
+            text, action = (
+                f"{path} is an incomplete write",
+                "The next start of the server removes it.",
+            )
         elif path in halves:
             continue  # being written now
         elif path.name.startswith(f".{SCRATCH}."):
-            text = f"{path} is of a backup that is being written, or was killed"
-            action = "The next backup to that folder removes what is left of killed ones."
+            text = f"{path} belongs to a backup that is being written or was killed"
+            action = "The next backup to that folder removes the remains of killed ones."
         else:
             text, action = f"{path} is not a file of fcil", "Move it elsewhere if it is yours."
         yield warning("leftovers", text, action)
@@ -248,5 +253,5 @@ def _disk(directory: Path) -> Iterator[CheckFinding]:
         yield fine("disk", text)
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o022:
-        text = f"others may write to {directory} ({mode:04o})"
+        text = f"other users can write to {directory} ({mode:04o})"
         yield replace(failure("disk", text), action=f"Run: chmod 700 {directory}")

@@ -77,7 +77,7 @@ def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[
         except CorruptFile as error:
             faults.append(error.message)
     for fault in faults[:_SHOWN]:
-        action = "The run goes on; a client can be forgotten exactly only with all of them."
+        action = "The run continues; a client can be forgotten exactly only with all of them."
         yield warning(about, f"kept updates: {fault}", action)
     if set(names) - counted:
         text = f"{len(set(names) - counted)} kept updates are counted in no state"
@@ -104,7 +104,7 @@ def _states(
     for number in sorted({*store.numbers(), *([last] if rows else [])}):
         if number not in digests:
             text = f"{store.path(number)} was never committed"
-            yield warning(about, text, "The server removes it when it starts; the round goes on.")
+            yield warning(about, text, "The server removes it when it starts; the round continues.")
             continue
         try:
             check_state(store, number, digests)
@@ -119,7 +119,7 @@ def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> CheckFin
             "and says so. Or restore a backup."
         )
         return failure(about, error.message, action)
-    return warning(about, error.message, "The run does not need it to go on, only to go back.")
+    return warning(about, error.message, "The run does not need it to continue, only to go back.")
 
 
 def _chain(rows: list[StateRow], about: str) -> Iterator[CheckFinding]:
@@ -193,7 +193,7 @@ def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator
             client = ledger.clients.get(update.client)
             name = client.name if client else update.client[:8]
             text = f"the update of {name} to the open round is lost: {fault}"
-            action = "The server leaves it out and tells the client so; the round goes on."
+            action = "The server excludes it and informs the client; the round continues."
             yield failure(about, text, action)
     if row is not None:
         text = f"task {row.task} {row.kind} round {row.round} is open with {len(updates)} updates"
@@ -222,7 +222,7 @@ def _fault(
         stored = StoredEnvelope.from_bytes(segment.read(record))
         header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
         if header.update_id != update.update_id:
-            return "another update lies under its name"
+            return "another update is stored under its name"
         if (header.core.sender, header.core.run) != (update.client, update.run):
             return "another client sent it, or for another run"
         client = ledger.clients.get(update.client)
@@ -241,7 +241,7 @@ def _parts(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator
     if not folder.is_dir():
         return
     store, rows = PartStore(folder), ledger.parts.all(run.run_id)
-    again = "Nothing to do: it is sealed anew when the round goes on."
+    again = "Nothing to do: it is sealed again when the round continues."
     for row in rows:
         try:
             stored = StoredEnvelope.from_bytes(store.get(Digest(row.digest)))

@@ -109,7 +109,7 @@ def _check_choice(file: Path, manifest: BackupManifest, keys: Keys) -> None:
         raise UsageError(
             f"{file} holds {'sealed' if manifest.keys else 'no'} keys; say where the server's keys "
             "come from.",
-            action=f"Give {where}, or --new-keys (every client must be enrolled anew).",
+            action=f"Give {where}, or --new-keys (every client must be enrolled again).",
         )
     if keys.passphrase is not None and not manifest.keys:
         raise UsageError(

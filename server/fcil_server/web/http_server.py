@@ -92,7 +92,7 @@ def open_listener(address: str) -> socket.socket:
     except OSError as error:
         raise LinkError(
             f"cannot listen on {address}: {error.strerror or error}.",
-            action="Stop what listens there, or choose another address.",
+            action="Stop the program that listens there, or choose another address.",
         ) from error
     return sock
 
@@ -173,14 +173,14 @@ class OwnNames:
 
     def _refusal(self, scope: Any) -> tuple[str, int] | None:
         if _head_bytes(scope) > MAX_HEAD_BYTES:
-            return f"a request may be {MAX_HEAD_BYTES} bytes long.\n", 431
+            return f"a request may be at most {MAX_HEAD_BYTES} bytes long.\n", 431
         hosts = _all(scope, b"host")
         if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
-            return "this door is not called that; use its address in numbers.\n", 421
+            return "this listener does not have that host name; use its numeric address.\n", 421
         if _all(scope, b"transfer-encoding"):
             return "say how long the request's body is (Content-Length).\n", 411
         if any(int(length) > self._body_bytes for length in _all(scope, b"content-length")):
-            return f"a request's body may be {self._body_bytes} bytes long.\n", 413
+            return f"a request's body may be at most {self._body_bytes} bytes long.\n", 413
         return None
 
 

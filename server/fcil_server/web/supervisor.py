@@ -58,7 +58,7 @@ def figures_site(section: FederationSection) -> WebProgram:
     """Return the site of the metrics for Prometheus."""
     return WebProgram(
         key="metrics",
-        what="figures",
+        what="metrics",
         verb="are",
         module="fcil_server.web.metrics.server",
         packages=("prometheus_client", "starlette", "uvicorn"),
@@ -81,14 +81,14 @@ def page_site(section: FederationSection) -> WebProgram:
     beside = [word for folder in section.page_beside for word in ("--beside", folder)]
     return WebProgram(
         key="page",
-        what="the page",
+        what="the dashboard",
         verb="is",
         module="fcil_server.web.page.server",
         packages=("jinja2", "starlette", "uvicorn", *figures),
         example="127.0.0.1:7780",
         address=section.page,
         certificate=section.page_certificate,
-        hint="; a link that lets a browser in: fcil-server page",
+        hint="; for a sign-in link: fcil-server page",
         words=(
             *(word for word, on in switches.items() if on),
             *("--clients", str(section.metrics_clients)),
@@ -177,7 +177,7 @@ class WebProcess:
             why = await self._one_life(self._socket.fileno())
             ends = 1 if loop.time() - began > STEADY_S else ends + 1
             pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
-            text = f"the process that serves {what} {why}; it is started again in {pause:g} s"
+            text = f"the process that serves {what} {why}; it is restarted in {pause:g} s"
             self._notify("warning", key, text)
             await asyncio.sleep(pause)
 

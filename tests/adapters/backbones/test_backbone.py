@@ -245,7 +245,7 @@ class TestNamedModels:
             )  # fmt: skip
 
         monkeypatch.setattr(backbones.timm, "create_model", create)
-        with pytest.raises(DataError, match="no plain vision transformer"):
+        with pytest.raises(DataError, match="not a plain vision transformer"):
             load_backbone("vit_tiny_patch16_224")
 
 

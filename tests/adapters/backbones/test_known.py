@@ -54,7 +54,7 @@ def test_tags_do_not_matter():
     ],
 )  # fmt: skip
 def test_other_names_are_refused_with_what_is_known(name):
-    with pytest.raises(ConfigError, match="cannot be told from its name") as caught:
+    with pytest.raises(ConfigError, match="cannot be derived from its name") as caught:
         backbone_by_name(name)
     assert "tiny, small, base, large, huge" in caught.value.action
     assert "embedded" in caught.value.action

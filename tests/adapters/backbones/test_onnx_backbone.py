@@ -161,7 +161,7 @@ class TestExport:
         safetensors.numpy.save_file(other, tmp_path / f"{EMBEDDED}.safetensors")
         done = CliRunner().invoke(app, ["backbone", "export", "embedded", "--out", str(tmp_path)])
         assert done.exit_code == 4
-        assert "is there already, with other weights" in done.output
+        assert "exists already, with other weights" in done.output
         assert not (tmp_path / f"{EMBEDDED}.onnx").exists()
 
 
@@ -244,13 +244,13 @@ class TestFiles:
     def test_a_graph_cut_short_is_no_onnx_file(self, files, keep):
         graph, _ = files
         graph.write_bytes(graph.read_bytes()[:keep])
-        with pytest.raises(DataError, match=r"is no ONNX file, or is cut short|cannot load"):
+        with pytest.raises(DataError, match=r"is not an ONNX file, or is cut short|cannot load"):
             load_onnx_backbone("embedded", graph)
 
     def test_words_are_no_onnx_file(self, files):
         graph, _ = files
         graph.write_text("these are words")
-        with pytest.raises(DataError, match="is no ONNX file"):
+        with pytest.raises(DataError, match="is not an ONNX file"):
             load_onnx_backbone("embedded", graph)
 
     @pytest.mark.parametrize(

@@ -51,16 +51,16 @@ def header(**entry):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "is no safetensors file"),
-        (b"words and more words", "is no safetensors file"),
-        ((1 << 40).to_bytes(8, "little"), "is no safetensors file"),
-        (header(shape=[3]), "is no safetensors file"),
-        (header(data_offsets=[8, 0]), "is no safetensors file"),
-        (header(data_offsets="ab"), "is no safetensors file"),
-        (header(shape=[-1, -2]), "is no safetensors file"),
-        (header(shape=[float("inf")]), "is no safetensors file"),
+        (b"", "is not a safetensors file"),
+        (b"words and more words", "is not a safetensors file"),
+        ((1 << 40).to_bytes(8, "little"), "is not a safetensors file"),
+        (header(shape=[3]), "is not a safetensors file"),
+        (header(data_offsets=[8, 0]), "is not a safetensors file"),
+        (header(data_offsets="ab"), "is not a safetensors file"),
+        (header(shape=[-1, -2]), "is not a safetensors file"),
+        (header(shape=[float("inf")]), "is not a safetensors file"),
         (header()[:-1], "is cut short"),
-        (b"\x02" + bytes(7) + b"[]", "is no safetensors file"),
+        (b"\x02" + bytes(7) + b"[]", "is not a safetensors file"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, data, words):
@@ -126,7 +126,7 @@ class TestConvert:
             save({"model": Evil()}, tmp_path / name)
             done = self.convert(tmp_path / name, tmp_path / "x.safetensors")
             assert done.exit_code == 4
-            assert "could be a program; it is not opened" in done.output
+            assert "could contain a program; it was not opened" in done.output
         assert not marker.exists()
 
     @pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps({"epoch": 3})])

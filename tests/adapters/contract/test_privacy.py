@@ -307,7 +307,7 @@ def test_what_noise_does_not_cover_is_refused_unless_it_is_meant(name):
     if not unprotected(method, hparams, backbone):
         check_privacy(method, hparams, backbone, NOISE)
         return
-    with pytest.raises(ConfigError, match=f"{name} also sends what is trained"):
+    with pytest.raises(ConfigError, match=f"{name} also sends trained tensors"):
         check_privacy(method, hparams, backbone, NOISE)
 
 
@@ -340,7 +340,7 @@ def test_terms_are_told_in_one_line():
     )
     assert line == (
         "classes with at least 3 images; noise 1.5 x clip 2; epsilon at delta 1e-05: 8; on "
-        "statistics only: what is trained is not protected"
+        "statistics only: trained tensors are not protected"
     )
 
 

@@ -211,7 +211,7 @@ def test_train_and_test_above_the_classes_are_parts(tmp_path):
         ("test/cat/2.png", "cat", "test"),
         ("test/dog/3.png", "dog", "test"),
     ]
-    assert source.listing().faults == ("folder 'val' beside train/ and test/ is left out",)
+    assert source.listing().faults == ("folder 'val' next to train/ and test/ is left out",)
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -280,7 +280,7 @@ def test_a_missing_path_and_a_file_that_is_no_zip_are_told_the_layout(tmp_path):
 def test_loose_images_beside_classes_are_a_fault(tmp_path):
     listing = open_source(write(tmp_path, "cat/1.png", "2.png")).listing()
     assert [e.name for e in listing.entries] == ["cat/1.png"]
-    assert listing.faults == ("1 images lie in no class folder, such as '2.png'",)
+    assert listing.faults == ("1 images are in no class folder, such as '2.png'",)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_class_folders_that_link_to_each_other_are_each_read_once_in_a_class(tmp
     assert sorted(mine) == sorted(["k7/7.png", *(f"k7/to{j}/{j}.png" for j in range(12) if j != 7)])
     passed = 12 * 11 * 11  # from each that a link led to, to all others
     (said,) = listing.faults
-    assert said.startswith(f"{passed} folders are passed over, such as ")
-    assert said.endswith(": links lead there a second time, or round in a circle")
+    assert said.startswith(f"{passed} folders are skipped, such as ")
+    assert said.endswith(": links lead there a second time, or form a loop")
 
 
 def test_of_a_folder_and_a_link_to_it_in_one_class_the_folder_is_read(tmp_path):
@@ -369,7 +369,7 @@ def test_of_a_folder_and_a_link_to_it_in_one_class_the_folder_is_read(tmp_path):
     os.symlink(tmp_path / "cat/y", tmp_path / "cat/b")
     listing = open_source(tmp_path).listing()
     assert [e.name for e in listing.entries] == ["cat/y/deep/2.png", "cat/z/1.png"]
-    assert listing.faults[0].startswith("2 folders are passed over, such as 'cat/a': ")
+    assert listing.faults[0].startswith("2 folders are skipped, such as 'cat/a': ")
 
 
 def test_no_more_links_are_followed_than_the_limit(tmp_path, monkeypatch):
@@ -383,7 +383,7 @@ def test_folders_below_the_deepest_are_passed_over_with_a_sentence(tmp_path):
     write(tmp_path, f"{deepest}/1.png", f"{deepest}/d/2.png")
     listing = open_source(tmp_path).listing()
     assert [e.name for e in listing.entries] == [f"{deepest}/1.png"]
-    said = f"1 folders are passed over, such as '{deepest}/d': they lie more than 32 folders deep"
+    said = f"1 folders are skipped, such as '{deepest}/d': they are more than 32 folders deep"
     assert listing.faults == (said,)
 
 

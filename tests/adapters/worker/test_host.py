@@ -276,7 +276,7 @@ def test_a_kill_while_the_kernel_ran_out_of_memory_is_told_as_such(monkeypatch):
 
     async def go():
         async with hosted() as host:
-            with pytest.raises(OutOfMemory, match="kernel ended the test worker"):
+            with pytest.raises(OutOfMemory, match="kernel killed the test worker"):
                 await host.call("end", {"signal": 9, "code": 0})
 
     run(go())

@@ -107,7 +107,7 @@ def test_another_data_set_is_refused_whether_images_came_went_or_changed(data, p
         open_data(other, partition, 0)
     extra.unlink()
     (other / "train/ant/0.png").write_bytes(b"of another size")
-    with pytest.raises(DataError, match="is not the data set that the partition was made of"):
+    with pytest.raises(DataError, match="is not the data set that the partition was made from"):
         open_data(other, partition, 0)
 
 
@@ -179,7 +179,9 @@ def test_a_task_that_is_not_the_partitions_is_noticed(
     ctx = context(MEAN, classes=tuple(classes.values()), past=past)
     order = fields(data, partition, 0, tmp_path, ctx, classes=classes)
     reply, _ = Direct(ClientWorker())("run", order, [Payload()])
-    said = [f"task {task} of this run is not that of the partition" in n for n in reply["notes"]]
+    said = [
+        f"task {task} of this run differs from that of the partition" in n for n in reply["notes"]
+    ]
     assert said == [True] * strange
     later = {**order, **fields_of(MEAN, replace(ctx, round=1))}
     assert "notes" not in Direct(ClientWorker())("run", later, [Payload()])[0]  # said once a task
@@ -216,7 +218,7 @@ def test_a_partition_that_becomes_another_one_gives_a_client_nothing(data, tmp_p
     worker("run", order, [Payload()])
     divided(data, tmp_path / "p.json", kind="hepco", kappa=0.5, gamma=0.5, rounds=3, seed=1)
     for one in (worker, Direct(ClientWorker())):  # also one that was started anew since
-        with pytest.raises(DataError, match="has become another partition"):
+        with pytest.raises(DataError, match="has changed to another partition"):
             one(op, order, [Payload()])
 
 
@@ -328,7 +330,7 @@ def test_exported_folders_hold_each_clients_images_and_are_data_themselves(
             assert (folder / entry.name).read_bytes() == (data / entry.name).read_bytes()
     linked = (folders[0] / min(made.train(0))).stat().st_nlink > 1
     assert linked == (form == "folder")
-    with pytest.raises(UsageError, match="is there already, and not empty"):
+    with pytest.raises(UsageError, match="already exists and is not empty"):
         export(SharedData(source, made), tmp_path / "out", lambda *_: None)
 
 

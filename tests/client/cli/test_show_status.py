@@ -48,7 +48,7 @@ def test_a_damaged_file_of_one_client_hides_no_other(made):
     (made["other"].directory / "client.json").write_bytes(b"{")
     rows = {row["name"]: row for row in run("status")["clients"]}
     assert rows["well"]["damaged"] == ""
-    assert "the journal of what left stays" in rows["unknown"]["damaged"]
+    assert "the journal of what left the device stays" in rows["unknown"]["damaged"]
     assert rows["unknown"]["directory"] == str(made["other"].directory)
     words = CliRunner().invoke(cli.app, ["status"])
     assert words.exit_code == 0
@@ -122,7 +122,7 @@ def test_to_leave_is_confirmed(made, tmp_path):
     arguments = ["leave", "--data", str(tmp_path / "well"), "--without-server"]
     asked = CliRunner().invoke(cli.app, arguments)
     assert asked.exit_code == 4
-    assert "well would leave its federation for good" in asked.output
+    assert "well would leave its federation permanently" in asked.output
     assert "Give --yes." in asked.output
     assert made["well"].enrolment() is not None
     done = CliRunner().invoke(cli.app, [*arguments, "--yes"])
@@ -135,4 +135,4 @@ def test_a_client_that_starts_is_not_said_to_hang(made, monkeypatch):
     with DirectoryLock.acquire(made["well"].directory, "client"):
         rows = {row["name"]: row for row in run("status")["clients"]}
         assert rows["well"]["starting"] is True
-        assert "starting, or ending" in CliRunner().invoke(cli.app, ["status"]).output
+        assert "starting or stopping" in CliRunner().invoke(cli.app, ["status"]).output

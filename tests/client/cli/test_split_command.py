@@ -44,7 +44,7 @@ def test_it_shows_a_table_of_clients_and_tasks_and_how_to_join(split, data):
     assert result.exit_code == 0, result.output
     assert "quantity (alpha = 2): 2 clients, 2 tasks of 2 classes, order natural" in result.stdout
     assert "24 train images" in result.stdout
-    assert "8 test images, dealt evenly" in result.stdout
+    assert "8 test images, divided evenly" in result.stdout
     table = [line.split() for line in result.stdout.split("\n\n")[1].splitlines()]
     assert table == [
         ["slot", "classes", "train", "test", "t0", "t1"],
@@ -52,7 +52,8 @@ def test_it_shows_a_table_of_clients_and_tasks_and_how_to_join(split, data):
         ["1", "4", "12", "4", "6", "6"],
     ]
     assert (
-        "A client has 12 train images (median 12) of 4 classes; a class is with 2" in result.stdout
+        "A client has 12 train images (median 12) of 4 classes; a class is held by 2"
+        in result.stdout
     )
     assert f"join --data {data} --partition partition.json --slot K" in result.stderr
     listed = '-c tasks.schedule=listed -c "tasks.classes=$(jq -c .tasks partition.json)"'
@@ -100,13 +101,13 @@ def test_again_it_writes_the_same_file_and_never_over_another_one(split, tmp_pat
     assert (tmp_path / "partition.json").read_bytes() == first
     other = split(*words, "--seed", 1)
     assert other.exit_code == 4
-    assert "partition.json is another partition already" in other.stderr
+    assert "partition.json already holds another partition" in other.stderr
     (tmp_path / "half.json").write_bytes(first[:100])
     (tmp_path / "folder").mkdir()
     for there in ("half.json", "folder"):
         refused = split(*words, "--out", there)
         assert refused.exit_code == 4
-        assert f"{there} is there already, and is no whole partition" in refused.stderr
+        assert f"{there} already exists and is not a complete partition" in refused.stderr
     assert (tmp_path / "partition.json").read_bytes() == first
 
 
@@ -129,7 +130,7 @@ def test_folders_of_clients_are_not_written_into_the_data_which_would_become_ano
         ),
         (["--order", "sideways"], "unknown class order 'sideways'"),
         (["--picture", "who.jpg"], "a picture is a .svg or .png file, got 'who.jpg'"),
-        (["--export", "."], "is there already, and not empty"),
+        (["--export", "."], "already exists and is not empty"),
         (["--data", "nowhere"], "there is no folder or zip file nowhere"),
     ],
 )

@@ -75,7 +75,7 @@ def test_results_of_another_form_stay_here(payload):
 
 
 def bad_method(*tensors, meta=()):
-    """Return a method like running_mean whose schema declares what may not leave."""
+    """Return a method like running_mean whose schema declares data that may not leave."""
     schema = METHOD.exchanges(HPARAMS, NO_BACKBONE)[0].upload
     schema = PayloadSchema(schema.tensors + tensors, meta)
     return replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", schema),))
@@ -110,7 +110,7 @@ def test_a_method_that_declares_what_may_not_leave_ends_the_client_with_one_sent
         bye = await server.hear(Bye)
         error = await running.end()
         assert type(error) is EgressRefused
-        assert error.message.startswith("method 'running_mean' declares what may not leave")
+        assert error.message.startswith("method 'running_mean' declares data that may not leave")
         assert words in error.message
         assert "\n" not in error.message
         assert (bye.code, bye.reason) == (error.code, error.message)

@@ -110,7 +110,7 @@ def test_a_copy_of_a_test_image_in_train_is_left_out_with_a_note(tmp_path):
     manifest = scanned(tmp_path)
     assert "train/cat/3.png" not in sides(manifest)
     assert sides(manifest)["test/cat/x.png"] == "test"
-    assert manifest.notes == ("left out of train/, being copies of images in test/: 1",)
+    assert manifest.notes == ("left out of train/, since they are copies of images in test/: 1",)
 
 
 def test_an_image_that_was_trained_on_never_becomes_a_test_image(tmp_path):
@@ -124,7 +124,10 @@ def test_an_image_that_was_trained_on_never_becomes_a_test_image(tmp_path):
     after = scanned(root, cache)
     assert after.counts("train") == {"cat": 3}
     assert after.counts("test") == {}
-    assert "left out of test/, being on the train or select side" in after.notes[0]
+    assert (
+        "left out of test/, since an earlier scan put them on the train or select side"
+        in after.notes[0]
+    )
 
 
 def test_a_test_image_stays_one_when_a_test_folder_appears(tmp_path):
@@ -260,7 +263,7 @@ def test_the_cache_is_private_and_gives_the_manifest_back(tmp_path):
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     with pytest.raises(CorruptFile, match="not the one that") as error:
         load(cache, b"other salt")
-    assert "Put the file `salt` back" in error.value.action
+    assert "Restore the file `salt`" in error.value.action
 
 
 def test_another_salt_is_refused_and_the_sides_stay_as_they_were(tmp_path):
@@ -295,7 +298,7 @@ def test_a_damaged_cache_is_made_anew_with_a_note_and_kept(tmp_path, change):
     cache.write_text(damaged)
     again = scanned(tmp_path / "data", cache)
     assert sides(again) == sides(whole)
-    assert "damaged and is made anew" in again.notes[-1]
+    assert "damaged and is rebuilt" in again.notes[-1]
     assert (tmp_path / "manifest.json.damaged").read_text() == damaged
     assert scanned(tmp_path / "data", cache) == whole  # said once
 

@@ -123,7 +123,7 @@ def test_a_task_is_drawn_from_its_own_stream_whatever_the_others_are():
 def test_a_class_with_test_images_alone_is_left_out_and_said():
     data = listing(["a", "b", "only"], [9, 9, 0], 3)
     one = make(data, Request(clients=2, tasks=1, alpha=1))
-    assert one.notes == ("left out, having test images alone: only",)
+    assert one.notes == ("left out, since they have only test images: only",)
     assert "only" not in one.images["test"]
 
 
@@ -131,7 +131,7 @@ def test_an_image_whose_name_is_no_text_is_left_out_and_said(tmp_path):
     plain = listing(6, 20, 10)
     odd = replace(plain.entries[0], name=os.fsdecode(b"train/c00/\xff.png"))
     one = made(Listing((odd, *plain.entries[1:]), ()))
-    assert one.notes == ("left out, having names that are no UTF-8: 1",)
+    assert one.notes == ("left out, since their names are not UTF-8: 1",)
     assert len(one.images["train"]["c00"]) == 19
     save(tmp_path / "p.json", one)
     assert load(tmp_path / "p.json") == one
@@ -309,14 +309,14 @@ def drop(name):
             "owners.train.c00.0: input should be a valid",
         ),
         (put("owners", value={}), "owners has the sides [], expected"),
-        (put("images", "train", "c00", 0, value="train/c00/0001.png"), "'c00' stands there twice"),
-        (put("images", "test", "c00", 0, value="train/c00/0001.png"), "'c00' stands there twice"),
+        (put("images", "train", "c00", 0, value="train/c00/0001.png"), "'c00' appears there twice"),
+        (put("images", "test", "c00", 0, value="train/c00/0001.png"), "'c00' appears there twice"),
         (put("images", "train", "c00", value=[]), "class 'c00' has no train images"),
         (put("images", "test", "zoo", value=["a"]), "images.test has class 'zoo', which is in no"),
         (put("images", value={}), "images has the sides [], expected"),
         (put("tasks", value=[["c00"], []]), "a task has no classes"),
         (put("tasks", value=[]), "a task has no classes"),
-        (put("tasks", 0, value=["c00", "c00"]), "class 'c00' stands 2 times in the tasks"),
+        (put("tasks", 0, value=["c00", "c00"]), "class 'c00' appears 2 times in the tasks"),
         (put("clients", value=0), "clients is 0"),
         (put("clients", value="3"), "clients: input should be a valid integer"),
         (put("kind", value="fair"), "its kind is 'fair'; known are quantity, dirichlet"),
@@ -338,12 +338,15 @@ def test_a_damaged_file_is_refused_with_what_is_wrong_in_it(change, sentence, tm
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (put("rounds", 0, value=[]), "rounds has not the same number of rounds for every task"),
-        (put("rounds", value=[]), "rounds has not the same number of rounds for every task"),
+        (
+            put("rounds", 0, value=[]),
+            "rounds does not have the same number of rounds for every task",
+        ),
+        (put("rounds", value=[]), "rounds does not have the same number of rounds for every task"),
         (put("rounds", 0, 0, value=[{}]), "a round has 1 clients, expected 3"),
-        (put("rounds", 0, 0, 0, value={"c00": [20]}), "images of class 'c00' that are not there"),
-        (put("rounds", 0, 0, 0, value={"c00": [1, 1]}), "images of class 'c00' that are not there"),
-        (put("rounds", 0, 0, 0, value={"zoo": [1]}), "images of class 'zoo' that are not there"),
+        (put("rounds", 0, 0, 0, value={"c00": [20]}), "images of class 'c00' that do not exist"),
+        (put("rounds", 0, 0, 0, value={"c00": [1, 1]}), "images of class 'c00' that do not exist"),
+        (put("rounds", 0, 0, 0, value={"zoo": [1]}), "images of class 'zoo' that do not exist"),
     ],
 )
 def test_damaged_rounds_are_refused_as_well(change, sentence, tmp_path, monkeypatch):
@@ -356,18 +359,18 @@ def test_damaged_rounds_are_refused_as_well(change, sentence, tmp_path, monkeypa
 
 def test_what_was_changed_without_its_digest_is_refused(tmp_path):
     path = broken(tmp_path, put("seed", value=1), resealed=False)
-    with pytest.raises(CorruptFile, match="its content is not what its digest was made of"):
+    with pytest.raises(CorruptFile, match="its content does not match its digest"):
         load(path)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"", "it is no JSON"),
-        (b"{", "it is no JSON"),
-        (b"\xff\xfe\x00", "it is no JSON"),
+        (b"", "it is not JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe\x00", "it is not JSON"),
         (b"[]", "expected a JSON object, got list"),
-        (b"[" * 100_000, "it is no JSON"),
+        (b"[" * 100_000, "it is not JSON"),
     ],
 )
 def test_what_is_no_partition_at_all_is_refused(text, sentence, tmp_path):

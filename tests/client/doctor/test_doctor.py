@@ -490,7 +490,7 @@ def test_other_tickets_are_told_what_they_are():
     assert of_ticket(ticket=None).level is Level.SKIPPED
     assert of_ticket(relay=True).code == "bad_ticket"
     assert of_ticket(ticket=CorruptFile("no ticket")).level is Level.FAILURE
-    assert "needs it no more" in of_ticket(used_here="camera").text
+    assert "no longer needs it" in of_ticket(used_here="camera").text
 
 
 # --- network --------------------------------------------------------------------------------
@@ -539,7 +539,7 @@ def test_a_name_that_is_not_known_is_a_failure_unless_another_address_has_one():
 
 
 def test_the_servers_refusal_is_told_in_its_own_words():
-    refused = ServerFacts(Revoked("client 'c' was taken off the list: lost."))
+    refused = ServerFacts(Revoked("client 'c' was removed from the allow list: lost."))
     found = net(server=refused)["network.server"]
     assert (found.level, found.code) == (Level.FAILURE, "revoked")
     assert "lost" in found.text
@@ -675,5 +675,8 @@ def test_a_systemd_unit_is_told_as_it_is(fields, expected):
 
 
 def test_without_systemd_or_without_a_unit_that_is_said():
-    assert "systemd to ask" in look(units=Skip("there is no systemd to ask"))["daemon.unit"].text
+    assert (
+        "systemd is not available"
+        in look(units=Skip("systemd is not available"))["daemon.unit"].text
+    )
     assert look(units={})["daemon.unit"].level is Level.SKIPPED

@@ -233,7 +233,7 @@ def test_tensors_are_shown_in_the_form_in_which_they_would_travel(data, half, dt
         (["method.no_such=1"], "no option 'no_such'"),
         (["tasks.schedule=listed", "run.seed=1"], "no use for tasks, run.seed"),
         (["rank=3"], "not of the form"),
-        (["run.backbone=resnet18"], "cannot be told from its name"),
+        (["run.backbone=resnet18"], "cannot be derived from its name"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(data, options, words):
@@ -242,7 +242,7 @@ def test_options_that_mean_nothing_are_refused(data, options, words):
 
 
 def test_options_need_a_method(data):
-    with pytest.raises(UsageError, match="not of which method"):
+    with pytest.raises(UsageError, match="but no method"):
         look(data, None, None, ["method.rank=3"])
 
 
@@ -258,7 +258,7 @@ def test_a_method_that_declares_what_may_not_leave_is_refused(data, monkeypatch)
 
 
 def test_nobody_is_enrolled_for_it(data):
-    with pytest.raises(UsageError, match="a dry run enrols nobody") as caught:
+    with pytest.raises(UsageError, match="a dry run does not enrol") as caught:
         look(data, None, None, [])
     assert "--method NAME" in caught.value.action
     assert not state_home().exists()
@@ -318,7 +318,7 @@ def test_an_answer_of_another_form_is_a_sentence(data, neighbour, reply):
 
 def test_one_that_left_only_its_join_file_cannot_be_asked(data, neighbour):
     neighbour["outlook"] = Unreachable("gone.")
-    with pytest.raises(UsageError, match="enrols nobody"):
+    with pytest.raises(UsageError, match="does not enrol"):
         look(data, None, None, [])
 
 
@@ -491,7 +491,7 @@ def test_an_unknown_precision_is_refused_before_anything_is_looked_for(tmp_path)
 
 def test_a_dry_run_uses_no_ticket(data, tmp_path):
     done = command("join", "--data", data, "--dry-run", "--ticket", tmp_path / "t", code=4)
-    assert "enrols nobody" in done.stderr
+    assert "does not enrol" in done.stderr
 
 
 def test_the_journal_as_text_and_json(far, data):
@@ -521,8 +521,8 @@ def test_without_a_client_nothing_has_left(data):
 
 def test_a_method_that_looks_at_past_images_again_is_named_with_how_many(data):
     run = CliRunner().invoke
-    line = "icarl looks again at up to 30 images of past classes, where they lie"
+    line = "icarl re-reads up to 30 images of past classes in place"
     given = ["join", "--data", str(data), "--dry-run", "--method"]
     done = run(app, [*given, "icarl", "-c", "method.memory=30"])
     assert line in " ".join(done.output.split())
-    assert "looks again" not in run(app, [*given, "fedncm"]).output
+    assert "re-reads" not in run(app, [*given, "fedncm"]).output

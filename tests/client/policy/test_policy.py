@@ -106,7 +106,7 @@ class TestHours:
     )  # fmt: skip
     def test_hours_are_read_or_refused_in_a_sentence(self, text, hours):
         if hours is None:
-            with pytest.raises(UsageError, match="hours are such as 22-6"):
+            with pytest.raises(UsageError, match="expected hours such as 22-6"):
                 read_hours(text)
         else:
             assert read_hours(text) == hours

@@ -109,7 +109,7 @@ def test_heat_slows_the_work_down_and_the_worker_rests_a_part_of_the_time(play, 
             await client.until(lambda allowed=allowed: rest.allowed.is_set() is allowed)
         assert client.client._session.pause_reason == "", "it may work, only less"
         client.sensors.facts = hot(60.0)
-        await client.until(lambda: client.said("works again without a break"))
+        await client.until(lambda: client.said("works again without pauses"))
         await client.until(rest.allowed.is_set)
 
     play(story, facts=hot(60.0))

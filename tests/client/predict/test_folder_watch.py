@@ -228,7 +228,7 @@ def test_a_newer_model_that_cannot_be_used_leaves_the_one_before(client, folder)
     async def scenario(scene):
         part = put_part(client, "current", means(()), state=9)
         await asyncio.to_thread(keep, client, order_of([part], state=9))
-        await scene.word("the one before stays")
+        await scene.word("the previous one stays")
         (folder / "new.png").write_bytes(picture(4))
         assert await scene.row() == ("new.png", 4)
 

@@ -172,7 +172,7 @@ def test_broken_images_are_named_the_others_go_on_and_the_code_says_so(client, s
 def test_nobody_waits_for_a_pipe_among_the_images(client, shots):
     os.mkfifo(shots / "pipe.png")
     found = rows(shots, code=1)[0]
-    assert "it is no file" in found["pipe.png"]["error"]
+    assert "it is not a file" in found["pipe.png"]["error"]
     assert "top" in found["a.png"]
 
 

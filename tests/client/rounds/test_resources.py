@@ -133,7 +133,7 @@ def test_the_worker_is_told_what_it_may_take(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hours", "6"), "hours are such as 22-6"),
+        (("--hours", "6"), "expected hours such as 22-6"),
         (("--max-memory", "lots"), "--max-memory is a size"),
         (("--max-memory", "10 MB"), "needs at least 250 MB"),
         (("--min-battery", "101"), "--min-battery"),

@@ -88,7 +88,7 @@ def test_a_lack_of_memory_in_training_changes_the_passes_and_not_the_update(
     small, said, passes = learn(order, sight, most=8, effort=effort)
     assert effort.fits == {"train": 8}
     assert len(said) == 1
-    assert "kernel ended the client worker: the machine ran out of memory" in said[0]
+    assert "kernel killed the client worker: the machine ran out of memory" in said[0]
     assert passes.count(8) > 1
     assert_alike(large, small)
 
@@ -105,7 +105,7 @@ def test_a_bound_below_what_torch_takes_is_told_before_any_weights_are_loaded():
         finally:
             await host.stop()
 
-    with pytest.raises(ConfigError, match="max-memory is 300 MB, and what is loaded here needs"):
+    with pytest.raises(ConfigError, match="max-memory is 300 MB, and the loaded data need"):
         asyncio.run(go())
 
 

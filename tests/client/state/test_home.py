@@ -165,7 +165,7 @@ class TestSalt:
             damaged = bytearray(whole)
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
-            with pytest.raises(CorruptFile, match="fit together, got others"):
+            with pytest.raises(CorruptFile, match="are consistent, got others"):
                 home.salt()
 
     def test_a_salt_of_an_earlier_version_is_taken_as_it_is(self, home: Home) -> None:

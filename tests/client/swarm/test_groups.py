@@ -70,7 +70,7 @@ def test_a_group_that_fails_ends_the_others_only_where_all_go_together(words, co
     all_groups._running["answer"] = swarm_ray.Running(groups[1], other, "answer")
     all_groups._left(swarm_ray.Running(groups[0], None, None), code)
     assert other.stopped == stopped
-    assert any(text.startswith("ending all groups") for text in said) == bool(stopped)
+    assert any(text.startswith("stopping all groups") for text in said) == bool(stopped)
 
 
 def test_slots_are_written_shortly():

@@ -495,7 +495,7 @@ def test_a_consistent_header_is_read():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sealed": 40_105}, "40000 bytes have 40104 sealed, got 40105"),
+        ({"sealed": 40_105}, "40000 bytes become 40104 bytes when sealed, got 40105"),
         ({"plain": 39_999}, "got 40104"),
         ({"plain": -1}, "'plain'"),
         ({"chunk": 16 * KIB - 1}, "'chunk'"),
@@ -679,7 +679,7 @@ def test_a_stored_envelope_is_read_in_steps_and_checked_on_request(tmp_path):
         with pytest.raises(CorruptFile, match="chunk 21 of 22 was altered"):
             file.verify()
         (tmp_path / "x").write_bytes(data[:-1])
-        with pytest.raises(CorruptFile, match="shorter than it was"):
+        with pytest.raises(CorruptFile, match="it has become shorter"):
             list(file.steps())
 
 

@@ -110,7 +110,7 @@ def test_it_says_once_that_it_waits(knock):
     said = []
     with pytest.raises(TooManyAtOnce):
         knock(Gate(*[COME_AGAIN] * 99), said.append)
-    assert said == ["too many come to a:1 at once; trying again for a minute"]
+    assert said == ["too many clients connect to a:1 at once; trying again for a minute"]
 
 
 @pytest.fixture

@@ -628,7 +628,7 @@ def test_who_sends_more_than_is_read_is_cut_beyond_its_allowance_and_nobody_else
                     assert dealer.send([bytes(10_000)])
             key, why = await asyncio.wait_for(told.get(), 60)
             assert key == ALICE.public.curve
-            assert "nobody had asked" in why
+            assert "unsolicited bytes" in why
             seen = [await heard(router)]
             while seen[-1].frames:
                 seen.append(await heard(router))

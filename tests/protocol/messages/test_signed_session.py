@@ -84,7 +84,7 @@ def test_the_same_message_twice_is_refused_the_second_time() -> None:
     session = Session()
     received = parse(session.server.frames(Ack(digest=HEX)))
     session.client.check(received)
-    with pytest.raises(WireError, match="came twice or late"):
+    with pytest.raises(WireError, match="arrived twice or late"):
         session.client.check(received)
 
 
@@ -92,7 +92,7 @@ def test_an_earlier_message_after_a_later_one_is_refused_and_the_session_goes_on
     session = Session()
     first, second, third = (parse(session.server.frames(Ack(digest=HEX))) for _ in range(3))
     session.client.check(second)
-    with pytest.raises(WireError, match="came twice or late"):
+    with pytest.raises(WireError, match="arrived twice or late"):
         session.client.check(first)
     assert session.client.check(third).seq > second.message.seq
 

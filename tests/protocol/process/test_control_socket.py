@@ -380,7 +380,7 @@ class TestLongPaths:
         place = control.socket_path(deep).parent
         place.mkdir()
         place.chmod(0o777)
-        with pytest.raises(TrustError, match="others"):
+        with pytest.raises(TrustError, match="other users"):
             asyncio.run(control.serve(deep, echo))
 
 

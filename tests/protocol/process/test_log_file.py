@@ -76,7 +76,7 @@ def test_a_full_disk_raises_nothing_and_what_was_lost_is_told_later(log, tmp_pat
     log.write(0.0, "info", "four")
     whole = [line for line in lines(tmp_path / "log") if "Z " in line]
     assert [line.split("Z ")[1] for line in whole] == [
-        "INFO    one", "WARNING 2 lines before this one are lost", "INFO    four",
+        "INFO    one", "WARNING 2 lines before this one were lost", "INFO    four",
     ]  # fmt: skip
 
 

@@ -122,7 +122,7 @@ class TestErrors:
         assert told["message"].startswith("ZeroDivisionError: oops (terminal.py:")
         assert "Traceback" not in out + err
         (kept,) = (state / "fcil" / "defects").iterdir()
-        assert told["action"].endswith(f"Report it, with this file, which says more: {kept}")
+        assert told["action"].endswith(f"Report it, with this file, which has the details: {kept}")
         assert "Traceback" in kept.read_text()
         assert "ZeroDivisionError: oops" in kept.read_text()
         assert kept.stat().st_mode & 0o077 == 0
@@ -144,7 +144,7 @@ class TestErrors:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert failing(typer.Abort()) == 4
-        assert "Nothing is done." in capsys.readouterr().err
+        assert "Nothing was done." in capsys.readouterr().err
 
     def test_ctrl_c_is_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert failing(KeyboardInterrupt()) == 130
@@ -293,7 +293,7 @@ def test_arguments_that_are_refused_end_with_code_4_in_the_form_asked_for(
     if form:
         told = json.loads(out)
         assert (told["status"], told["data"]["code"]) == ("error", "usage")
-        assert told["data"]["action"].startswith("See what there is: fcil-test")
+        assert told["data"]["action"].startswith("List the commands: fcil-test")
     else:
         assert out == ""
 

@@ -300,7 +300,7 @@ def test_missing_huge_and_special_files_are_no_key_files(tmp_path):
     atomic_files.write_atomic(tmp_path / "huge", bytes(atomic_files.MAX_PRIVATE_BYTES + 1))
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name in ("huge", "pipe"):
-        with pytest.raises(KeyFileError, match="no key file"):
+        with pytest.raises(KeyFileError, match="not a key file"):
             atomic_files.read_private(tmp_path / name)
     with pytest.raises(StorageError, match="directory"):
         atomic_files.read_private(tmp_path)

@@ -56,7 +56,10 @@ def test_an_unknown_process_is_another_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "action"),
-    [("federation", "fcil-server stop"), ("client", "A client runs for these images already")],
+    [
+        ("federation", "fcil-server stop"),
+        ("client", "A client is already running for these images"),
+    ],
 )
 def test_the_error_says_what_to_do_about_that_process(
     what: str, action: str, tmp_path: Path
@@ -80,14 +83,14 @@ def test_the_end_of_a_process_is_waited_for_and_told_meanwhile(
 
         wait_until_over(tmp_path, holding_pid(tmp_path), 60, say)
         assert said
-        assert said[0].startswith("it still writes (")
+        assert said[0].startswith("it is still writing (")
         assert holder_of(tmp_path) is None
         assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path) -> None:
     with other_process(tmp_path) as process:
-        with pytest.raises(Timeout, match=f"process {process.pid} was told to end"):
+        with pytest.raises(Timeout, match=f"process {process.pid} was asked to stop"):
             wait_until_over(tmp_path, process.pid, 0, lambda _: None)
         assert process.stdin is not None
         process.stdin.close()
@@ -130,7 +133,7 @@ def test_a_command_waits_for_a_daemon_that_does_not_listen_yet(
 def test_a_daemon_that_goes_on_starting_is_named(tmp_path: Path) -> None:
     with (
         DirectoryLock.acquire(tmp_path, "federation"),
-        pytest.raises(Starting, match=f"process {os.getpid()} works in .* takes no commands"),
+        pytest.raises(Starting, match=f"process {os.getpid()} is using .* accepts no commands"),
     ):
         control_socket.ask(tmp_path, "status", 0)
 

@@ -88,7 +88,7 @@ LOW_ORDER = [bytes(32), b"\x01" + bytes(31)]
         (lambda f: f | {"curve": LOW_ORDER[0]}, "low order"),
         (lambda f: f | {"curve": LOW_ORDER[1]}, "low order"),
         (lambda f: f | {"sealing": f["sealing"][:1184] + bytes(32)}, "low order"),
-        (lambda f: f | {"sealing": b"\xff" * 1184 + f["sealing"][1184:]}, "no X-Wing key"),
+        (lambda f: f | {"sealing": b"\xff" * 1184 + f["sealing"][1184:]}, "not an X-Wing key"),
     ],
 )
 def test_public_keys_that_cannot_work_are_refused(change, words):

@@ -152,5 +152,5 @@ def test_another_form_is_named(head):
     body = head + bytes(32 + 16 + 16 + 4) + b"a:1"
     check = hashlib.sha256(b"fcil/1/ticket" + body).digest()[:4]
     text = PREFIX + base64.b32encode(body + check).decode().rstrip("=")
-    with pytest.raises(BadTicket, match=rf"has form {head[0]}\."):
+    with pytest.raises(BadTicket, match=rf"has format {head[0]}\."):
         Ticket.from_text(text)

@@ -57,7 +57,7 @@ def test_a_name_shows_exchanges_parts_totals_presets_and_options():
     assert "each round, kept after its task" in lines["down", "task"]
     assert "each training round" in lines["down", "lora"]
     assert "<=" not in lines["down", "lora"]
-    assert "who joins in this task fetches 153,920 more" in text
+    assert "a client that joins in this task fetches 153,920 more" in text
     assert "reweight.temperature = mul" in lines["preset", "paper:"]
     assert any(line.startswith("reweight.owners_only ") for line in text.splitlines())
 
@@ -155,7 +155,7 @@ def test_a_federation_gives_the_defaults_of_its_own_method(tmp_path):
     [
         (("pilroa",), "Did you mean 'pilora'?"),
         (("pilora", "--backbone", "resnet50"), "'embedded' and names such as vit_base"),
-        (("-c", "method.rank=8"), "not of which method"),
+        (("-c", "method.rank=8"), "but no method"),
         (("pilora", "-c", "method.rnk=8"), "did you mean 'rank'?"),
         (("pilora", "-c", "method.blocks=[6]"), "has the blocks 0 to 5"),
         (("pilora", "-c", "method.preset=none"), "it has: paper, repo, short"),

@@ -152,7 +152,7 @@ def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path):
     for folder in (tmp_path, kept):
         done = ask("--new", NAME, "--dir", str(folder))
         assert done.exit_code == 4
-        assert "no empty folder" in done.stderr
+        assert "not an empty folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert kept.read_text() == "mine"
 

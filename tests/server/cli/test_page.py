@@ -176,7 +176,7 @@ def test_a_server_without_a_page_says_how_to_serve_one(tmp_path: Path) -> None:
     made = Place(tmp_path / "federation", page="")
     try:
         for op in ("page_link", "page_enter"):
-            with pytest.raises(UsageError, match="serves no page") as told:
+            with pytest.raises(UsageError, match="serves no dashboard") as told:
                 made.ask(op)
             assert "serve --page" in told.value.action
     finally:

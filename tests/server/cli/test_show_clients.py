@@ -52,7 +52,7 @@ def test_status_counts_those_who_are_gone_and_lists_the_others(
     ledger.clients.revoke(BOB, LEFT_BY_ITSELF)
     show_status(stopped_status(ledger, "x"))
     out = capsys.readouterr().out
-    assert "no more     2 left: fcil-server clients" in out
+    assert "former      2 left: fcil-server clients" in out
     assert sum(line.startswith(("alice", "bob", "gone")) for line in out.splitlines()) == 1
 
 

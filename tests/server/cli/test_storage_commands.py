@@ -32,9 +32,9 @@ def test_a_backup_goes_and_comes_back(built: Built) -> None:
     said = run("backup", "b.tar", "--passphrase-file", "phrase").stdout
     assert f"run {built.run} at state {OPEN_STATE}, keys sealed" in said
     said = run("restore", "b.tar", "--dir", "new", "--passphrase-file", "phrase").stdout
-    assert f"goes on from state {OPEN_STATE} of {built.run}" in said
+    assert f"continues from state {OPEN_STATE} of {built.run}" in said
     assert "members: a, b" in said
-    assert "whoever was revoked after that is a member again" in said
+    assert "clients revoked after that are members again" in said
     listed = run("run", "ls", "--dir", "new").stdout.splitlines()
     assert listed[0].startswith(f"{built.run}  stopped")
     assert listed[1].endswith(f"forked from {built.run} at state {OPEN_STATE}")
@@ -57,14 +57,14 @@ def test_data_of_both_is_json(built: Built) -> None:
         (
             ["backup", "b.tar"],
             4,
-            "a backup seals the server's keys with a passphrase, and there is no terminal to ask on",
+            "a backup seals the server's keys with a passphrase, and there is no terminal to ask for it",
         ),
         (["backup", "b.tar", "--without-keys", "--passphrase-file", "phrase"], 4, "exclude"),
         (["backup", "phrase", "--without-keys"], 4, "exists already"),
         (["backup", "no/b.tar", "--without-keys"], 1, "does not exist"),
         (["backup", "b.tar", "--passphrase-file", "no"], 1, "does not exist"),
         (["backup", "b.tar", "--without-keys", "--dir", "new"], 1, "holds no federation"),
-        (["restore", "phrase", "--dir", "new"], 1, "no fcil backup"),
+        (["restore", "phrase", "--dir", "new"], 1, "not an fcil backup"),
         (["restore", "no", "--dir", "new"], 1, "does not exist"),
         (["check", "--dir", "new"], 1, "holds no federation"),
         (["run", "rollback"], 4, "one of them only"),

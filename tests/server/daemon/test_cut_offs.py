@@ -106,7 +106,7 @@ def test_it_is_said_once_in_notes_audit_and_status(play):
         assert [note[:2] for note in desk.said] == [("warning", "cut_off")]
         (entry,) = [a for a in desk.ledger.audit.newest() if a.action == "cut_off"]
         assert entry.detail == (
-            "camera is cut off for 60 s: too many of its messages were refused or needless "
+            "camera is cut off for 60 s: too many of its messages were refused or unnecessary "
             "(600 at once, then 10 a second)"
         )
         assert desk.peers.refused[desk.client].startswith("cut off for 60 s")

@@ -129,9 +129,9 @@ def test_what_an_operator_does_to_a_flooding_client_is_said_all_the_same(ledger)
     async def story(desk):
         for _ in range(1000):
             desk.journal.note("warning", "malformed", "ann: no message.", ANN)
-        desk.journal.note("warning", "revoked", "ann is off the list", ANN)
+        desk.journal.note("warning", "revoked", "ann was removed from the allow list", ANN)
         desk.journal.note("info", "update", "update from ann", ANN)
-        assert desk.said[-2:] == ["ann is off the list", "update from ann"]
+        assert desk.said[-2:] == ["ann was removed from the allow list", "update from ann"]
 
     play(ledger, story)
 

@@ -280,7 +280,7 @@ class TestCrossChecks:
             (["lora", "tensor"], "a list of some of"),
             (3, "should be"),
             ([["lora"]], "a list of some of"),
-            (["lora", "gaussian"], "always travel as they are: gaussian (means and covariances"),
+            (["lora", "gaussian"], "are always sent unchanged: gaussian (means and covariances"),
             (["count", "residual"], "count (counts are whole numbers), residual ("),
         ],
     )

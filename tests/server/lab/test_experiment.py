@@ -97,8 +97,8 @@ def test_names_that_lead_nowhere_are_told_with_the_nearest() -> None:
         "two rows are called 'Ridge'",
         "5 classes do not make 2 equal tasks",
         "alpha is 3, a task has 2 classes",
-        "names the row 'NCN', which there is not",
-        "names the partition 'beta=2', which there is not, did you mean 'beta=1'?",
+        "names the row 'NCN', which does not exist",
+        "names the partition 'beta=2', which does not exist, did you mean 'beta=1'?",
     ):
         assert words in error.value.message, words
 

@@ -117,7 +117,7 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         waiting = asyncio.create_task(coordinator.discovery.wait())
         await asyncio.sleep(0)
         assert coordinator.progress.phase == "waiting"
-        assert "(1 here)" in coordinator.progress.waiting_for
+        assert "(1 connected)" in coordinator.progress.waiting_for
         kit.here.clear()
         coordinator.on_client_left(ALICE)
         for _ in range(10):  # turns of the loop
@@ -126,7 +126,7 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         return coordinator.progress.waiting_for
 
     said = asyncio.run(story())
-    assert said == "2 clients (0 here) with at least 1 new class (0 waiting)"
+    assert said == "2 clients (0 connected) with at least 1 new class (0 waiting)"
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:
@@ -136,7 +136,7 @@ def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> Non
         discovery = Discovery(kit, waits.append, may_go_on)
         waiting = asyncio.create_task(discovery.wait())
         await asyncio.sleep(0)
-        assert waits[-1] == "1 client (0 here) with at least 1 new class (0 waiting)"
+        assert waits[-1] == "1 client (0 connected) with at least 1 new class (0 waiting)"
         kit.here.append(peer(ALICE, "alice", dog=2))
         discovery.news.set()
         await asyncio.wait_for(waiting, 60)

@@ -137,7 +137,7 @@ def test_whoever_comes_after_the_end_is_told_how_it_ended(ledger):
     desk.at.round.phase = Phase.CLOSED
     with pytest.raises(Surplus, match="had as many updates as it takes"):
         desk.reception.expect(BOB, desk.core(BOB))
-    with pytest.raises(RoundClosed, match=r"went on without this update and is closed \(taken\)"):
+    with pytest.raises(RoundClosed, match=r"continued without this update and is closed \(taken\)"):
         desk.reception.expect(GONE, desk.core(GONE))
 
 

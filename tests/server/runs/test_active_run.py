@@ -84,7 +84,7 @@ def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
     )
     warning = (
         "[trust] max_weight_share = 0.3 has no effect: analytic counts every image once "
-        '(method.weights = "images"); with "capped" it obeys, and its result is no longer exact'
+        '(method.weights = "images"); with "capped" it respects the cap, and its result is no longer exact'
     )
     assert noted == ([("warning", "ignored", warning)] if told else [])
 
@@ -116,7 +116,7 @@ def test_a_wish_to_keep_updates_that_is_of_no_use_is_told() -> None:
         method, config = registry.load_method(name), load(None, ["run.keep_updates=true"])
         hparams = registry.make_hparams(method, {})
         tell_ignored(lambda *line: noted.append(line[2]), method, hparams, config)
-    why = "its clients train on what the server broadcast, so later updates of all hold traces"
+    why = "its clients train on what the server broadcast, so all later updates carry traces of it"
     what = "[run] keep_updates has no effect: pilora cannot forget a client exactly, for"
     assert noted == [f"{what} {why}"]
 
@@ -155,7 +155,7 @@ def test_a_run_keeps_its_forms_and_says_so() -> None:
     )
     assert (config.wire.half, config.wire.window_mb) == ("none", 2)
     assert len(noted) == 1
-    assert noted[0].startswith("[wire] half: other than run r1 was started with")
+    assert noted[0].startswith("[wire] half: run r1 was started with other values")
 
 
 def test_patience_and_plots_of_a_run_may_change_while_it_goes_on() -> None:
@@ -176,4 +176,4 @@ def test_what_a_budget_chose_is_kept_and_told_only_where_something_else_is_set()
     assert kept(own, ["method.name=running_mean"], {"side": 4})[1] == []
     config, noted = kept(own, ["method.name=running_mean", "method.side=8"], {"side": 4})
     assert config.method.options == {"side": 4}
-    assert noted[0].startswith("[method] side: other than")
+    assert noted[0].startswith("[method] side: run r1 was started with other values")

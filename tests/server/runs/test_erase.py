@@ -43,7 +43,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         for number in range(300):  # some pages of them
             ledger.events.add("info", "connected", f"{NAME} connected {number}", client=ALICE)
         ledger.events.add("warning", "far_apart", f"{NAME} and {NAME}-2 mean different things")
-        ledger.refusals.add(ALICE, "malformed", f"{NAME} said nothing")
+        ledger.refusals.add(ALICE, "malformed", f"{NAME} sent nothing")
         key = ledger.rounds.current(built.run).key
         ledger.answers.set(key, BOB, "declined", f"no images like those of {NAME}")
         ids = [u.update_id for u in ledger.updates.of_client(built.run, ALICE)]
@@ -82,7 +82,7 @@ def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
     assert (row.name, row.curve, row.device, row.last_seen) == (PSEUDONYM, b"", "", None)
     assert "1 sealed updates and 1 kept ones" in data["gone"]
     assert any("4 of its updates are averaged into the states" in line for line in data["stays"])
-    assert any("nobody else can be forgotten exactly" in line for line in data["stays"])
+    assert any("no other client can be forgotten exactly" in line for line in data["stays"])
 
 
 def test_its_sealed_update_leaves_the_disk_and_the_round(built: Built) -> None:
@@ -119,7 +119,9 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
         roster = Roster(federation, AllowList())
         roster.open()
         assert not roster.allow_list(old.curve), "it hears no explanation either"
-        with pytest.raises(UsageError, match="that was erased, and is not taken again"):
+        with pytest.raises(
+            UsageError, match="belonged to an erased member and is not accepted again"
+        ):
             roster.enrol_local(NAME, old, "me")
         assert roster.enrol_local(NAME, new, "me")
     finally:

@@ -54,5 +54,5 @@ def test_of_a_relay_as_much_may_lie_unread_as_all_behind_it_were_asked_for(tmp_p
         expected = GUEST_BYTES if revoked else MEMBER_BYTES + TOTAL_BYTES
         assert center.roster.allow(key) == expected
         assert center.roster.who(key) == "site"
-        assert "said nothing" in center.roster.who(b"")
+        assert "sent nothing" in center.roster.who(b"")
         assert "ticket" in center.roster.who(ANN)

@@ -325,7 +325,7 @@ class TestDamagedFiles:
             fields["version"], fields["fcil"] = 2, "9.9"
 
         rewrite(file, manifest=later)
-        with pytest.raises(UsageError, match="form 2") as caught:
+        with pytest.raises(UsageError, match="format 2") as caught:
             verify(file)
         assert "9.9" in caught.value.action
 
@@ -399,7 +399,7 @@ class TestRestore:
         assert shown.keys != known.keys
 
     def test_a_wrong_passphrase_writes_nothing(self, file: Path, tmp_path: Path) -> None:
-        with pytest.raises(CannotOpen, match="passphrase does not fit"):
+        with pytest.raises(CannotOpen, match="passphrase is wrong"):
             again(file, tmp_path / "new", Keys(passphrase=PHRASE + "!"))
         assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed"]
 

@@ -184,11 +184,11 @@ WARNINGS: dict[str, tuple[Callable[[Built], None], str]] = {
         lambda b: b.state(9).with_suffix(".json").write_text("{}"),
         "was never committed",
     ),
-    "half a write": (half_write, "is half a write"),
+    "an incomplete write": (half_write, "is an incomplete write"),
     "stray file": (lambda b: (b.directory / "notes.txt").write_text("x"), "not a file of fcil"),
     "killed backup": (
         lambda b: (b.directory / ".fcil-backup.1-0123abcd.file.tmp").write_bytes(b"half"),
-        "is of a backup",
+        "belongs to a backup",
     ),
     "stray run": (stray_run, "belongs to no run"),
     "open ledger": (lambda b: (b.directory / LEDGER_NAME).chmod(0o640), "permissions 0640"),

@@ -43,7 +43,7 @@ def test_without_an_address_there_is_no_door(key: str) -> None:
     made.close()
 
 
-@pytest.mark.parametrize(("key", "what"), [("metrics", "figures"), ("page", "the page")])
+@pytest.mark.parametrize(("key", "what"), [("metrics", "metrics"), ("page", "the dashboard")])
 @pytest.mark.parametrize("given", ["cert", "key"])
 def test_a_certificate_without_an_address_is_refused(key: str, what: str, given: str) -> None:
     with pytest.raises(ConfigError, match=f"no address of {what}") as told:
@@ -116,9 +116,9 @@ def test_a_process_that_ends_again_and_again_is_started_less_and_less_often(
 
     asyncio.run(until_five_ends())
     made.close()
-    assert said[0].startswith("figures are at http://127.0.0.1:")
+    assert said[0].startswith("metrics are at http://127.0.0.1:")
     assert said[1] == (
-        "the process that serves figures ended with exit code 3; it is started again in 0.001 s"
+        "the process that serves metrics ended with exit code 3; it is restarted in 0.001 s"
     )
     assert [text.rsplit(" ", 2)[1] for text in said[1:6]] == [
         "0.001",

@@ -106,8 +106,8 @@ def uncapped(h: AnalyticHparams) -> str:
     if h.weights == "capped":
         return ""
     return (
-        'analytic counts every image once (method.weights = "images"); with "capped" it obeys, and '
-        "its result is no longer exact"
+        'analytic counts every image once (method.weights = "images"); with "capped" it respects '
+        "the cap, and its result is no longer exact"
     )
 
 

@@ -14,7 +14,7 @@ class AnalyticHparams(Hparams):
 
     features: Literal["relu_projection", "linear"] = Field(
         default="relu_projection",
-        description="What the classifier is linear in: ReLU of a fixed random projection, or the "
+        description="Features of the classifier: ReLU of a fixed random projection, or the "
         "frozen feature itself.",
     )
     projection: int = Field(

@@ -27,8 +27,8 @@ class CcvrHparams(LoraHparams):
     )
     combine: Literal["mixture", "pooled"] = Field(
         default="mixture",
-        description="What is drawn from: the clients' Gaussians of a class, or one Gaussian with "
-        "the mean and covariance of all their images (paper).",
+        description="Source of the samples: the clients' Gaussians of a class, or one Gaussian "
+        "with the mean and covariance of all their images (paper).",
     )
     calibrate: Literal["seen", "current"] = Field(
         default="seen",

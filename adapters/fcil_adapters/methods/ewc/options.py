@@ -14,12 +14,15 @@ class EwcHparams(LoraHparams):
 
     ewc_lambda: float = Field(default=1.0, ge=0, description="Weight of F (theta - theta*)^2.")
     gamma: float = Field(
-        default=0.9, ge=0, le=1, description="What is left of earlier tasks' F after each task."
+        default=0.9,
+        ge=0,
+        le=1,
+        description="Share of earlier tasks' F that is kept after each task.",
     )
     fisher: Literal["B", "AB"] = Field(
         default="B",
-        description="What is trained, measured and held: B on an A that stays as it was drawn, so "
-        "that the penalty is one on the weights; or both factors.",
+        description="Factors that are trained and penalised: B on an A that stays as drawn, so "
+        "that the penalty acts on the weights; or both factors.",
     )
 
     @property

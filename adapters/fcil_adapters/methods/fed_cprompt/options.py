@@ -32,7 +32,9 @@ class FedCPromptHparams(ComponentHparams):
         description="Scale of the squared distance to the logits of the previous task's server.",
     )
     margin: float = Field(
-        default=1.0, ge=0, description="What the second must exceed the first by, over a batch."
+        default=1.0,
+        ge=0,
+        description="Margin by which the second must exceed the first, over a batch.",
     )
 
 

@@ -110,7 +110,7 @@ METHOD = lora_method(
         said="0.36 million parameters a round",
         up_bytes=718_888,
         down_bytes=718_888,
-        leaves_out="the residual, on the way down",
+        leaves_out="the downloaded residual",
     ),
     economies=ECONOMIES,
 )

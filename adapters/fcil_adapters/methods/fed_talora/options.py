@@ -59,12 +59,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 # Ordered by the losses in ablations (docs/benchmarks.md); unmeasured ones come last.
 ECONOMIES = (
     Economy(
-        "residuals in factors for ever",
+        "residuals always in factors",
         "a bound on what a newcomer fetches",
         {"residual": "factored", "catch_up": "factors"},
     ),
     Economy("no residual", "that the global weights are the exact mean", {"residual": "off"}),
-    Economy("A frozen, B alone trained", "half of what is trained", {"freeze_a": True}),
+    Economy("A frozen, B alone trained", "half of the trained parameters", {"freeze_a": True}),
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
     Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
 )

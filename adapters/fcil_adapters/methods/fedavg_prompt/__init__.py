@@ -24,6 +24,6 @@ METHOD = pool_method(
         said="31.37 MB in each exchange (MiB; HePCo's paper)",
         up_bytes=32_894_000,
         down_bytes=32_894_000,
-        leaves_out="nothing but the counts of each class, which say who has been seen",
+        leaves_out="nothing but the counts of each class, which show the classes seen so far",
     ),
 )

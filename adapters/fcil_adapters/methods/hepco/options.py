@@ -17,7 +17,7 @@ class HepcoHparams(PoolHparams):
 
     send_counts: bool = Field(
         default=True,
-        description="Whether clients tell how many images of each class they have (published "
+        description="Whether clients report how many images of each class they have (published "
         "code). False (paper): the server takes them as spread evenly over the task's classes.",
     )
     weights: Literal["per_class", "repo", "none"] = Field(
@@ -67,7 +67,7 @@ class HepcoHparams(PoolHparams):
     )
     distill: Literal["both", "prompts", "head", "none"] = Field(
         default="both",
-        description="What the server repairs by distillation; none: plain averages.",
+        description="Tensors that the server improves by distillation; none: plain averages.",
     )
     distillation_steps: int = Field(
         default=200, ge=1, description="Steps for the prompts, and as many for the head."

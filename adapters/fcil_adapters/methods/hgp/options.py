@@ -82,7 +82,7 @@ class HgpHparams(Hparams):
     )
     drop_stale: bool = Field(
         default=False,
-        description="Forget a class's Gaussians of earlier rounds once somebody sends new ones "
+        description="Forget a class's Gaussians of earlier rounds once a client sends new ones "
         "(published code), also of clients that are absent.",
     )
     rebalance: Literal["seen", "current", "off"] = Field(

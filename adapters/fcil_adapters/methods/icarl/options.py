@@ -26,7 +26,7 @@ class IcarlHparams(LoraHparams):
     min_count_upload: int = Field(
         default=1,
         ge=1,
-        description="Images from which on a client tells a class's mean feature; the mean of one "
+        description="Images from which on a client sends a class's mean feature; the mean of one "
         "image is that image's feature.",
     )
 

@@ -56,7 +56,7 @@ METHOD = prompt_method(
         said="0.2 MB (HGP's paper)",
         up_bytes=215_080,
         down_bytes=None,
-        leaves_out="the counts of each class, which say who has been seen",
+        leaves_out="the counts of each class, which show the classes seen so far",
     ),
     economies=ECONOMIES,
 )

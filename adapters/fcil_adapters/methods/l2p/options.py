@@ -33,7 +33,7 @@ class L2pHparams(PromptHparams):
     )
     feature: Literal["prompts", "token", "token_and_prompts"] = Field(
         default="prompts",
-        description="What the head sees: the mean of the prompts' outputs (paper), the class "
+        description="Input of the head: the mean of the prompts' outputs (paper), the class "
         "token, or the mean of both (federated code).",
     )
     spread: float = Field(

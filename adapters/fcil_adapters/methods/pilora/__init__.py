@@ -97,7 +97,7 @@ METHOD = Method(
         said="0.04 % of a ViT-B's parameters are stored for each task",
         up_bytes=None,
         down_bytes=None,
-        leaves_out="traffic is not told",
+        leaves_out="traffic is not reported",
     ),
     economies=ECONOMIES,
 )

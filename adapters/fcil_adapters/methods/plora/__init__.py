@@ -94,7 +94,7 @@ METHOD = Method(
         said="0.77 million parameters a round",
         up_bytes=307_200,
         down_bytes=None,
-        leaves_out="the way down; the figure is that of ten clients together",
+        leaves_out="the download; the number is that of ten clients together",
     ),
     economies=ECONOMIES,
 )

@@ -21,7 +21,7 @@ class LoraHparams(Hparams):
     modules: tuple[Module, ...] = Field(
         default=("q", "v", "fc1", "fc2"),
         min_length=1,
-        description="What is adapted in each block: q, v (attention), fc1, fc2 (MLP).",
+        description="Adapted modules of each block: q, v (attention), fc1, fc2 (MLP).",
     )
     scale: float = Field(default=1.0, gt=0, description="Factor of B A x.")
     init_a: Literal["uniform", "gaussian"] = Field(

@@ -26,7 +26,7 @@ class ReweightOptions(Hparams):
     )
     empty: Literal["keep", "uniform"] = Field(
         default="keep",
-        description="A class that nobody has this round: keep its prototype, or average all.",
+        description="A class that no client has this round: keep its prototype, or average all.",
     )
     owners_only: bool = Field(
         default=False, description="Combine only prototypes of clients that have the class."

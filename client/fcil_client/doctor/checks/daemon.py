@@ -16,32 +16,32 @@ check = of_clients(lambda client: client.daemon or Skip("there is no client here
 
 def _status(facts: DaemonFacts) -> Mapping[str, Any]:
     if facts.status is None:
-        raise Skip("the client does not run")
+        raise Skip("the client is not running")
     return facts.status
 
 
-@check("daemon.running", "whether the client runs, and what it does")
+@check("daemon.running", "the state of the client and its work")
 def running(facts: DaemonFacts) -> Finding:
     if facts.hangs:
-        remedy = "It is stopped (kill -CONT), or waits for a disk; see its log and dmesg."
-        return failure("the client runs and does not answer", remedy, Timeout)
+        remedy = "It is suspended (kill -CONT) or waiting for a disk; see its log and dmesg."
+        return failure("the client is running but does not answer", remedy, Timeout)
     if facts.status is None:
         remedy = f"Start it: fcil-client join --data {printable(facts.data)}"
-        return warning("the client does not run", remedy)
+        return warning("the client is not running", remedy)
     work = f"{facts.status['work']} {facts.status.get('round') or ''}".strip()
-    return ok(f"the client runs: link {facts.status['link']}, {work}")
+    return ok(f"the client is running: link {facts.status['link']}, {work}")
 
 
-@check("daemon.version", "it is of the installed version")
+@check("daemon.version", "the running client is the installed version")
 def version(facts: DaemonFacts) -> Finding:
     runs = _status(facts).get("package") or "an earlier one"
     if runs == facts.installed:
         return ok(f"it is fcil {runs}, as installed")
     text = f"it is fcil {runs}; installed is {facts.installed}"
-    return warning(text, "Start the client again: it goes on where it was.")
+    return warning(text, "Restart the client: it resumes where it was.")
 
 
-@check("daemon.notes", "errors and warnings among what it said last")
+@check("daemon.notes", "errors and warnings among its last notes")
 def notes(facts: DaemonFacts) -> Finding:
     notes = _status(facts).get("notes", ())
     bad = [n for n in notes if n["level"] in ("warning", "error")]
@@ -49,7 +49,7 @@ def notes(facts: DaemonFacts) -> Finding:
         return ok("no error or warning among its last notes")
     words = [f"{n['level']}: {printable(str(n['text']))[:300]}" for n in bad[-3:]]
     text = f"{len(bad)} of its last notes are errors or warnings: {some(words)}"
-    return warning(text, "They say what to do; older ones may be over by now.")
+    return warning(text, "Each says what to do; older ones may be resolved by now.")
 
 
 @of_facts(lambda facts: facts.units)("daemon.unit", "the systemd unit")
@@ -63,7 +63,7 @@ def _unit(unit: str, fields: Mapping[str, str]) -> Finding:
     state, sub = fields.get("ActiveState", ""), fields.get("SubState", "")
     restarts = fields.get("NRestarts", "0")
     text = f"{unit} is {state} ({sub})"
-    text += f", started again {restarts} times" if restarts not in ("", "0") else ""
+    text += f", restarted {restarts} times" if restarts not in ("", "0") else ""
     if state == "failed" or (state == "activating" and sub == "auto-restart"):
         text += f", result {fields.get('Result', '')}"
         log = f"See why: journalctl -u {unit} -n 50"
@@ -71,6 +71,6 @@ def _unit(unit: str, fields: Mapping[str, str]) -> Finding:
     if state != "active":
         return warning(text, f"Start it: systemctl enable --now {unit}")
     if fields.get("UnitFileState") == "disabled":
-        remedy = f"Let it start with the machine: systemctl enable {unit}"
-        return warning(f"{text}, and does not start with the machine", remedy)
+        remedy = f"Start it at boot: systemctl enable {unit}"
+        return warning(f"{text}, and does not start at boot", remedy)
     return ok(text)

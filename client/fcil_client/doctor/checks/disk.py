@@ -56,7 +56,7 @@ def writable(facts: DiskFacts) -> Finding:
     return ok(f"{facts.place} can be written to")
 
 
-@check("disk.filesystem", "what sort of disk that is")
+@check("disk.filesystem", "type of that disk and its mount")
 def filesystem(facts: DiskFacts) -> Finding:
     if not facts.kind:
         return skipped("the system does not say which it is")
@@ -66,29 +66,29 @@ def filesystem(facts: DiskFacts) -> Finding:
         remedy = "Mount it writable; after faults a disk is mounted read-only: check it first."
         return failure(f"{text}, read-only", remedy, StorageError)
     if facts.kind in MEMORY:
-        text += ": memory; keys and waiting updates are gone at the next start of the machine"
+        text += ": in memory; keys and waiting updates are lost when the machine restarts"
         return warning(text, move)
     if facts.kind in NETWORK:
-        text += ": a network share; locks may not hold there, and it may be away"
+        text += ": a network share; locks may not work there, and it may be unreachable"
         return warning(text, move)
     if facts.kind in NO_RIGHTS:
-        text += ": it keeps no permissions, so key files cannot be private there"
+        text += ": it has no file permissions, so key files cannot be private there"
         return failure(text, move, StorageError)
     return ok(text)
 
 
-@check("disk.sync", "how long the disk takes to keep something")
+@check("disk.sync", "time that the disk needs to write and sync a small file")
 def sync(facts: DiskFacts) -> Finding:
     if isinstance(facts.kept_s, FcilError):
         return skipped("nothing could be written")
-    text = f"a small file is kept within {facts.kept_s * 1000:.0f} ms (measured once)"
+    text = f"a small file is written and synced within {facts.kept_s * 1000:.0f} ms (measured once)"
     if facts.kept_s > SLOW_SYNC_S:
-        remedy = "Rounds wait for that a few times each. Look for a worn card or a busy disk."
+        remedy = "Each round waits for this a few times. Look for a worn card or a busy disk."
         return warning(text, remedy)
     return ok(text)
 
 
-@check("disk.temporary", "room for temporary files")
+@check("disk.temporary", "free space for temporary files")
 def temporary(facts: DiskFacts) -> Finding:
     if isinstance(facts.temporary_free_bytes, FcilError):
         return of_error(facts.temporary_free_bytes)
@@ -103,7 +103,7 @@ def temporary(facts: DiskFacts) -> Finding:
 holding = of_clients(lambda client: client.holding or Skip("there is no client here yet"))
 
 
-@holding("disk.caches", "what the client's directory holds")
+@holding("disk.caches", "sizes of what the client's directory holds")
 def caches(facts: HoldingFacts) -> Finding:
     listed = ", ".join(f"{what} {megabytes(n)}" for what, n in facts.sizes.items() if n)
     total = megabytes(sum(facts.sizes.values()))

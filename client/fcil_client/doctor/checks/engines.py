@@ -34,7 +34,7 @@ _INSTALL = (
 check = of_facts(lambda facts: facts.engines)
 
 
-@check("engine.installed", "something that can run a backbone")
+@check("engine.installed", "a library that can run a backbone")
 def installed(facts: EngineFacts) -> Finding:
     works = ["torch"] * facts.torch_works + ["onnxruntime"] * isinstance(facts.onnx, OnnxFacts)
     wanted = {"torch": "torch", "onnx": "onnxruntime"}.get(facts.asked)
@@ -115,15 +115,15 @@ def providers(facts: EngineFacts) -> Finding:
     )
 
 
-@check("engine.clash", "two distributions of onnxruntime on top of each other")
+@check("engine.clash", "two onnxruntime distributions installed over each other")
 def clash(facts: EngineFacts) -> Finding:
     if len(facts.runtimes) < 2:
         return skipped("only one onnxruntime distribution installed")
     best = next((n for n in facts.runtimes if n != "onnxruntime"), facts.runtimes[0])
     keep = best if facts.driver or facts.jetson else "onnxruntime"
     text = (
-        f"{' and '.join(facts.runtimes)} are both installed; they write the same files, and what "
-        "is there is a mixture"
+        f"{' and '.join(facts.runtimes)} are both installed; they write the same files, so the "
+        "installed ones are a mixture"
     )
     remedy = f"pip uninstall -y {' '.join(facts.runtimes)}, then pip install {keep}"
     if facts.torch_works and facts.asked != "onnx":
@@ -168,20 +168,20 @@ def _loaded(facts: BackboneFacts) -> Loaded:
     return facts.loaded
 
 
-@backbone("backbone.which", "the backbone, and who names it")
+@backbone("backbone.which", "the backbone, and the source of its name")
 def which(facts: BackboneFacts) -> Finding:
     if not facts.expected.needed:
         return ok(f"the method uses no backbone ({facts.expected.source})")
     return ok(f"{facts.expected.name}, {facts.expected.source}")
 
 
-@backbone("backbone.digest", "its weights are those that are expected")
+@backbone("backbone.digest", "its weights are the expected ones")
 def digest(facts: BackboneFacts) -> Finding:
     if isinstance(facts.loaded, FcilError):
         return of_error(facts.loaded)
     found, wanted = _loaded(facts).digest, facts.expected.digest
     if found == wanted:
-        return ok(f"its weights are those that are expected ({wanted[:12]})")
+        return ok(f"its weights are the expected ones ({wanted[:12]})")
     text = f"its weights have the digest {found[:12]}"
     if not wanted:
         return ok(text)
@@ -192,13 +192,13 @@ def digest(facts: BackboneFacts) -> Finding:
     )
 
 
-@backbone("backbone.features", "this device computes the features that others compute")
+@backbone("backbone.features", "this device computes the same features as others")
 def features(facts: BackboneFacts) -> Finding:
     loaded, text = _loaded(facts), "features of the shipped images"
     how = f"with {loaded.engine} on {loaded.device}"
     if not np.isfinite(loaded.probe).all():
         remedy = "Check the driver, or use --device cpu."
-        return failure(f"{text} are no numbers {how}", remedy, BackboneMismatch)
+        return failure(f"{text} are not numbers {how}", remedy, BackboneMismatch)
     if facts.reference is None or loaded.digest != facts.expected.digest:
         return ok(f"{text} are finite {how}; the server compares them when the client joins")
     error = compare_probes(loaded.probe, np.asarray(facts.reference, dtype=np.float64))
@@ -212,7 +212,7 @@ def features(facts: BackboneFacts) -> Finding:
     )
 
 
-@backbone("backbone.speed", "images a second, and how long a pass over the images here takes")
+@backbone("backbone.speed", "images per second, and the time for one pass over the images here")
 def speed(facts: BackboneFacts) -> Finding:
     loaded = _loaded(facts)
     text = f"{loaded.images_per_s:,.0f} images/s on {loaded.device}, "

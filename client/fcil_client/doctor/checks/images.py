@@ -39,23 +39,23 @@ def folder(facts: ImageFacts) -> Finding:
 @check("images.layout", "files and folders that the layout leaves out, and class names refused")
 def layout(facts: ImageFacts) -> Finding:
     if not facts.left_out:
-        return ok("every image lies in a class folder whose name can be used")
-    return warning(some(facts.left_out), "Move or rename them; until then they take no part.")
+        return ok("every image is in a class folder with a usable name")
+    return warning(some(facts.left_out), "Move or rename them; until then they are ignored.")
 
 
-@check("images.unreadable", "files that are no readable image")
+@check("images.unreadable", "files that are not readable images")
 def unreadable(facts: ImageFacts) -> Finding:
     looked, bad, rest = facts.files - facts.unlooked, len(facts.unreadable), ""
     if facts.unlooked:
-        rest = f"; {facts.unlooked:,} of {facts.files:,} were not looked at for want of time"
+        rest = f"; {facts.unlooked:,} of {facts.files:,} were not checked for lack of time"
     if not bad:
-        return ok(f"all {looked:,} that were looked at can be read{rest}")
+        return ok(f"all {looked:,} that were checked can be read{rest}")
     text = f"{bad:,} of {looked:,} cannot be read{rest}: {some(facts.unreadable)}"
-    remedy = "Replace or remove them; a client leaves them out."
+    remedy = "Replace or remove them; a client skips them."
     return failure(text, remedy, DataError) if bad >= looked else warning(text, remedy)
 
 
-@check("images.classes", "classes and how many images each has")
+@check("images.classes", "classes and the number of images in each")
 def classes(facts: ImageFacts) -> Finding:
     totals = {c: sum(sides.values()) for c, sides in facts.counts.items()}
     if not totals:
@@ -67,23 +67,25 @@ def classes(facts: ImageFacts) -> Finding:
 @check("images.small", "classes with too few images to learn or to measure")
 def small(facts: ImageFacts) -> Finding:
     if facts.unlooked:
-        return skipped("not all images were looked at")
+        return skipped("not all images were checked")
     totals = sorted((c, sum(sides.values())) for c, sides in facts.counts.items())
     few = [f"{c} has {n}" for c, n in totals if n < FEW]
     if not few:
         return ok(f"every class has at least {FEW} images")
-    remedy = f"Add images: with fewer than {FEW} a class is learned badly, and hardly measured."
+    remedy = (
+        f"Add images: a class with fewer than {FEW} is learned poorly and can hardly be measured."
+    )
     return warning(some(few), remedy)
 
 
 @check("images.duplicates", "the same image in several classes")
 def duplicates(facts: ImageFacts) -> Finding:
     if not facts.duplicates:
-        return ok("no image lies in two classes")
+        return ok("no image is in two classes")
     examples = some(" = ".join(files[:3]) for files in facts.duplicates)
     count = len(facts.duplicates)
     return warning(
-        f"{count:,} image{'s lie' if count != 1 else ' lies'} in several classes: {examples}",
+        f"{count:,} image{'s are' if count != 1 else ' is'} in several classes: {examples}",
         "Leave each in the class that it shows: one image with two labels teaches neither.",
     )
 
@@ -96,6 +98,6 @@ def sides(facts: ImageFacts) -> Finding:
     if not train and facts.counts:
         return failure(text, "Put images into the class folders, or into train/.", DataError)
     if facts.notes:
-        remedy = "Nothing, if that is as meant; else add images."
+        remedy = "Nothing, if this is intended; otherwise add images."
         return warning(f"{text}; {some(facts.notes)}", remedy)
     return ok(text)

@@ -27,7 +27,7 @@ def system(facts: MachineFacts) -> Finding:
     if (facts.system, facts.arch) in TESTED:
         return ok(text)
     tested = " and ".join(f"{s} on {a}" for s, a in TESTED)
-    return warning(text, f"It may work; only {tested} are tested. Report what does not.")
+    return warning(text, f"It may work; only {tested} are tested. Report what does not work.")
 
 
 @check("machine.cores", "cores that this user's processes may use")
@@ -38,7 +38,8 @@ def cores(facts: MachineFacts) -> Finding:
     text += f", of which the container's limit grants {facts.quota:.2g}"
     threads = max(1, int(facts.quota))
     return warning(
-        text, f"Start the client with --max-threads {threads}: more only wait for each other."
+        text,
+        f"Start the client with --max-threads {threads}: more threads only wait for each other.",
     )
 
 
@@ -100,16 +101,16 @@ def _jetson(facts: DoctorFacts) -> tuple[MachineFacts, EngineFacts] | None:
     return (facts.machine, facts.engines or EngineFacts()) if facts.machine else None
 
 
-@of_facts(_jetson)("machine.jetson", "a Jetson, and what it needs")
+@of_facts(_jetson)("machine.jetson", "a Jetson, and the packages it needs")
 def jetson(facts: tuple[MachineFacts, EngineFacts]) -> Finding:
     machine, engines = facts
     if not machine.jetson and not machine.l4t:
-        return skipped("this is no Jetson")
+        return skipped("this is not a Jetson")
     text = f"{machine.jetson or 'a Jetson'}{f', {machine.l4t}' if machine.l4t else ''}"
     if engines.gpus or {"CUDAExecutionProvider", "TensorrtExecutionProvider"} & {*engines.usable}:
         return ok(f"{text}; its GPU can be used")
     return warning(
-        f"{text}; nothing that is installed uses its GPU",
+        f"{text}; nothing installed here uses its GPU",
         "Install torch or onnxruntime-gpu from NVIDIA's index for this JetPack, and not "
         "the CPU builds of the public index; deploy/README.md says which. It works on the "
         "CPU meanwhile.",

@@ -32,7 +32,7 @@ check = of_clients(_member)
 
 
 @of_clients(lambda client: client.member)(
-    "membership.enrolment", "which federation this folder is enrolled with"
+    "membership.enrolment", "the federation that this folder is enrolled with"
 )
 def enrolment(facts: MemberFacts) -> Finding:
     if isinstance(facts.enrolment, FcilError):
@@ -46,7 +46,7 @@ def enrolment(facts: MemberFacts) -> Finding:
         return failure(text, remedy, UnknownClient)
     join = "fcil-client join --data FOLDER"
     if facts.directory:
-        return warning(f"{facts.directory} was begun and never enrolled", f"Join with: {join}")
+        return warning(f"{facts.directory} was created but never enrolled", f"Join with: {join}")
     if not facts.data:
         return warning(_NOBODY, f"Join with: {join}")
     text = f"{facts.data} is not enrolled with any federation"
@@ -58,10 +58,10 @@ def keys(facts: MemberFacts) -> Finding:
     if isinstance(facts.fingerprint, FcilError):
         return of_error(facts.fingerprint)
     if facts.fingerprint:
-        text = f"readable by this user alone, whole, fingerprint {facts.fingerprint}"
+        text = f"readable by this user alone, intact, fingerprint {facts.fingerprint}"
         if not facts.changing:
             return ok(text)
-        text += "; a change of keys was begun and not finished"
+        text += "; a change of keys was started but not finished"
         return warning(text, "Start the client: it finishes the change with the server.")
     if not isinstance(facts.enrolment, Enrolment):
         return skipped("not enrolled, so there are no keys")
@@ -82,7 +82,7 @@ def certificate(facts: MemberFacts) -> Finding:
     from_s, to_s = facts.valid
     text = f"valid from {day(from_s)} to {day(to_s)}"
     if not from_s <= facts.now_s <= to_s:
-        text = f"{text}, and this machine's clock says {day(facts.now_s)}"
+        text = f"{text}, but this machine's clock says {day(facts.now_s)}"
         remedy = "Set the clock; if it is right, the server needs a new one: rotate-keys there."
         return failure(text, remedy, WrongClock)
     if to_s - facts.now_s < SOON_S:
@@ -104,14 +104,16 @@ def ticket(facts: TicketFacts) -> Finding:
     text = f"for federation {ticket.federation[:12]} at {', '.join(ticket.addresses)}"
     if ticket.relay:
         remedy = "Use it with: fcil-server relay --ticket FILE; for a client ask for another one."
-        return failure(f"{text}; it lets in a relay, not a client", remedy, BadTicket)
+        return failure(f"{text}; it admits a relay, not a client", remedy, BadTicket)
     if facts.used_here:
-        return ok(f"{text}; {printable(facts.used_here)} has come in with it, and needs it no more")
+        return ok(
+            f"{text}; {printable(facts.used_here)} has enrolled with it and no longer needs it"
+        )
     if facts.answer is not None:
         return of_error(facts.answer)
     if facts.asked:
         return ok(f"{text}; the server knows it, {until} by its clock")
     if ticket.expires > facts.now_s:
-        return ok(f"{text}; whole, and {until} by this machine's clock")
+        return ok(f"{text}; intact, and {until} by this machine's clock")
     text = f"{text}; it was {until}, by this machine's clock"
     return failure(text, "Ask the operator for a new one: fcil-server enrol NAME", TicketExpired)

@@ -23,10 +23,11 @@ CLOCK_S = 60.0  # of difference that is worth a word: certificates and tickets a
 # Why nobody answers, and what that usually is.
 REASONS: dict[int, tuple[str, str]] = {
     errno.ECONNREFUSED: (
-        "refused: the machine answers, and nothing listens on this port",
+        "refused: the machine answers, but nothing listens on this port",
         (
-            "Start the server, or correct the port; for others its listen must not be 127.0.0.1. "
-            "Of one that is gone for good: fcil-client leave --data FOLDER --without-server"
+            "Start the server, or correct the port; for clients on other machines its `listen` "
+            "must not be 127.0.0.1. If the server is gone permanently: fcil-client leave --data "
+            "FOLDER --without-server"
         ),
     ),
     errno.EHOSTUNREACH: (
@@ -34,7 +35,7 @@ REASONS: dict[int, tuple[str, str]] = {
         "Check the address, the cable or Wi-Fi, and that both are on one network or VPN.",
     ),
     errno.ENETUNREACH: (
-        "no network: this machine has no way to that network",
+        "no network: this machine has no route to that network",
         "Connect this machine to the network, or the VPN.",
     ),
     errno.ETIMEDOUT: (
@@ -42,7 +43,7 @@ REASONS: dict[int, tuple[str, str]] = {
         "A firewall drops it, or the machine is off: open the server's TCP port in its firewall.",
     ),
     errno.ECONNRESET: (
-        "reset: something on the way cuts the connection",
+        "reset: something in between cuts the connection",
         "Look for a firewall or proxy between here and the server.",
     ),
 }
@@ -96,7 +97,7 @@ def _reason(number: int) -> tuple[str, str]:
     return REASONS.get(number, (other, "Check the address and that the server runs."))
 
 
-@check("network.server", "it is the server, and it takes this client")
+@check("network.server", "it is the server, and it accepts this client")
 def server(facts: NetworkFacts) -> Finding:
     told = facts.server.told
     if isinstance(told, FcilError):
@@ -104,7 +105,7 @@ def server(facts: NetworkFacts) -> Finding:
     if isinstance(told, Skip):
         return skipped(told)
     if facts.server.waits:
-        remedy = "The client goes on trying by itself; network.reach says how far it gets."
+        remedy = "The client keeps trying; network.reach shows how far it gets."
         return warning(told, remedy)
     return ok(told)
 
@@ -112,7 +113,7 @@ def server(facts: NetworkFacts) -> Finding:
 @check("network.clock", "this machine's clock against the server's")
 def clock(facts: NetworkFacts) -> Finding:
     if facts.server.clock_s is None:
-        return skipped("the server's clock is not known: it did not say, or nobody asked")
+        return skipped("the server's clock is not known: it did not say, or no client asked")
     low, high = facts.server.clock_s
     if low <= CLOCK_S and high >= -CLOCK_S:
         most = max(abs(low), abs(high))

@@ -57,7 +57,7 @@ def look(home: Home) -> ClientFacts:
         if daemon.status is not None or daemon.hangs:
             server = _as_the_daemon_says(daemon)
         elif not any(a.took_s is not None for a in addresses):
-            server = ServerFacts(Skip("nobody answers there"))
+            server = ServerFacts(Skip("no server answers there"))
         else:
             server, terms = network.say_hello(home, enrolment)
         way = NetworkFacts(server, addresses, bool(enrolment.link_key))
@@ -107,7 +107,9 @@ def _validity(home: Home, enrolment: Enrolment) -> tuple[float, float]:
         certificate.verify(enrolment.federation, float(certificate.not_before))
     except ValueError:
         path = home.directory / "client.json"
-        raise CorruptFile(f"the certificate in {path} is none.", action="Join again.") from None
+        raise CorruptFile(
+            f"the certificate in {path} is not valid.", action="Join again."
+        ) from None
     return float(certificate.not_before), float(certificate.not_after)
 
 
@@ -126,11 +128,11 @@ def look_daemon(home: Home, data: str = "") -> DaemonFacts:
 def _as_the_daemon_says(daemon: DaemonFacts) -> ServerFacts:
     status = daemon.status
     if status is None:
-        return ServerFacts(Skip("the client runs and does not answer, and has the session"))
+        return ServerFacts(Skip("the client holds the session, but it does not answer"))
     waits = str(status["link"]) in _WITHOUT_SESSION
     server = next(iter(status.get("server", ())), "the server")
     told = "no session now" if waits else f"a session with {server}"
-    told = f"the client has {told} (link {status['link']}); asked through the client that runs"
+    told = f"the client has {told} (link {status['link']}); asked through the running client"
     return ServerFacts(told, waits, status.get("clock_s"))
 
 
@@ -169,7 +171,7 @@ def _wanted(home: Home, status: Mapping[str, Any] | None, terms: Terms | None) -
         return replace(_of_terms(terms, "as the server says"), weights=weights)
     if status is not None and status.get("run") and status.get("backbone"):
         digest = str(status.get("backbone_digest") or "")
-        source = f"as the client that runs says (run {status['run']})"
+        source = f"as the running client says (run {status['run']})"
         return Wanted(str(status["backbone"]), digest, source, bool(digest), weights=weights)
     return _of_record(record) if record is not None else None
 
@@ -180,7 +182,7 @@ def _of_record(record: current_model.ModelRecord) -> Wanted | None:
         info = backbone_from_fields(record.context["backbone_info"])
     except (FcilError, KeyError):  # of a method that is installed no more: join says so
         return None
-    source = f"as the model that is kept here uses it (run {record.run})"
+    source = f"as the model stored here uses it (run {record.run})"
     needed, gradient = method.needs_backbone, not method.frozen
     return Wanted(info.name, info.digest, source, needed, gradient, record.weights or "")
 
@@ -226,7 +228,7 @@ def _look_here(data: Path | None, server: str | None) -> tuple[NetworkFacts, Wan
         here = ServerFacts(f"the server {join.name} of this user says it runs here")
         return NetworkFacts(here, addresses), None
     preview, _ = look_at_run(data, server, None, [])
-    told = ServerFacts(f"it would take the folder: {preview.told}")
+    told = ServerFacts(f"it would accept the folder: {preview.told}")
     wanted = _of_terms(preview.terms, "as the server on this machine says")
     return NetworkFacts(told, addresses), wanted
 
@@ -252,12 +254,12 @@ def try_ticket(facts: TicketFacts) -> tuple[TicketFacts, NetworkFacts]:
     """Try the way that a ticket names, and ask there what it is worth, without using it."""
     ticket = facts.ticket
     if not isinstance(ticket, Ticket) or ticket.relay:
-        return facts, NetworkFacts(ServerFacts(Skip("the ticket leads nowhere")))
+        return facts, NetworkFacts(ServerFacts(Skip("the ticket cannot be tried")))
     addresses = network.look_addresses(ticket.addresses)
-    told: str | Skip = Skip("nobody answers there")
+    told: str | Skip = Skip("no server answers there")
     if any(a.took_s is not None for a in addresses):
         asked, answer = network.show_ticket(ticket)
         facts, told = replace(facts, asked=asked, answer=answer), Skip("it gave no answer")
         if asked:
-            told = "it is the server, or leads to it: the ticket was looked at there, and not used"
+            told = "it is the server, or a relay to it: the ticket was checked there, and not used"
     return facts, NetworkFacts(ServerFacts(told), addresses, ticket.via)

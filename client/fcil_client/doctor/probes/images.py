@@ -20,7 +20,7 @@ from fcil_client.state.home import SALT_BYTES, Home
 from fcil_protocol.errors import DataError, FcilError
 
 LOOK_S = 20.0  # for reading images; those that are left then are counted, not read
-_UNLOOKED = "not looked at"
+_UNLOOKED = "not checked"
 
 
 class _Hurried(ImageSource):

@@ -56,13 +56,13 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
     """Resolve one HOST:PORT and connect to it."""
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        return AddressFacts(address, name_fault="it is no HOST:PORT")
+        return AddressFacts(address, name_fault="it is not HOST:PORT")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         return AddressFacts(address, name_fault=_name_reason(error.errno))
     except (OSError, ValueError):
-        return AddressFacts(address, name_fault="this is no name")
+        return AddressFacts(address, name_fault="this is not a host name")
     resolved = tuple(dict.fromkeys(str(row[4][0]) for row in found))
     number = 0
     for family, kind, protocol, _, where in found:
@@ -110,11 +110,11 @@ def say_hello(
 
 async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFacts, Terms | None]:
     if not home.keys_path.exists():
-        return ServerFacts(Skip("there are no keys to show to the server")), None
+        return ServerFacts(Skip("there are no keys to present to the server")), None
     async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
-        line.send(Bye(reason="the doctor asked how it stands"))
+        line.send(Bye(reason="fcil-client doctor is done"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
-    told = f"{line.address} is the server, and takes this client; it runs {welcome.method} (run "
+    told = f"{line.address} is the server, and accepts this client; it runs {welcome.method} (run "
     told += f"{welcome.run})"
     try:
         terms: Terms | None = handshake.read_terms(welcome)
@@ -169,7 +169,7 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
                     if not known or refused > 1:
                         return _gate(news.reason, address)
     except TimeoutError as error:
-        raise Unreachable(f"nobody at {address} answered.") from error
+        raise Unreachable(f"no server at {address} answered.") from error
     finally:
         link.close()
 

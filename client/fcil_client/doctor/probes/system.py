@@ -168,7 +168,7 @@ def _temporary() -> tuple[str, int | FcilError]:
 
 def look_units() -> Mapping[str, Mapping[str, str]] | Skip:
     """Ask systemd about units that are called fcil-client, of the system and of this user."""
-    nothing = Skip("there is no systemd to ask")
+    nothing = Skip("systemd is not available")
     systemctl = shutil.which("systemctl")
     if systemctl is None:
         return nothing

@@ -93,5 +93,5 @@ def row_of(member: MemberLine, live: Mapping[str, Any] | None) -> ClientLine:
 def _doing(peer: Mapping[str, Any]) -> str:
     progress = peer.get("progress")
     if peer.get("paused"):
-        return "stands still"
+        return "stalled"
     return progress_of(*progress) if progress else ""

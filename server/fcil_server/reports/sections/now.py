@@ -15,8 +15,8 @@ _PHASES = {
     "publishing": "preparing the broadcast",
     "gathering": "waiting for clients",
     "collecting": "collecting updates",
-    "aggregating": "putting updates together",
-    "evaluating": "testing the model",
+    "aggregating": "aggregating updates",
+    "evaluating": "evaluating the model",
     "paused": "paused",
     "drained": "drained",
     "done": "done",
@@ -30,7 +30,7 @@ _ANSWERS = {
     "updated": ("has answered", "good"),
     "declined": ("declined", "warn"),
     "lost": ("is away", "bad"),
-    "late": ("came too late", "bad"),
+    "late": ("arrived too late", "bad"),
     "surplus": ("is not needed", "quiet"),
 }
 
@@ -114,6 +114,6 @@ def _at_work(one: Mapping[str, Any]) -> tuple[str, str]:
     if one["expected"] is not None:
         return "sends its update", "good"
     if one["paused"]:
-        return "stands still", "warn"
+        return "stalled", "warn"
     progress = one.get("progress")
-    return progress_of(*progress) if progress else "is asked", "quiet"
+    return progress_of(*progress) if progress else "was asked", "quiet"

@@ -41,17 +41,17 @@ class Params:
         if last not in LAST:
             raise UsageError(
                 f"expected last to be one of {', '.join(LAST)}, got {last[:20]!r}.",
-                action="Choose one of them on the page.",
+                action="Choose one of them on the dashboard.",
             )
         if not (page.isascii() and page.isdigit() and 1 <= len(page) <= 6 and int(page) > 0):
             raise UsageError(
                 f"expected page to be a number from 1 to {_PAGE_LIMIT}, got {page[:20]!r}.",
-                action="Turn the pages on the page.",
+                action="Turn the pages on the dashboard.",
             )
         if len(find) > _FIND_LIMIT:
             raise UsageError(
                 f"expected at most {_FIND_LIMIT} characters to find, got {len(find)}.",
-                action="Look for a shorter part of the name.",
+                action="Search for a shorter part of the name.",
             )
         return cls(last, min(int(page), _PAGE_LIMIT), find)
 

@@ -84,5 +84,5 @@ def _line(row: ClassRow, names: Mapping[str, str]) -> ClassLine:
     elif row.planned_task is not None:
         state = f"planned for task {row.planned_task}"
     else:
-        state = "waits for a task" if row.admitted else "waits for your word"
+        state = "waits for a task" if row.admitted else "waits for your approval"
     return ClassLine(row, by, f"{state}, hidden" if row.hidden else state)

@@ -29,11 +29,13 @@ class MlflowOptions(Options):
         "",
         description="address of the tracking server, or of a folder; empty: MLFLOW_TRACKING_URI",
     )
-    experiment: str = Field("fcil", min_length=1, description="the run belongs to; made if need be")
+    experiment: str = Field(
+        "fcil", min_length=1, description="the run belongs to; created if it does not exist"
+    )
     files: bool = Field(
         False,
-        description="hand over the run's reports at its end; names of clients and classes are in "
-        "them",
+        description="upload the run's reports at its end; they contain names of clients and "
+        "classes",
     )
 
 

@@ -94,7 +94,7 @@ class SinkProcess:
         if late:
             self._lives.cancel()
             await asyncio.wait([self._lives])
-            self._tell_end(f"not all figures were taken in {END_S:g} s.")
+            self._tell_end(f"the sink did not take all metrics within {END_S:g} s.")
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class SinkProcess:
             why = why or "its process ended with code 0."
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
             if why != told:  # a server that is down for a day is reported once
-                text = f"sink {self.name}: {why} It is tried again, and then gets what it lacks."
+                text = f"sink {self.name}: {why} It is retried, and then gets the missing metrics."
                 self._notify("warning", "sink", text)
             told = why
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
@@ -117,7 +117,7 @@ class SinkProcess:
             self._tell_end(why)
 
     def _tell_end(self, why: str) -> None:
-        text = f"sink {self.name}: {why} It goes on when the server is started again."
+        text = f"sink {self.name}: {why} It resumes when the server is restarted."
         self._notify("warning", "sink", text)
 
     async def _one_life(self) -> str:

@@ -18,7 +18,7 @@ class TensorBoardOptions(Options):
     """The table ``[sinks] tensorboard``."""
 
     log_dir: str = Field(
-        "", description="where a folder for each run is made; empty: in the run's own directory"
+        "", description="folder in which each run gets a folder; empty: the run's own directory"
     )
 
 

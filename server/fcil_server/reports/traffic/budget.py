@@ -152,7 +152,7 @@ def fitted(method: Method, config: Config, info: BackboneInfo) -> BudgetChoice:
     if choice.fits:
         return choice
     gave = f" with {', '.join(e.what for e in choice.taken)}" if choice.taken else ""
-    kept = f" and without what you set ({', '.join(choice.kept)})" if choice.kept else ""
+    kept = f" and without your own settings ({', '.join(choice.kept)})" if choice.kept else ""
     raise ConfigError(
         f"a budget of {format_bytes(choice.limit)} a round is too small for {method.name}: its "
         f"largest round takes at least {format_bytes(choice.cost.bytes)}{gave}, {choice.basis}.",

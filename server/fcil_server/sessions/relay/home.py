@@ -61,7 +61,7 @@ def load_record(directory: Path) -> EnrolmentRecord | None:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptFile(
             f"{path} is damaged ({error}).",
-            action="Remove this relay's directory and enrol it anew.",
+            action="Remove this relay's directory and enrol it again.",
         ) from error
     return record
 
@@ -80,7 +80,7 @@ async def enrol(
     if ticket is None:
         if known is None:
             raise UsageError(
-                f"{directory} is no enrolled relay.",
+                f"{directory} is not an enrolled relay.",
                 action="Make a ticket on the server, `fcil-server enrol NAME --relay`, and start "
                 "the relay with --ticket FILE.",
             )

@@ -189,11 +189,11 @@ class Relay:
                 )
             )
         elif news.state == "refused":
-            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            again = " The relay retries automatically." if news.reason == COME_AGAIN else ""
             self._note("error", REFUSALS[news.reason] + again)
         else:
             await self._end_session()
-            away = "nobody answers at" if news.reason else "the connection is gone to"
+            away = "no server answers at" if news.reason else "the connection was lost to"
             self._note("warning", f"{away} {address}; trying again")
             if news.reason == "unreachable" and len(self._record.addresses) > 1:
                 await asyncio.sleep(ADDRESS_S)

@@ -242,7 +242,7 @@ class RelaySession:
             piece = data[start : start + header.chunk_bytes]
             if index >= len(header.hashes) or not header.fits(index, piece):
                 self.on_part_refused(message.digest)
-                raise WireError(f"chunk {index} of part {message.digest[:16]} does not fit.")
+                raise WireError(f"chunk {index} of part {message.digest[:16]} does not match.")
             came[index] = piece
             self._cache.put(message.digest, index, piece)
         self._counts["fetched"] += len(came)

@@ -46,8 +46,8 @@ _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its d
 _FOR_SCRIPTS = ("/part/", "/stream")  # their errors are JSON, like those of all POSTs
 _WORDS = {
     404: "There is nothing here.",
-    405: "This address does not take that.",
-    413: "A request may not be so long.",
+    405: "This address does not support that method.",
+    413: "The request is too long.",
 }
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -111,7 +111,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             session = self._keyed.of(request.cookies)
             if session is None:
-                refusal = TrustError("you are not let in, or no longer.", action=GET_A_LINK)
+                refusal = TrustError("you are not signed in, or no longer are.", action=GET_A_LINK)
                 return _refused(request, refusal, 401)
             response = await handle(request, session)
             if isinstance(response, Response):
@@ -182,7 +182,7 @@ class Pages:
         work = functools.partial(client_html, history, live, ledger, given.get("id", ""), acts=acts)
         html = await self._aside.do(work)
         if html is None:
-            known = UsageError("there is no such client here.", action="Choose one of the list.")
+            known = UsageError("there is no such client here.", action="Choose one from the list.")
             return _refused(request, known, 404)
         return HTMLResponse(html)
 
@@ -227,7 +227,7 @@ class Pages:
         seen = number_of({"since": last} if last else given, "since")
         stream = await self._watch.open(session.csrf, run_of(given), seen)
         if stream is None:
-            many = NotNow(f"{len(self._hub)} pages are open.", action="Close some of them.")
+            many = NotNow(f"{len(self._hub)} dashboards are open.", action="Close some of them.")
             return _refused(request, many, 503)
         return EventStream(self._hub, stream, self._allowed(request), self._renewal(session))
 
@@ -256,7 +256,7 @@ def make_app(
 
     async def wrong(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        words = _WORDS.get(error.status_code, "This cannot be answered.")
+        words = _WORDS.get(error.status_code, "The request cannot be answered.")
         response = _refused(request, UsageError(words), error.status_code)
         response.headers.update(error.headers or {})
         return response

@@ -36,7 +36,7 @@ _BECAME = {
     "straggler": (ANSWERS["straggler"], "bad"),
     "lost": (ANSWERS["lost"], "bad"),
     "surplus": (ANSWERS["surplus"], "quiet"),
-    "asked": ("is asked", "quiet"),
+    "asked": ("was asked", "quiet"),
 }
 _WELL = frozenset({"counted", "accepted", "asked"})
 
@@ -163,7 +163,7 @@ def _facts(
 ) -> list[ClientFact]:
     images, classes = peer.get("images"), peer.get("classes")
     holds = "" if images is None else f"{images:,} images of {classes:,} classes"
-    while_away = "" if row.here else "told while it is connected"
+    while_away = "" if row.here else "known while it is connected"
     return [
         ClientFact("Device", row.device),
         ClientFact("Package", str(peer.get("package") or ""), while_away),
@@ -195,7 +195,7 @@ def _backbone(
     if became.get("counted"):
         return ClientFact(title, ours, "that of the run, when it last took part")
     other = next((r.reason for r in refusals if r.code == "backbone_mismatch"), "")
-    return ClientFact(title, other, "it was turned away" if other else "known once it takes part")
+    return ClientFact(title, other, "it was refused" if other else "known once it takes part")
 
 
 def _ours(run: RunRow | None) -> str:

@@ -190,7 +190,7 @@ class Runs:
             if kept is not None:
                 return kept.found
             raise NotYet(
-                "its ledger is long, and still being read.", action="Look again in a moment."
+                "its ledger is long, and still being read.", action="Try again in a moment."
             ) from None
 
     def _read(self, path: Path, run: RunRow, stamp: tuple[object, ...]) -> Compared:
@@ -262,7 +262,7 @@ def _checked(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
     for key in keys:
         if len(key) > _MAX_KEY or key not in known:
             raise UsageError(
-                f"there is no run {key[:40]!r} here, nor a place beside of this name.",
+                f"there is no run {key[:40]!r} here, nor another directory of this name.",
                 action="Choose one of those that the comparison lists.",
             )
     return keys

@@ -120,7 +120,7 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
             "different problems."
         )
     elif len({len(run.tasks) for run in runs}) > 1:
-        found.append("The runs have come to different numbers of tasks.")
+        found.append("The runs have reached different numbers of tasks.")
     elif len({run.images for run in evaluated}) > 1:
         found.append(
             "The runs were tested on different numbers of images: their data, or who held it, "
@@ -129,7 +129,7 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
     if len({run.pooled for run in evaluated}) > 1:
         found.append("Some runs were tested on the clients' images, others on the server's folder.")
     if any(run.status is RunStatus.RUNNING for run in runs):
-        found.append("A run still goes on: its numbers are as of now.")
+        found.append("A run is still in progress: its numbers are as of now.")
     return found
 
 

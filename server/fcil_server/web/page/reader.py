@@ -139,7 +139,7 @@ class HistoryReader:
         if row is None:
             raise UsageError(
                 f"there is no run {run[:40]!r} in this federation.",
-                action="Choose one of those that the page lists.",
+                action="Choose one of those that the dashboard lists.",
             )
         return row
 

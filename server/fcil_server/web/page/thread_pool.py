@@ -33,7 +33,7 @@ class Pool:
             NotNow: the queue is full.
         """
         if self._under_way >= self._most:
-            raise NotNow("the page has too much to do.", action="Try again in a few seconds.")
+            raise NotNow("the dashboard is overloaded.", action="Try again in a few seconds.")
         loop = asyncio.get_running_loop()
         self._under_way += 1
         done = loop.run_in_executor(self.threads, work, *given)

@@ -197,7 +197,7 @@ def test_tickets_are_seen_while_they_are_open(tmp_path: Path) -> None:
         later = ledger.now + 3600
         ledger.tickets.add("<b>van</b>", curve=b"b" * 32, signing=b"s", expires_at=later)
         open_one = reader.read()
-        assert "Open tickets: <b>van</b> (good until" in words(shown("clients", open_one))
+        assert "Open tickets: <b>van</b> (valid until" in words(shown("clients", open_one))
         ledger.tickets.withdraw("<b>van</b>")
         assert reader.read().changed(open_one.version) == {"clients"}
         assert reader.read().tickets == ()
@@ -225,7 +225,7 @@ def test_clients_are_found_by_name_state_and_device_and_leafed_through(tmp_path:
     found = Page(shown("clients", crowd, find=name.upper()))
     assert f"client-{crowd.members[77].client}" in found.ids
     assert sum(i.startswith("client-") for i in found.ids) < 20
-    assert "Nobody here" in words(shown("clients", crowd, find="no such name"))
+    assert "No client matches" in words(shown("clients", crowd, find="no such name"))
     assert "revoked" in words(shown("clients", crowd, find="revoked"))
 
 

@@ -496,8 +496,8 @@ def test_a_sink_that_waits_to_be_tried_again_is_tried_at_the_end(stage, monkeypa
             stage.said[1:]
             == [
                 (
-                    "sink noted: OSError: the tracker is down. It goes on when the server is started "
-                    "again."
+                    "sink noted: OSError: the tracker is down. It resumes when the server is "
+                    "restarted."
                 )
             ]
             * again
@@ -526,7 +526,9 @@ def test_whatever_a_sink_does_it_is_started_again_and_its_secrets_are_not_told(s
         await stage.lives()
         await sinks.end()
         assert stage.taken == ROUNDS
-        assert stage.said == [f"sink noted: {why} It is tried again, and then gets what it lacks."]
+        assert stage.said == [
+            f"sink noted: {why} It is retried, and then gets the missing metrics."
+        ]
 
     play(stage, story)
 
@@ -542,8 +544,8 @@ def test_a_sink_that_fails_is_told_of_once_tried_again_and_gets_what_it_lacks(st
         assert stage.taken == ROUNDS
         assert stage.said == [
             (
-                "sink noted: OSError: the tracker is down. It is tried again, and then gets what it "
-                "lacks."
+                "sink noted: OSError: the tracker is down. It is retried, and then gets the missing "
+                "metrics."
             )
         ]
 
@@ -580,8 +582,8 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(stage, monkeypatch):
             os.kill(pid, 0)
         assert stage.said == [
             (
-                "sink noted: not all figures were taken in 0.1 s. It goes on when the server is "
-                "started again."
+                "sink noted: the sink did not take all metrics within 0.1 s. It resumes when the server is "
+                "restarted."
             )
         ]
         assert not (stage.place / "runs" / RUN / "sinks").exists(), "nothing is for sure"

@@ -112,7 +112,7 @@ class TestChoice:
         assert "budget of 100 kB a round is too small for hepco" in text
         assert f"{least / 1e6:.2f} MB" in text
         assert "assuming 10 tasks of 10 classes and 2 clients (round.min_clients)" in text
-        assert "without what you set (pool_size)" in caught.value.action
+        assert "without your own settings (pool_size)" in caught.value.action
 
     def test_the_largest_round_of_all_listed_tasks_counts(self):
         """The second task is the largest, the last one the last."""

@@ -62,11 +62,11 @@ def test_a_relays_own_ticket_leads_to_the_server(center):
     ("via", "role", "words"),
     [
         ("nobody", Role.CLIENT, "no client is called"),
-        ("camera", Role.CLIENT, "is no relay"),
+        ("camera", Role.CLIENT, "is not a relay"),
         ("fresh", Role.CLIENT, "never connected"),
         ("site", Role.RELAY, "not to another relay"),
         ("full", Role.CLIENT, "as many as it can"),
-        ("gone", Role.CLIENT, "one no more"),
+        ("gone", Role.CLIENT, "no longer is one"),
     ],
 )
 def test_where_no_client_can_be_sent_no_ticket_is_made(center, monkeypatch, via, role, words):
@@ -93,7 +93,7 @@ def _named(center, gone):
 def test_a_ticket_of_the_wrong_kind_is_refused_before_it_is_used(center, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = []
-    with pytest.raises(BadTicket, match="lets in a relay"):
+    with pytest.raises(BadTicket, match="admits a relay"):
         asyncio.run(redeem(issue(center, "a", role=Role.RELAY), tmp_path, made.append))
     with pytest.raises(BadTicket, match="for a client"):
         asyncio.run(enrol(tmp_path, issue(center, "b"), made.append))
@@ -101,7 +101,7 @@ def test_a_ticket_of_the_wrong_kind_is_refused_before_it_is_used(center, tmp_pat
 
 
 def test_a_relay_without_a_ticket_is_told_how_to_get_one(tmp_path):
-    with pytest.raises(UsageError, match="is no enrolled relay"):
+    with pytest.raises(UsageError, match="is not an enrolled relay"):
         asyncio.run(enrol(tmp_path, None, print))
 
 

@@ -127,7 +127,7 @@ def test_a_stranger_sees_where_to_enter_and_nothing_else(federation: Path) -> No
             ):
                 answer = await ask(page.port, get(path, Cookie=cookie))
                 assert code(answer) == 401, path
-                assert "You are not let in" in answer
+                assert "You are not signed in" in answer
         for path in ("/enter", "/assets/page.css"):
             assert code(await ask(page.port, get(path))) == 200
 
@@ -167,10 +167,10 @@ def test_other_methods_are_refused_and_a_head_has_no_body(federation: Path) -> N
     [
         ("/?colour=red", 400, "Unknown parameter"),
         (f"/?run={RUN}&run={RUN}", 400, "may be given once"),
-        ("/?run=../page.key", 400, "is no run"),
+        ("/?run=../page.key", 400, "is not a run"),
         ("/?run=r20990101-000000-0000", 400, "There is no run"),
         (f"/?{'x' * 1200}", 414, "1024 bytes"),
-        (f"/part/now?find={'x' * 300}", 400, "with 200 characters"),
+        (f"/part/now?find={'x' * 300}", 400, "with at most 200 characters"),
         ("/part/rounds?last=9999999", 400, "Expected last to be one of"),
         ("/part/clients?page=-1", 400, "Expected page to be a number"),
         ("/part/clients?page=%EF%BC%91", 400, "Expected page to be a number"),
@@ -313,7 +313,7 @@ def test_one_open_page_too_many_is_asked_to_come_later(federation: Path) -> None
             await second.until("hello")
             refused = await page.get("/stream")
             assert code(refused) == 503
-            assert '"2 pages are open."' in refused
+            assert '"2 dashboards are open."' in refused
             assert code(await page.get("/")) == 200
 
     visited(federation, work, most=2)
@@ -339,12 +339,12 @@ def test_a_defect_is_a_sentence_and_is_told_to_the_log_once(
     (part,) = answers(federation, "/part/now")
     for answer in (*pages, part):
         assert code(answer) == 500
-        assert "what it was is in the server" in answer
+        assert "the server" in answer
         assert "secret words" not in answer
         assert "content-security-policy" in answer
     assert "application/json" in part
     told = capsys.readouterr().err
-    assert told.count("internal: the page failed at GET /\n") == 1
+    assert told.count("internal: the dashboard failed at GET /\n") == 1
     assert "secret words" in told
 
 

@@ -116,7 +116,7 @@ def test_who_was_turned_away_for_its_backbone_is_said_to_have_another(tmp_path: 
     ledger.refusals.add(ALICE, "backbone_mismatch", "the client's backbone has weights f00d.")
     ledger.close()
     seen = Seen(path)
-    assert "weights f00d. (it was turned away)" in seen.text(ALICE)
+    assert "weights f00d. (it was refused)" in seen.text(ALICE)
     assert "Use the same weights file" in seen.text(ALICE)
     assert "Backbone not reported (known once it takes part)" in seen.text(BOB)
     assert "has not been asked in any round" in seen.text(BOB)
@@ -140,7 +140,7 @@ def test_tasks_in_which_nothing_of_it_counted_are_named(tmp_path: Path) -> None:
     ledger.close()
     text = Seen(path).text(late)
     assert "in 3 closed tasks: 0 (before it was enrolled), 1 (before it was enrolled)" in text
-    assert "is asked 1" in text
+    assert "was asked 1" in text
 
 
 def test_an_unknown_client_has_no_view(small: Seen) -> None:

@@ -260,7 +260,7 @@ def run_of(
         (run_of((("cat", "dog"),)), "different numbers of tasks"),
         (run_of(images=99), "different numbers of images"),
         (run_of(pooled=False), "others on the server's folder"),
-        (run_of(status=RunStatus.RUNNING), "still goes on"),
+        (run_of(status=RunStatus.RUNNING), "still in progress"),
     ],
 )
 def test_runs_of_unlike_data_are_warned_of(other: Compared, words: str) -> None:

@@ -168,5 +168,5 @@ def test_a_page_that_is_killed_comes_back_with_its_sessions_and_ends_with_the_se
         process.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))
-    assert "was ended by signal 9; it is started again in 0.2 s" in said[1]
+    assert "was ended by signal 9; it is restarted in 0.2 s" in said[1]
     assert "ended with exit code 0" in said[2]

@@ -265,10 +265,10 @@ def test_a_defect_of_one_section_leaves_the_others_and_is_told_once(
         boards._older.clear()
     board = boards.of(RUN)
     boards.close()
-    assert "the page has a defect" in board.pieces["bytes"].html.lower()
+    assert "the dashboard has a defect" in board.pieces["bytes"].html.lower()
     assert "secret" not in board.pieces["bytes"].html
     assert "a class" not in board.pieces["head"].html
-    assert capsys.readouterr().err.count("internal: the page failed at section bytes") == 1
+    assert capsys.readouterr().err.count("internal: the dashboard failed at section bytes") == 1
 
 
 def test_a_section_is_rendered_only_if_it_may_have_changed(
@@ -365,9 +365,11 @@ def test_what_nobody_expects_of_the_server_leaves_what_the_ledger_says(
 ) -> None:
     async def work(page: Page) -> None:
         html = await page.get("/")
-        assert "The page has a defect" in html
+        assert "The dashboard has a defect" in html
         assert 'id="events"' in html
-        assert capsys.readouterr().err.count("internal: the page failed at what the server") == 1
+        assert (
+            capsys.readouterr().err.count("internal: the dashboard failed at what the server") == 1
+        )
 
     looked_at(federation, {"round": "nonsense"}, work)
 

@@ -101,7 +101,7 @@
         }
         refuse(place, error);
         yes.remove(); // its word is used up, or too old
-        const again = make("button", { type: "button", text: "Begin again" });
+        const again = make("button", { type: "button", text: "Start again" });
         again.addEventListener("click", () => begin(act, title, fields));
         no.before(again);
       }
@@ -130,7 +130,7 @@
         copied.textContent = "Copied.";
       } catch {
         getSelection().selectAllChildren(text);
-        copied.textContent = "The browser does not let the page copy: the ticket is marked, press Ctrl+C.";
+        copied.textContent = "The browser does not allow copying: the ticket is selected, press Ctrl+C.";
       }
     });
     const nodes = [text, copy, copied];
@@ -141,7 +141,7 @@
     if (answer.run_this) {
       nodes.push(make("p", { text: "On the client:" }), make("pre", {}, make("code", { text: answer.run_this })));
     }
-    const facts = [["Good until", answer.expires && new Date(answer.expires * 1000).toLocaleString()],
+    const facts = [["Valid until", answer.expires && new Date(answer.expires * 1000).toLocaleString()],
       ["Server", answer.addresses?.join(", ")], ["Fingerprint", answer.fingerprint]];
     const list = make("dl", { class: "facts" });
     for (const [name, value] of facts) {

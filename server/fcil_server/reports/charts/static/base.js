@@ -99,7 +99,7 @@ fcil.ask = async (path, { post, signal } = {}) => {
 
 /** What went wrong, as a sentence for people. */
 fcil.sentence = (error) =>
-  error instanceof fcil.Refusal ? error.message : "The page cannot be reached. Is the server running?";
+  error instanceof fcil.Refusal ? error.message : "The dashboard cannot be reached. Is the server running?";
 
 /** The banner: one sentence for each thing that is wrong just now, by its name. */
 fcil.banner = (() => {
@@ -128,9 +128,9 @@ fcil.banner = (() => {
 
 /** The session is over: nothing more comes until a fresh link is opened. */
 fcil.signedOut = () => {
-  const link = fcil.make("a", { href: "/enter", text: "Open the page again" });
-  fcil.banner.say("session", "This browser is no longer let in; what is shown stays as it is. ", link,
-    " with a fresh link from the command fcil-server page.");
+  const link = fcil.make("a", { href: "/enter", text: "Sign in again" });
+  fcil.banner.say("session", "This browser is no longer signed in; the view below no longer updates. ", link,
+    " with a new link from the command fcil-server page.");
   fcil.stream?.end();
 };
 

@@ -19,7 +19,7 @@
     try {
       response = await fetch("/enter", { ...options, body: JSON.stringify({ token }) });
     } catch {
-      refuse("The page cannot be reached. Is the server running?");
+      refuse("The dashboard cannot be reached. Is the server running?");
       return;
     }
     if (response.ok) {

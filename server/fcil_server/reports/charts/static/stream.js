@@ -45,7 +45,7 @@ fcil.stream = (() => {
     });
     on("gone", ({ says }) => {
       state("stopped");
-      fcil.banner.say("server", says || "The server does not answer; what is shown is what the ledger says.");
+      fcil.banner.say("server", says || "The server does not answer; the dashboard shows what the ledger holds.");
     });
     let armed = false;
     on("tick", () => {
@@ -83,9 +83,9 @@ fcil.stream = (() => {
     state("reconnecting");
     const wait = Math.min(LONGEST_S, 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
     if (tries > 2) {
-      const why = refused ? "The page has too many readers just now, or is starting"
-        : "The page cannot be reached: the server has stopped, or the network is down";
-      fcil.banner.say("line", `${why}. What you see is as it was at ${new Date(heard).toLocaleTimeString()}; it is tried again by itself.`);
+      const why = refused ? "The dashboard has too many readers at the moment, or is starting"
+        : "The dashboard cannot be reached: the server has stopped, or the network is down";
+      fcil.banner.say("line", `${why}. The view below is as of ${new Date(heard).toLocaleTimeString()}; the dashboard reconnects automatically.`);
       dataset.stale = "";
     }
     retry = setTimeout(open, wait * 1000);

@@ -28,7 +28,7 @@ from fcil_server.reports.charts.render import template
 QUIET_S = 600.0  # the same defect is logged at most this often
 MAX_REMEMBERED = 50  # defects
 MAX_FRAMES = 8  # of a traceback, the innermost
-DEFECT = "The page has a defect; what it was is in the server's log."
+DEFECT = "The dashboard has a defect; the server's log has the details."
 
 _STATUS: tuple[tuple[type[FcilError], int], ...] = (
     (UsageError, 400),
@@ -94,4 +94,5 @@ class Faults:
             del self._told[next(iter(self._told))]
         self._told[key] = now
         lines = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))
-        print(f"internal: the page failed at {where}\n{lines}", file=sys.stderr, end="")  # noqa: T201 - the server's log
+        text = f"internal: the dashboard failed at {where}\n{lines}"
+        print(text, file=sys.stderr, end="")  # noqa: T201 - the server's log

@@ -49,7 +49,7 @@ class Guard:
             await send(message)
 
         if len(scope["query_string"]) > MAX_QUERY_BYTES:
-            long = f"What follows the ? may be {MAX_QUERY_BYTES} bytes long."
+            long = f"The query string may be at most {MAX_QUERY_BYTES} bytes long."
             await problems.page(414, long)(scope, receive, guarded)
         else:
             await self._app(scope, receive, guarded)
@@ -72,7 +72,9 @@ def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, st
             listed = ", ".join(sorted({*known, *([many] if many else [])})) or "none"
             raise UsageError(f"unknown parameter {name[:40]!r}; known here: {listed}.")
         if (name in found and name != many) or len(value) > MAX_VALUE:
-            raise UsageError(f"parameter {name} may be given once, with {MAX_VALUE} characters.")
+            raise UsageError(
+                f"parameter {name} may be given once, with at most {MAX_VALUE} characters."
+            )
         found[name] = value
     return found
 
@@ -87,7 +89,7 @@ def run_of(given: Mapping[str, str]) -> RunId | None:
     if not name:
         return None
     if not is_run_id(name):
-        raise UsageError(f"{name[:40]!r} is no run.", action="Choose one on the page.")
+        raise UsageError(f"{name[:40]!r} is not a run.", action="Choose one on the dashboard.")
     return RunId(name)
 
 

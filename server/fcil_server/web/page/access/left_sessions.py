@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, float]:
         found = None
     if not isinstance(found, dict) or not all(map(_is_one, found.items())):
         raise CorruptFile(
-            f"{path} is damaged: it lists the page's sessions that signed out.",
+            f"{path} is damaged: it lists the dashboard's sessions that signed out.",
             action="End all sessions: fcil-server page --sign-out",
         )
     return {name: float(at) for name, at in found.items()}

@@ -47,8 +47,8 @@ class PageLinks:
         self._forget_old(now)
         if not self._found(token):
             raise TrustError(
-                "this link was used, is too old, or was never made.",
-                action="Make a fresh one on the server's machine: fcil-server page",
+                "this link was used already, has expired, or was never issued.",
+                action="Make a new one on the server's machine: fcil-server page",
             )
 
     def burn(self, token: str) -> None:

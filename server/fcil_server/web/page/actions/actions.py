@@ -92,21 +92,22 @@ class PageActions:
         word = fields.get("confirm")
         if set(fields) != {"confirm"} or not isinstance(word, str):
             raise UsageError(
-                "what is carried out is what was confirmed: give its word and nothing else."
+                "only what was confirmed is carried out: send the confirmation's token and "
+                "nothing else."
             )
         request, plan = self._waiting.burn(session.id, word)
         now = self._plan(request)
         if (now.op, now.fields, now.target) != (plan.op, plan.fields, plan.target):
             raise NotNow(
-                f"nothing was done, for it is no longer what you confirmed. Now: {now.says}",
-                action="Begin again if you want that.",
+                f"nothing was done, because it is no longer what you confirmed. Now: {now.says}",
+                action="Start again if you want that.",
             )
         try:
             told = self._ask(plan.op, **plan.fields, by=_BY)
         except Timeout as error:  # a sent command cannot be taken back
             raise Timeout(
                 f"{error.message} What you confirmed may still happen.",
-                action="Look whether it did, here or in the audit log, before you begin again.",
+                action="Check whether it did, here or in the audit log, before you start again.",
             ) from error
         if plan.op == "enrol":
             return _issued(request, told)
@@ -136,7 +137,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
     act = fields.get("act")
     takes = _TAKES.get(act) if isinstance(act, str) else None
     if takes is None:
-        raise UsageError(f"there is no act {ascii(act)[:40]}; known are {', '.join(NAMES)}.")
+        raise UsageError(f"there is no action {ascii(act)[:40]}; known are {', '.join(NAMES)}.")
     unknown = sorted(set(fields) - set(takes) - {"act"})
     if unknown:
         known = ", ".join(takes) or "no field"
@@ -174,7 +175,7 @@ def _plan_enrol(ledger: Ledger, request: Fields) -> PlannedAct:
 def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> PlannedAct:
     name = request["client"] or request["name"]
     if ledger.clients.by_name(name) is None and ledger.tickets.is_open(name):
-        says = f"Withdraws the open ticket for {name!r}: nobody can join with it any more."
+        says = f"Withdraws the open ticket for {name!r}: no client can join with it any more."
         return PlannedAct("revoke", "revoke", {"name": name}, ("ticket", name), says)
     row = named(ledger, name)
     why, keep = request["why"][:MAX_WHY], request["keep_update"]
@@ -182,7 +183,7 @@ def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> PlannedAct:
     update = f" {_update_stays(live, keep)}" if row.role is Role.CLIENT else ""
     says = (
         f"Revokes {_who(ledger, row)}: its connection ends now and its key is refused from now "
-        f"on.{update} It is told: {why or REVOKED!r}."
+        f"on.{update} Reason given to it: {why or REVOKED!r}."
     )
     return PlannedAct("revoke", "revoke", fields, ("client", row.client_id), says)
 
@@ -200,23 +201,25 @@ def _who(ledger: Ledger, row: ClientRow) -> str:
 def _update_stays(live: Fields, keep: bool) -> str:
     if live["round"] is None:
         return "No round is under way."
-    kept = "still counts" if keep else "is left out"
-    return f"What it has sent to the round under way ({_place(live)}) {kept}."
+    kept = "still counts" if keep else "is excluded"
+    return f"Its update to the round under way ({_place(live)}) {kept}."
 
 
 def _plan_close(request: Fields, live: Fields) -> PlannedAct:
     under_way = live["round"]
     if under_way is None:
         raise UsageError(
-            "no round is under way.", action="fcil-server status says what the server does."
+            "no round is under way.", action="fcil-server status shows what the server is doing."
         )
     rest = request["rest_of_task"]
     answered, asked = under_way["answered"], under_way["asked"]
-    left = "the others are not waited for" if answered else "with nothing, it is skipped"
-    more = " The further rounds of its task close too, at once." if rest else ""
+    left = (
+        "the server does not wait for the others" if answered else "with no update, it is skipped"
+    )
+    more = " The remaining rounds of its task close too, at once." if rest else ""
     says = (
-        f"Ends the round under way ({_place(live)}) with what has come: {answered} of {asked} "
-        f"have answered; {left}.{more}"
+        f"Ends the round under way ({_place(live)}) with the updates received so far: {answered} "
+        f"of {asked} have answered; {left}.{more}"
     )
     target = (live["run"], under_way["task"], under_way["kind"], under_way["round"])
     return PlannedAct("close_round", "close_round", {"rest_of_task": rest}, target, says)
@@ -229,10 +232,10 @@ def _place(live: Fields) -> str:
 
 def _pause(live: Fields) -> str:
     if live["mode"] == "paused":
-        return "The server is paused already; it stays so."
+        return "The server is already paused; nothing changes."
     if live["round"] is not None:
         return (
-            f"The round under way ({_place(live)}) goes on to its end; then no round opens until "
+            f"The round under way ({_place(live)}) continues to its end; then no round opens until "
             "you resume."
         )
     return "From now on no round opens until you resume."
@@ -240,16 +243,16 @@ def _pause(live: Fields) -> str:
 
 def _resume(live: Fields) -> str:
     return {
-        "paused": "Rounds go on: the next one opens as soon as it can.",
-        "draining": "Takes the drain back: the server does not stop, and rounds go on.",
-    }.get(live["mode"], "Rounds are going on already; nothing changes.")
+        "paused": "Rounds continue: the next one opens as soon as it can.",
+        "draining": "Cancels the drain: the server does not stop, and rounds continue.",
+    }.get(live["mode"], "Rounds are running already; nothing changes.")
 
 
 def _drain(live: Fields) -> str:
     when = "now" if live["round"] is None else f"when the round under way ({_place(live)}) is over"
     return (
-        f"Stops the server {when}; no other round opens. This page ends with it. Start it again "
-        "with: fcil-server serve."
+        f"Stops the server {when}; no other round opens. This dashboard stops with it. Start it "
+        "again with: fcil-server serve."
     )
 
 
@@ -260,7 +263,7 @@ def _issued(request: Fields, told: Fields) -> dict[str, Any]:
     """Return the view of a new ticket; this is the only time that it is shown."""
     text = str(told["ticket"])
     return {
-        "says": f"The ticket for {request['name']!r} is good once, within {request['lasts']}.",
+        "says": f"The ticket for {request['name']!r} is valid once, within {request['lasts']}.",
         "ticket": text,
         "qr": qr_svg(text),
         "expires": told["expires"],

@@ -82,8 +82,8 @@ class Confirmations:
             waiting = self._waiting.pop(word, None)
         if waiting is None or waiting.session != session:
             raise UsageError(
-                f"this confirmation is good no more: it is good once, for {GOOD_S:.0f} s.",
-                action="Begin again; nothing was done.",
+                f"this confirmation is no longer valid: it is valid once, for {GOOD_S:.0f} s.",
+                action="Start again; nothing was done.",
             )
         return waiting.request, waiting.plan
 

@@ -98,11 +98,11 @@ class ActionRoutes:
         token = fields.get("token")
         if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
             raise RefusedRequest(
-                400, UsageError("to enter, give the token of a link.", action=GET_A_LINK)
+                400, UsageError("to sign in, give the token of a link.", action=GET_A_LINK)
             )
         sessions = self._keyed.current()  # without a key, a token would be wasted
         await self._try_token(token, request.client.host if request.client else "")
-        answer = JSONResponse({"ok": True, "says": "You are let in."})
+        answer = JSONResponse({"ok": True, "says": "You are signed in."})
         value = sessions.begin()
         headers = forget_cookies(request.cookies, sessions.cookie, secure=self._secure)
         for header in [*headers, set_cookie(sessions, value, secure=self._secure)]:
@@ -112,7 +112,7 @@ class ActionRoutes:
     async def _try_token(self, token: str, sender: str) -> None:
         order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
         try:
-            async with _one_of(self._places, SLOT_WAIT_S, "too many try to enter."):
+            async with _one_of(self._places, SLOT_WAIT_S, "too many try to sign in."):
                 await _in_thread(self._knocks, order)
         except (Unreachable, Timeout) as error:  # their own messages name the server's directory
             raise RefusedRequest(
@@ -128,7 +128,9 @@ class ActionRoutes:
         session = self._check(request)
         sessions = self._keyed.current()
         sessions.leave(session)
-        answer = JSONResponse({"ok": True, "says": "You have left. A new link lets you in again."})
+        answer = JSONResponse(
+            {"ok": True, "says": "You are signed out. A new link signs you in again."}
+        )
         answer.headers.append("set-cookie", set_cookie(sessions, "", secure=self._secure))
         return answer
 
@@ -151,7 +153,7 @@ class ActionRoutes:
         session = self._check(request)
         fields = await _json(request)
         do = functools.partial(step(self._acts), session, fields)
-        many = "the server has not answered other acts yet; nothing was done."
+        many = "the server has not answered other actions yet; nothing was done."
         async with _one_of(self._turns, ORDER_WAIT_S, many):
             return JSONResponse(await _in_thread(self._orders, do))
 
@@ -165,12 +167,15 @@ class ActionRoutes:
         session = self._keyed.of(request.cookies)
         if session is None:
             raise RefusedRequest(
-                401, TrustError("you are not let in, or no longer.", action=GET_A_LINK)
+                401, TrustError("you are not signed in, or no longer are.", action=GET_A_LINK)
             )
         word = request.headers.get(CSRF_HEADER, "").encode("latin-1")
         if not hmac.compare_digest(word, session.csrf.encode("ascii")):
             raise RefusedRequest(
-                403, TrustError("this request is not the page's own.", action="Load it anew.")
+                403,
+                TrustError(
+                    "this request does not come from the dashboard.", action="Reload the dashboard."
+                ),
             )
         return session
 
@@ -188,7 +193,7 @@ class ActionRoutes:
         site = request.headers.get("sec-fetch-site", "same-origin")
         if request.headers.get("origin", "").lower() != own.lower() or site != "same-origin":
             raise RefusedRequest(
-                403, TrustError("this request comes from another page.", action=GET_A_LINK)
+                403, TrustError("this request comes from another site.", action=GET_A_LINK)
             )
 
 
@@ -221,7 +226,9 @@ async def _json(request: Request) -> dict[str, Any]:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
+                long = TooLarge(
+                    f"a body may be at most {MAX_BODY_BYTES} bytes long.", action="Send less."
+                )
                 raise RefusedRequest(413, long)
     except ClientDisconnect as error:  # no client is left to answer
         raise RefusedRequest(400, UsageError("the request ended before its body did.")) from error

@@ -104,18 +104,21 @@ def confirm(acts: PageActions, session: BrowserSession = ME, /, **fields: Any) -
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"act": "pause"}, "task 3, train 0) goes on to its end; then no round opens"),
-        ({"act": "resume"}, "going on already"),
+        ({"act": "pause"}, "task 3, train 0) continues to its end; then no round opens"),
+        ({"act": "resume"}, "running already"),
         ({"act": "drain"}, "task 3, train 0) is over"),
-        ({"act": "close_round"}, "1 of 3 have answered; the others are not waited for"),
-        ({"act": "close_round", "rest_of_task": True}, "further rounds of its task close too"),
+        ({"act": "close_round"}, "1 of 3 have answered; the server does not wait for the others"),
+        ({"act": "close_round", "rest_of_task": True}, "remaining rounds of its task close too"),
         ({"act": "enrol", "name": "new", "lasts": "24h"}, "join as 'new', once, within 24h"),
         ({"act": "enrol", "name": "guest", "lasts": "7d"}, "open ticket of this name becomes"),
         ({"act": "revoke", "name": "guest"}, "Withdraws the open ticket for 'guest'"),
         ({"act": "revoke", "name": "alice"}, f"'alice' (id {ALICE[:8]}, counted in 12 rounds)"),
-        ({"act": "revoke", "client": BOB}, "to the round under way (task 3, train 0) is left out"),
+        ({"act": "revoke", "client": BOB}, "to the round under way (task 3, train 0) is excluded"),
         ({"act": "revoke", "name": "bob", "keep_update": True}, "still counts"),
-        ({"act": "revoke", "name": "bob", "why": "it was sold"}, "told: 'it was sold'"),
+        (
+            {"act": "revoke", "name": "bob", "why": "it was sold"},
+            "Reason given to it: 'it was sold'",
+        ),
     ],
 )
 def test_it_is_said_what_will_happen_and_nothing_happens(acts, server, fields, words) -> None:
@@ -135,9 +138,9 @@ def test_between_rounds_it_is_said_that_no_round_is_touched(acts, server) -> Non
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "there is no act"),
-        ({"act": "erase"}, "there is no act 'erase'; known are enrol"),
-        ({"act": ["pause"]}, "there is no act"),
+        ({}, "there is no action"),
+        ({"act": "erase"}, "there is no action 'erase'; known are enrol"),
+        ({"act": ["pause"]}, "there is no action"),
         ({"act": "pause", "uid": 0}, "takes no field; got 'uid'"),
         ({"act": "revoke", "keep": True}, "got 'keep'"),
         ({"act": "revoke", "name": "nobody"}, "no client is called 'nobody'"),
@@ -171,8 +174,12 @@ def test_without_a_running_server_nothing_is_offered(acts, server) -> None:
 @pytest.mark.parametrize(
     ("fields", "order", "words"),
     [
-        ({"act": "pause"}, ("pause", {}), "The round under way goes on to its end; then no round"),
-        ({"act": "resume"}, ("resume", {}), "Rounds go on."),
+        (
+            {"act": "pause"},
+            ("pause", {}),
+            "The round under way continues to its end; then no round",
+        ),
+        ({"act": "resume"}, ("resume", {}), "Rounds continue."),
         ({"act": "drain"}, ("drain", {}), "stops when the round under way is over"),
         (
             {"act": "close_round", "rest_of_task": True},
@@ -240,7 +247,7 @@ def test_an_act_that_may_still_happen_is_told_to_be_one(acts, server) -> None:
 def test_a_word_is_good_once(acts, server) -> None:
     word = acts.prepare(ME, {"act": "pause"})["confirm"]
     acts.carry_out(ME, {"confirm": word})
-    with pytest.raises(UsageError, match="good no more"):
+    with pytest.raises(UsageError, match="no longer valid"):
         acts.carry_out(ME, {"confirm": word})
     assert len(server.done) == 1
 
@@ -248,7 +255,7 @@ def test_a_word_is_good_once(acts, server) -> None:
 def test_a_word_is_of_no_use_to_another_session_and_burnt_by_its_try(acts, server) -> None:
     word = acts.prepare(ME, {"act": "pause"})["confirm"]
     for session in (OTHER, ME):
-        with pytest.raises(UsageError, match="good no more"):
+        with pytest.raises(UsageError, match="no longer valid"):
             acts.carry_out(session, {"confirm": word})
     assert server.done == []
 
@@ -258,7 +265,7 @@ def test_a_stale_word_does_nothing(directory, server) -> None:
     acts = PageActions(directory, server.ask, Confirmations(clock))
     word = acts.prepare(ME, {"act": "pause"})["confirm"]
     clock.now = GOOD_S
-    with pytest.raises(UsageError, match="good no more"):
+    with pytest.raises(UsageError, match="no longer valid"):
         acts.carry_out(ME, {"confirm": word})
     assert server.done == []
 
