@@ -7,7 +7,9 @@ where it ended. At the end nothing acknowledged was lost or counted twice.
 
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -169,7 +171,11 @@ def test_every_writer_on_other_bad_disks(scene, tmp_path, program, do):
 @pytest.mark.full
 def test_a_server_that_cannot_write_at_its_first_start(tmp_path, do):
     hits, ended = tmp_path / "hits", []
-    with LocalFederation(tmp_path / "f") as federation:  # a long path moves the socket elsewhere
+    # A long path would move the control socket elsewhere, where no rule holds.
+    with (
+        tempfile.TemporaryDirectory(prefix="fcil-") as short,
+        LocalFederation(Path(short)) as federation,
+    ):
         plan = {"program": SERVER, "root": str(federation.directory), "turns": 1, "hits": str(hits)}
         env = planted(tmp_path, plan | {"rules": [w.rule(do) for w in SERVER_START]})
         while len(ended) <= len(SERVER_START):

@@ -141,7 +141,7 @@ def redeem(monkeypatch):
 def test_the_address_that_worked_is_the_first_of_the_servers_own(redeem):
     record, said = redeem(replace(TICKET, addresses=("a:1", "b:2", "c:3")), "b:2", "c:3")
     assert record.addresses == ("b:2", "lan:1", "d:4")
-    assert said == ["showing the ticket to a:1", "showing the ticket to b:2"]
+    assert said == ["presenting the ticket to a:1", "presenting the ticket to b:2"]
 
 
 def test_through_a_relay_the_addresses_stay_the_tickets(redeem):

@@ -19,8 +19,8 @@ from planted import plant
 
 PROGRAM = """
 import os, signal, sys, threading
-print(sys.argv[1:], os.path.basename(sys.argv[0]), __name__, flush=True)
 signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+print(sys.argv[1:], os.path.basename(sys.argv[0]), __name__, flush=True)
 threading.Event().wait()
 """
 

@@ -84,7 +84,7 @@ class AdaptedLinear:
     slices: tuple[str, ...]
 
     def own(self, modules: Mapping[str, T]) -> dict[str, T]:
-        """Return what is of this Linear's modules."""
+        """Return the entries of this Linear's modules."""
         return {m: modules[m] for m in self.slices if m in modules}
 
 

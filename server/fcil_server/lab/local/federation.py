@@ -115,7 +115,7 @@ class LocalFederation:
         except (Unreachable, Timeout):
             return None
 
-    def until(self, code: str, *, text: str = "", timeout_s: float = 120.0) -> dict[str, Any]:
+    def until(self, code: str, *, text: str = "", timeout_s: float = 600.0) -> dict[str, Any]:
         """Wait for a note of the server with this code and this text.
 
         Notes are taken in order, each once, so a second call waits for a later one.
