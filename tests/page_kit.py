@@ -89,7 +89,7 @@ def _open_round(ledger: Ledger, clock: Clock) -> None:
         )
     ledger.answers.set(OPEN_KEY, GONE, Answer.DECLINED, "on battery")
     for client in (ALICE, BOB):
-        ledger.clients.touch(client)
+        ledger.clients.mark_seen(client)
 
 
 def live(now: float = NOW + 100) -> dict[str, Any]:

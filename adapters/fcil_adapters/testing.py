@@ -35,7 +35,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.averaging import PLAIN, Averaging
 from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.privacy import OFF, Privacy
-from fcil_adapters.contract.registry import in_forms, load_half, load_method, make_hparams
+from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, pack, unpack
@@ -143,7 +143,7 @@ class ToyFederation:
     progress: list[Progress] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.method = in_forms(self.method, self.forms)
+        self.method = with_forms(self.method, self.forms)
         self.learner = load_half(self.method.learner)
         self.aggregator = load_half(self.method.aggregator)
         self.model = load_half(self.method.model)

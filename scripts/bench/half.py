@@ -9,7 +9,7 @@ are small. Lines are appended to a JSON-lines file, and what is there is not mea
     python scripts/bench/half.py --rows half.jsonl --show
 
 ``lost`` is the largest share of a round's training that the rounding of the uploads took away
-(`Forms.lost`).
+(`Forms.rounding_loss`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Watch:
         method = self.simulation.method
         exchange = find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         sent = ctx.forms.narrow(trained, exchange.upload)
-        for kind, share in ctx.forms.lost(trained, sent, broadcast.values()).items():
+        for kind, share in ctx.forms.rounding_loss(trained, sent, broadcast.values()).items():
             self.worst[kind] = max(self.worst.get(kind, 0.0), share)
         return kept, trained
 

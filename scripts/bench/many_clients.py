@@ -35,7 +35,12 @@ from fcil_protocol.envelopes.envelope import (
     wrap_key,
 )
 from fcil_protocol.envelopes.header import chunk_bytes_for
-from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Receiver, Sender, unasked
+from fcil_protocol.envelopes.transfer import (
+    UNASKED_SPAN_BYTES,
+    Receiver,
+    Sender,
+    unrequested_chunks,
+)
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
 from fcil_protocol.link.zmq_link import Dealer, LinkNews
 from fcil_protocol.messages.frames import Received, parse
@@ -184,7 +189,7 @@ class Thin:
         plain = pack(payload)
         sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
         header = sealed.parsed
-        first = unasked(header)
+        first = unrequested_chunks(header)
         wrap = wrap_key(key, sealed.header, self.server)
         self._outgoing[header.update_id] = Sender(header, sealed.stored(wrap).read)
         self._say(

@@ -36,11 +36,11 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_adapters.contract.registry import (
-    in_forms,
     load_half,
     load_method,
     make_hparams,
     part_faults,
+    with_forms,
 )
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.worker.evaluation import evaluate
@@ -144,7 +144,7 @@ class Simulation:
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
-        self.method = in_forms(self.method, self.forms)
+        self.method = with_forms(self.method, self.forms)
         self._learner = load_half(self.method.learner)
         self._model = load_half(self.method.model)
         self.aggregator = load_half(self.method.aggregator)

@@ -33,7 +33,7 @@ from fcil_server.lab.summary import Content, RowSummary, entries
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.run_data import RunData, collect
-from fcil_server.reports.results.run_paths import where
+from fcil_server.reports.results.run_paths import locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -312,7 +312,7 @@ def open_run(place: AnyPath, run: str | None = None) -> Run:
     """
     need_pandas()
     # Resolved, since the name "." does not identify a run.
-    directory, named = where(_path("place", place).resolve())
+    directory, named = locate_run(_path("place", place).resolve())
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         wanted = str(run) if run else named
         return Run(collect(ledger, ledger.runs.named(wanted).run_id))

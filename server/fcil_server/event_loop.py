@@ -23,7 +23,7 @@ class Yielder:
     def __init__(self) -> None:
         self._since = time.monotonic()
 
-    async def maybe_yield(self) -> None:
+    async def yield_if_long(self) -> None:
         """Return at once, or after other tasks if the loop has been occupied for long enough."""
         if time.monotonic() - self._since >= TURN_S:
             await asyncio.sleep(0)

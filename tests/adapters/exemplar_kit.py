@@ -9,7 +9,7 @@ import numpy as np
 
 from adapters.kit import Federation, Images
 from fcil_adapters.contract import State
-from fcil_adapters.contract.exemplars import Exemplars, as_digests, check_state, named
+from fcil_adapters.contract.exemplars import Exemplars, as_digests, check_state, exemplar_digests
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 
@@ -36,7 +36,7 @@ class KeepingFederation(Federation):
         state = self.states.get(k, State())
         most = self.method.exemplars(self.hparams)
         if most:
-            again = chosen(self.clients[k], named(state), self.task.past)
+            again = chosen(self.clients[k], exemplar_digests(state), self.task.past)
             shown = Exemplars(again, *(as_digests(digests(one)) for one in (again, own)))
             ctx = replace(ctx, exemplars=shown)
         after, sent = self.learner.run(ctx, state, self.parts(), own)

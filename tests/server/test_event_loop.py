@@ -82,7 +82,7 @@ def test_others_have_a_turn_when_the_work_has_taken_long_and_not_before(
         mine = Yielder()
         for _ in range(10):
             now[0] += step_s
-            await mine.maybe_yield()
+            await mine.yield_if_long()
         task.cancel()
 
     asyncio.run(story())

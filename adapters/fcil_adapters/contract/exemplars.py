@@ -27,7 +27,7 @@ EXEMPLARS = "exemplars"  # the tensor of a learner's state: uint8 (m, 32), one d
 DIGEST_BYTES = 32
 
 
-def none_kept(_hparams: Any) -> int:
+def no_exemplars(_hparams: Any) -> int:
     """Return 0: the method keeps no exemplars."""
     return 0
 
@@ -86,7 +86,7 @@ def as_digests(hexes: list[str]) -> U8:
     return np.frombuffer(raw, dtype=np.uint8).reshape(len(hexes), DIGEST_BYTES)
 
 
-def named(state: Payload) -> list[str]:
+def exemplar_digests(state: Payload) -> list[str]:
     """Return the digests (hex) that a learner's state names, in order; none for an empty state."""
     rows = state.tensors.get(EXEMPLARS)
     return [] if rows is None else [row.tobytes().hex() for row in rows]
@@ -150,7 +150,7 @@ def herd(features: NDArray[np.floating[Any]], most: int) -> I64:
     return np.array(chosen, dtype=np.int64)
 
 
-def told(most: int) -> str:
+def exemplar_notice(most: int) -> str:
     """Return a sentence about a method's exemplars for the owner of the images; empty: none."""
     if not most:
         return ""

@@ -17,7 +17,7 @@ from typing import Any
 from fcil_protocol.payloads.payload import Payload
 
 
-def entangled(_hparams: Any) -> str:
+def cannot_forget_reason(_hparams: Any) -> str:
     """Return why a method, unless it declares otherwise, cannot forget a client."""
     return "its clients train on what the server broadcast, so all later updates carry traces of it"
 

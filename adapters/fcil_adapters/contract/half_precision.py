@@ -109,7 +109,9 @@ class Forms:
             if spec.dtype == "F16" and array is not None and array.dtype == _FULL:
                 yield spec.name
 
-    def lost(self, trained: Payload, sent: Payload, parts: Iterable[Payload]) -> dict[str, float]:
+    def rounding_loss(
+        self, trained: Payload, sent: Payload, parts: Iterable[Payload]
+    ) -> dict[str, float]:
         """Return the share of a round's training that rounding an upload takes away, by kind.
 
         A half has 11 bits: a step of less than 1/4,000 of the number that it changes is lost.
@@ -215,7 +217,7 @@ def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
     return Forms(frozenset(wanted))
 
 
-def lost_words(lost: Mapping[str, float]) -> list[str]:
+def describe_rounding_loss(lost: Mapping[str, float]) -> list[str]:
     """Return a sentence for each kind whose rounding lost much of a round's training."""
     return [
         f"half precision lost {min(share, 1):.0%} of this round's step of {kind}: the steps are "

@@ -10,8 +10,8 @@ from typing import Any
 from fcil_adapters.contract.averaging import AveragingRule, capped, mean_only
 from fcil_adapters.contract.backbone_info import BackboneInfo
 from fcil_adapters.contract.context import Hparams, TaskInfo
-from fcil_adapters.contract.exemplars import none_kept
-from fcil_adapters.contract.forgetting import entangled
+from fcil_adapters.contract.exemplars import no_exemplars
+from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.privacy import Statistic, no_statistics
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
@@ -71,7 +71,7 @@ class Method:
             import no torch: any engine will do for a client.
         half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may therefore
             travel in half precision.
-        forms: the forms of its tensors in a run; `registry.in_forms` sets them.
+        forms: the forms of its tensors in a run; `registry.with_forms` sets them.
         claim: its paper's statement of the bytes sent; None where the paper has none.
         economies: its ways to send less, the least costly in accuracy first.
         exemplars: hparams -> most images of past classes that a client may look at again
@@ -96,10 +96,10 @@ class Method:
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
     uncapped: Callable[[Any], str] = capped
-    forgets: Callable[[Any], str] = entangled
+    forgets: Callable[[Any], str] = cannot_forget_reason
     statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
     half: tuple[Kind, ...] = ()
     forms: Forms = EXACT
     claim: Claim | None = None
     economies: tuple[Economy, ...] = ()
-    exemplars: Callable[[Any], int] = none_kept
+    exemplars: Callable[[Any], int] = no_exemplars

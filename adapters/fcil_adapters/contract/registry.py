@@ -202,7 +202,7 @@ def schema_digest(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def in_forms(method: Method, forms: Forms) -> Method:
+def with_forms(method: Method, forms: Forms) -> Method:
     """Return a method whose schemas give the forms of its tensors in a run.
 
     Code that checks, predicts or shows traffic works with this one; the halves do not notice,

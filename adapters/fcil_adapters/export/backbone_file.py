@@ -28,7 +28,7 @@ from fcil_adapters.backbones.probes import TOLERANCE, compare_probes, probe_feat
 from fcil_adapters.backbones.weights import HEAD, StoredTensor, WeightsFile
 from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_adapters.export.trace import trace, undress
+from fcil_adapters.export.trace import strip_exporter_notes, trace
 from fcil_protocol.errors import BackboneMismatch, DataError, FcilError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
@@ -166,7 +166,7 @@ def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
     for tensor in graph.initializer:
         if tensor.name in weights.tensors:
             _point(tensor, weights.path.name, weights.tensors[tensor.name])
-    undress(model, "backbone")
+    strip_exporter_notes(model, "backbone")
     claim = {"format": FORMAT, "backbone": backbone_fields(backbone.info)}
     model.metadata_props.add(key=METADATA, value=json.dumps(claim, sort_keys=True))
     with storage_errors("write the graph", target):

@@ -64,7 +64,7 @@ def compare(graph: F32, torch_scores: F32) -> Checked:
 _HOPELESS = 1e30
 
 
-def judge(checked: Checked, precision: Precision) -> None:
+def check_graph(checked: Checked, precision: Precision) -> None:
     """Refuse a graph that is not the model.
 
     Raises:

@@ -263,7 +263,7 @@ def seal(digest: str) -> bytes:
 SEAL_BYTES = len(seal("0" * _HEX))
 
 
-def sealed(*pieces: bytes) -> tuple[bytes, ...]:
+def with_seal(*pieces: bytes) -> tuple[bytes, ...]:
     """Return the pieces of a file with its seal as the last one."""
     sha = hashlib.sha256()
     for piece in pieces:

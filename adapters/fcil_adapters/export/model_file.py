@@ -23,7 +23,7 @@ from fcil_adapters.backbones.frozen_features import FeatureScorer
 from fcil_adapters.backbones.probes import probe_images
 from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
 from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_adapters.export.check import TOLERANCES, compare, judge, run_graph
+from fcil_adapters.export.check import TOLERANCES, check_graph, compare, run_graph
 from fcil_adapters.export.exported_model import (
     FORMAT,
     INPUT,
@@ -33,10 +33,10 @@ from fcil_adapters.export.exported_model import (
     ExportInfo,
     Origin,
     Precision,
-    sealed,
+    with_seal,
 )
-from fcil_adapters.export.precision import halved, quantised
-from fcil_adapters.export.trace import OPSET, OPSETS, share_equal, trace, undress
+from fcil_adapters.export.precision import quantised, to_half
+from fcil_adapters.export.trace import OPSET, OPSETS, share_equal, strip_exporter_notes, trace
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.scorer import Scorer
 from fcil_protocol.errors import ConfigError, DataError
@@ -124,7 +124,7 @@ def export_model(
     notify(f"writing its graph (opset {options.opset})")
     graph = _graph(predictor, method.name, ctx.backbone_info, options.opset)
     if options.precision == "fp16":
-        graph = halved(graph, ctx.backbone_info)
+        graph = to_half(graph, ctx.backbone_info)
     elif options.precision == "int8":
         notify(f"measuring ranges on {len(used)} images")
         graph = quantised(graph, ctx.backbone_info, used)
@@ -133,9 +133,9 @@ def export_model(
     notify(f"comparing it with the torch model on {len(looked)} images")
     checked = compare(run_graph(body, looked), predictor.logits(looked))
     if not (options.force and options.precision != "fp32"):
-        judge(checked, options.precision)
+        check_graph(checked, options.precision)
     info = _info(method, ctx.backbone_info, predictor.classes, origin, options, checked)
-    write_atomic(target, *sealed(body, _entry(info)), mode=0o644)
+    write_atomic(target, *with_seal(body, _entry(info)), mode=0o644)
     return info
 
 
@@ -187,7 +187,7 @@ def _graph(predictor: Predictor, name: str, info: BackboneInfo, opset: int) -> A
     if not model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
         raise _not_a_graph(name, "it was made for one number of images")
     share_equal(model.graph)
-    undress(model, name)
+    strip_exporter_notes(model, name)
     return model
 
 

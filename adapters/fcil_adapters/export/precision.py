@@ -27,7 +27,7 @@ _NORM = "LayerNormalization"
 _BATCH = 16
 
 
-def halved(model: Any, info: BackboneInfo) -> Any:
+def to_half(model: Any, info: BackboneInfo) -> Any:
     """Return a model whose transformer computes in float16.
 
     Raises:

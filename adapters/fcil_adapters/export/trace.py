@@ -82,7 +82,7 @@ def share_equal(graph: Any) -> None:
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
 
-def undress(model: Any, name: str) -> None:
+def strip_exporter_notes(model: Any, name: str) -> None:
     """Remove the exporter's own notes: paths, stack traces, versions."""
     from onnx import helper
 

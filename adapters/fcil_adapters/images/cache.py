@@ -98,7 +98,7 @@ class ImageStore:
         """Decode as many as fit, and check that the rest still exist."""
         self._kept.start_view()
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
-        room = set(list(missing)[: self._kept.room()])
+        room = set(list(missing)[: self._kept.free_images()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
         for one, array in zip(
             first, self._cache.pool.map(self._decode, first.values()), strict=True
@@ -231,7 +231,7 @@ class _DecodedImages:
         """Return an image if it is kept."""
         return self._arrays.get(key)
 
-    def room(self) -> int:
+    def free_images(self) -> int:
         """Return how many more images the current `CachedImages` may keep."""
         return self._capacity - len(self._current)
 

@@ -74,7 +74,7 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
     if room < data + least:
         raise ConfigError(
             f"--max-memory is {show_size(_mine.bound)}, and the loaded data need at least "
-            f"{show_size(needed(data + files + least))}.",
+            f"{show_size(required_bound(data + files + least))}.",
             action="Raise --max-memory, or take a smaller --max-threads.",
         )
     import resource
@@ -92,7 +92,7 @@ def own_memory() -> int:
     return max(DAEMON_BYTES, int(psutil.Process().memory_info().rss))
 
 
-def hint(words: str) -> str:
+def memory_hint(words: str) -> str:
     """Return a sentence to add to a lack of memory under a bound; empty without one.
 
     Args:
@@ -101,16 +101,16 @@ def hint(words: str) -> str:
     taken = _taken()
     if not _mine.enforced or taken is None:
         return ""
-    least = needed(sum(taken) + max(asked(words), 1))
+    least = required_bound(sum(taken) + max(requested_bytes(words), 1))
     return f" It needs --max-memory {show_size(least)} at least, and has {show_size(_mine.bound)}."
 
 
-def needed(own: int) -> int:
+def required_bound(own: int) -> int:
     """Return the bound under which this process could have ``own`` bytes, rounded up to 10 MB."""
     return -(-max(own + _mine.others, _mine.bound + 1) // 10_000_000) * 10_000_000
 
 
-def asked(words: str) -> int:
+def requested_bytes(words: str) -> int:
     """Return the requested bytes that an error names; 0 if it names none."""
     found = re.search(r"allocate (\d+(?:\.\d*)?) (bytes|KiB|MiB|GiB)", words)
     if found is None:

@@ -14,7 +14,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 OOM_SCORE = "500"
 
 
-def give_way(nice: int) -> None:
+def lower_priority(nice: int) -> None:
     """Let other programs go first, at the processor and at the disk.
 
     A worker has a session of its own. Where the kernel shares the processor between sessions first
@@ -34,7 +34,7 @@ def give_way(nice: int) -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
-def die_first() -> None:
+def raise_oom_score() -> None:
     """Make this process the first that the kernel ends when memory runs out."""
     with contextlib.suppress(OSError):  # not on Linux
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)

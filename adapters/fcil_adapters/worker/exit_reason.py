@@ -37,7 +37,7 @@ class End:
     bound: int = 0
 
 
-def why(end: End, log: Path | None) -> WorkerError:
+def exit_error(end: End, log: Path | None) -> WorkerError:
     """Return the error that explains why a worker ended.
 
     Args:

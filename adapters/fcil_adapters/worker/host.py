@@ -22,7 +22,7 @@ from typing import IO
 
 from fcil_adapters.contract import Progress
 from fcil_adapters.resources.memory_limit import own_memory
-from fcil_adapters.worker.exit_reason import End, why
+from fcil_adapters.worker.exit_reason import End, exit_error
 from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import AsyncPipe, Blobs, Fields
 from fcil_adapters.worker.suspend import Suspension
@@ -206,7 +206,7 @@ class WorkerHost:
             message, payloads = await pipe.recv()
             stall_timer.heard(message.get("alive", ""))
             if self._process is not None:
-                self.rest.spoke(self._process)
+                self.rest.mark_started(self._process)
             if "alive" in message:
                 continue
             if "progress" in message:
@@ -214,14 +214,14 @@ class WorkerHost:
                     on_progress(Progress(**message["progress"]))
             elif "request" in message:
                 blobs: Blobs = ()
-                stall_timer.ours(ours=True)
+                stall_timer.mark_waiting(ours=True)
                 try:
                     reply, blobs = await _answer(on_request, message["request"])
                     told: Fields = {"reply": reply}
                 except FcilError as error:
                     failure = error
                     told = {"error": error.code, "message": error.message, "action": error.action}
-                stall_timer.ours(ours=False)
+                stall_timer.mark_waiting(ours=False)
                 await pipe.send(told, blobs)
             elif "error" in message:
                 reported = from_code(message["error"], message["message"], message["action"])
@@ -297,7 +297,7 @@ class WorkerHost:
             oom_killed=(oom_kills() or 0) > (self._oom_kills or 0),
             bound=self._memory,
         )
-        return why(end, self._log)
+        return exit_error(end, self._log)
 
     async def _end(self) -> None:
         """Close the pipes, wait for the process, and kill it if it does not end."""

@@ -201,7 +201,7 @@ def _named(error: Exception) -> FcilError:
     if _lacks_memory(error, text):
         return OutOfMemory(
             f"the worker ran out of memory ({kind}{': ' * bool(text)}{text[:120]})."
-            f"{memory_limit.hint(text)}",
+            f"{memory_limit.memory_hint(text)}",
             action="Use a smaller micro-batch or fewer threads, or free memory.",
         )
     return InternalError(f"the worker failed with {kind}: {text}", action="See the worker's log.")
@@ -232,8 +232,8 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
     options = parser.parse_args(arguments)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the daemon makes a hanging worker write its stack
-    priority.give_way(options.nice)
-    priority.die_first()
+    priority.lower_priority(options.nice)
+    priority.raise_oom_score()
     end_with_parent(parent_pipe())
     die_with_parent()  # also while it rests (`suspend`)
     memory_limit.configure(options.memory, options.others)

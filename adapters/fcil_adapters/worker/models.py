@@ -68,7 +68,7 @@ class LoadedModels:
         if not method.needs_backbone:
             memory_limit.enforce()
             ctx = context_from(call.fields["context"], method, progress=call.progress)
-            return registry.in_forms(method, ctx.forms), ctx
+            return registry.with_forms(method, ctx.forms), ctx
         loaded = self._load(call, call.fields["backbone"])
         ctx = context_from(
             call.fields["context"],
@@ -78,7 +78,7 @@ class LoadedModels:
             progress=call.progress,
         )
         _check_same(loaded.info, ctx.backbone_info)
-        return registry.in_forms(method, ctx.forms), ctx
+        return registry.with_forms(method, ctx.forms), ctx
 
     def _load(self, call: Call, wanted: Fields) -> Any:
         name, weights, device = wanted["name"], wanted["weights"], wanted["device"]

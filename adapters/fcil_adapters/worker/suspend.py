@@ -38,21 +38,21 @@ class Suspension:
         """Total seconds for which the worker was suspended; they are no silence of its own."""
         return self._rested_s + (0.0 if self._since is None else self._clock() - self._since)
 
-    def hold(self) -> None:
+    def suspend(self) -> None:
         """Suspend the worker."""
         if self.allowed.is_set():
             self.allowed.clear()
             self._since = self._clock()
             self._apply()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Resume the worker."""
         if not self.allowed.is_set():
             self._rested_s, self._since = self.rested_s, None
             self.allowed.set()
             self._apply()
 
-    def spoke(self, process: subprocess.Popen[bytes]) -> None:
+    def mark_started(self, process: subprocess.Popen[bytes]) -> None:
         """Note a process's first message: from now on it may be stopped at any moment.
 
         Before, it has not yet arranged to end with its daemon.

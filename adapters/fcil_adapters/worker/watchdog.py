@@ -46,7 +46,7 @@ class StallTimer:
         """Note a message of the worker; ``doing`` names silent work that begins with it."""
         self._quiet_s, self.doing = 0.0, doing
 
-    def ours(self, *, ours: bool) -> None:
+    def mark_waiting(self, *, ours: bool) -> None:
         """Note that the worker waits for this side (or no more): its silence is not its own."""
         self._quiet_s, self._ours = 0.0, ours
 

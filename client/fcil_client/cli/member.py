@@ -47,7 +47,7 @@ def leave(
         _confirm(enrolment, yes=yes)
         with stop_daemon(home):
             if not without_server:
-                asyncio.run(leaving.tell(home, enrolment))
+                asyncio.run(leaving.notify_server(home, enrolment))
             kept = leaving.clear(home)
         data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
         emit(data_kept, form, lambda: None)

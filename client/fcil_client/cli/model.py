@@ -276,12 +276,12 @@ def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
         if form is Format.TEXT and "error" in row:
             _say(f"error: {row['image']}: {row['error']}")
         else:
-            emit(row, form, lambda: typer.echo(printable(words(row))))
+            emit(row, form, lambda: typer.echo(printable(row_text(row))))
 
     return show
 
 
-def words(row: dict[str, Any]) -> str:
+def row_text(row: dict[str, Any]) -> str:
     """Return a row as one line of text."""
     top = ", ".join(
         f"{one['name'] or 'class ' + str(one['class'])} {one['probability']:.3f}"

@@ -29,7 +29,7 @@ def show_dry_run(row: dict[str, Any]) -> None:
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
     out.print(f"Privacy: {describe_terms(PrivacyTerms.model_validate(row['privacy']))}.")
-    if again := exemplars.told(row["exemplars"]):
+    if again := exemplars.exemplar_notice(row["exemplars"]):
         out.print(f"{row['method']} {again}.")
     for text in row["faults"]:
         out.print(printable(text), style="yellow")

@@ -21,7 +21,7 @@ from fcil_protocol.process.terminal import printable
 STATUS_S = 5.0  # for a daemon to say how it is
 
 
-def who(home: Home) -> dict[str, Any]:
+def enrolment_of(home: Home) -> dict[str, Any]:
     """Return the enrolment of a directory, also of a damaged one or of a client that left.
 
     ``damaged`` describes the damage, if any; ``left`` says that the client has
@@ -33,7 +33,7 @@ def who(home: Home) -> dict[str, Any]:
     except StorageError as error:
         damaged = str(error)
     left = enrolment is None and not damaged
-    enrolment = enrolment or home.former()
+    enrolment = enrolment or home.former_enrolment()
     known = {
         "client": enrolment.client_id if enrolment else "",
         "name": enrolment.name if enrolment else "unknown",
@@ -49,7 +49,7 @@ def one_status(home: Home) -> dict[str, Any]:
     try:
         said = swarm_status.ask(home, STATUS_S)
     except (Unreachable, Timeout) as error:
-        known = {k: v for k, v in who(home).items() if k != "left"}
+        known = {k: v for k, v in enrolment_of(home).items() if k != "left"}
         return {
             **known,
             "seat": home.seat,
@@ -67,7 +67,7 @@ def one_status(home: Home) -> dict[str, Any]:
 def all_status(*, members: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows of all swarms, and of all clients that are in none (or ``members`` as well)."""
     homes = Home.all()
-    inside = swarm_status.in_swarms(homes)
+    inside = swarm_status.swarms_of(homes)
     swarms = {record.directory: record for record in inside.values()}
     # A member that was started with join runs alone for now.
     alone = [
@@ -120,7 +120,7 @@ def one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
     if since is not None:
         rows = [row for row in rows if sent_journal.last_event(row) >= since.replace(tzinfo=UTC)]
     return {
-        **who(home),
+        **enrolment_of(home),
         "files": [str(path) for path in sent_journal.files(home.directory)],
         "damaged_lines": damaged,
         "envelopes": rows,
@@ -167,7 +167,7 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
         if row["privacy"]:
             typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
-        if again := exemplars.told(row.get("exemplars") or 0):
+        if again := exemplars.exemplar_notice(row.get("exemplars") or 0):
             typer.echo(f"  images   {again}")
         typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
         for work, count in row["micro_batch"].items():
@@ -185,7 +185,7 @@ def show_status(rows: list[dict[str, Any]]) -> None:
 
 
 def _show_model(row: dict[str, Any]) -> None:
-    typer.echo(f"  model    {printable(current_model.words(row['model']))}")
+    typer.echo(f"  model    {printable(current_model.describe(row['model']))}")
 
 
 def _show_manners(manners: dict[str, Any], resources: dict[str, Any]) -> None:

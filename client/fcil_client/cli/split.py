@@ -145,7 +145,7 @@ def split(
             **_of_kind(partition, given),
         )
         made = _make(data, request, out, picture, export)
-        row = told(made, out, picture, export)
+        row = partition_summary(made, out, picture, export)
         emit(row, form, lambda: show(made, row), rows=row["holdings"])
         _say(f"{out} is written. The server needs its tasks, and each client its slot:")
         for command in _commands(shlex.quote(str(data)), shlex.quote(str(out))):
@@ -244,7 +244,9 @@ def _keep(out: Path, made: Partition) -> None:
     )
 
 
-def told(made: Partition, out: Path, picture: Path | None, export: Path | None) -> dict[str, Any]:
+def partition_summary(
+    made: Partition, out: Path, picture: Path | None, export: Path | None
+) -> dict[str, Any]:
     """Return a summary of a partition as plain data."""
     return {
         "file": str(out),

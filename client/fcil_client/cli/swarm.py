@@ -93,9 +93,9 @@ def swarm(
         file = log.open()
         if spread is Spread.RAY:
             from fcil_client.swarm.groups import GroupShare
-            from fcil_client.swarm.spread import forwarded, watched_groups
+            from fcil_client.swarm.spread import forwarded_arguments, watched_groups
 
-            words = forwarded(ctx)
+            words = forwarded_arguments(ctx)
             share = GroupShare(cpus_per_group, gpus_per_group)
             raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
         ends = Ends(until_done, together)

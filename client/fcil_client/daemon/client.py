@@ -114,7 +114,7 @@ class Client:
             self._line.send(handshake.goodbye(self._failure))
             for timer in self._timers.values():
                 timer.cancel()
-            self._talk.over()
+            self._talk.stop_waiting()
             await self._jobs.stop()
             await asyncio.sleep(0.05)  # let the goodbye leave the socket
             self._line.close()
@@ -177,7 +177,7 @@ class Client:
             case events.Drop(digest, reason):
                 self.notes("info", f"an update was dropped: {reason}")
                 self.home.drop_outgoing(digest)
-                self.home.settle(digest, counted=False)
+                self.home.settle_provisional(digest, counted=False)
             case events.Forget(digest):
                 self.home.drop_outgoing(digest)
                 self._reports.now = None
@@ -208,7 +208,7 @@ class Client:
             self._fail(error)
 
     def _settle(self, digest: str, counted: bool, reason: str) -> None:
-        self.home.settle(digest, counted=counted)
+        self.home.settle_provisional(digest, counted=counted)
         if digest == self._judged:
             return  # the server repeats its last verdict until there is another
         self._judged = digest
@@ -266,7 +266,7 @@ class Client:
     def pause_changed(self) -> None:
         """Report at once that work has been suspended or resumed."""
         self._host.client_changed()
-        self._reports.again()
+        self._reports.report_now()
 
     def _trained(self, done: int, total: int) -> None:
         self._reports.report("working", done, total)

@@ -13,7 +13,7 @@ from fcil_client.daemon.transfers import Transfers
 from fcil_client.link import handshake
 from fcil_client.link.connection import Connection
 from fcil_client.link.handshake import FATAL, Terms
-from fcil_client.membership.enrol import moved
+from fcil_client.membership.enrol import with_current_addresses
 from fcil_client.notes import Notes
 from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
@@ -99,7 +99,7 @@ class Conversation:
         assert self.terms is not None, "the session asks for this after a Welcome only"
         return self.terms
 
-    def over(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for an answer."""
         if self._answer is not None:
             self._answer.cancel()
@@ -128,8 +128,8 @@ class Conversation:
             again = " The client retries automatically." if news.reason == COME_AGAIN else ""
             self._notes.once(address, "error", REFUSALS[news.reason] + again)
             return
-        self._line.lose()
-        self._transfers.lose()
+        self._line.on_connection_lost()
+        self._transfers.on_connection_lost()
         self._feed(events.LinkDown())
         if news.reason != "unreachable":
             self._notes("info", "the connection was lost; trying again")
@@ -139,12 +139,12 @@ class Conversation:
         self._notes.once(address, "warning", f"no server answers at {address}; trying again")
         if self._line.has_other_addresses:
             await asyncio.sleep(ADDRESS_S)
-            self._line.turn()
+            self._line.try_next_address()
 
     def _follow(self) -> bool:
         """Follow a server of this machine and user that has recorded a new address."""
         try:
-            fresh = moved(self._home, self.enrolment)
+            fresh = with_current_addresses(self._home, self.enrolment)
         except StorageError as error:  # retried with the next failure, or at the next start
             self._notes.once("moved", "warning", str(error))
             return False
@@ -152,7 +152,7 @@ class Conversation:
             return False
         self.enrolment = fresh
         self._notes("info", f"the server is at {', '.join(fresh.addresses)} now")
-        self._line.follow(fresh.addresses)
+        self._line.use_addresses(fresh.addresses)
         return True
 
     def greet(self) -> None:
@@ -161,7 +161,7 @@ class Conversation:
         for text in faults:
             self._notes.once(text, "warning", text)
         self._line.begin()
-        self.over()
+        self.stop_waiting()
         loop = asyncio.get_running_loop()
         self._answer = loop.call_later(ANSWER_S, self._due, events.TryAgain(Link.GREETING))
         self._line.send(
@@ -196,7 +196,7 @@ class Conversation:
                 if self._session.work is Work.FETCHING:
                     self._reports.report("fetching", *self._transfers.progress)
             case Want():
-                self._transfers.want(message)
+                self._transfers.send_requested(message)
             case Ack():
                 self._transfers.acked(message.digest)
             case Nack():
@@ -235,7 +235,7 @@ class Conversation:
     def _nacked(self, nack: Nack) -> None:
         error = from_code(nack.code, nack.text, nack.action)
         if nack.digest:
-            self._transfers.nacked(nack)
+            self._transfers.on_nack(nack)
         elif nack.code in FATAL:
             self._fail(error)
         else:

@@ -152,7 +152,7 @@ class StandaloneHost:
             self._rules,
             self._sensors,
             client.notes,
-            hold=client.place.hold,
+            hold=client.place.suspend,
             feed=client.feed,
             changed=client.pause_changed,
         )
@@ -163,7 +163,7 @@ class StandaloneHost:
         client = self._client
         # At once: a client whose server is away is ready too; its work is to wait.
         self._service.ready(lambda: telling.line(client.session, client.counted))
-        return client.watch_folder(), self._watch.run(), self._watch.pace()
+        return client.watch_folder(), self._watch.run(), self._watch.throttle()
 
     def policy_status(self) -> dict[str, Any]:
         """Return the watch's status."""

@@ -249,7 +249,7 @@ class Jobs:
 
     def _tell_learned(self, order: RoundOpen) -> None:
         held = self.inventory.train if self.inventory is not None else {}
-        late = self.learned.news(order, self._work.names, held)
+        late = self.learned.unreported_names(order, self._work.names, held)
         if late:
             names = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
             text = "learned in an earlier task; new images of it serve for tests, not for training"

@@ -38,7 +38,7 @@ class Reports:
             Progress.model_validate({**said, "paused": bool(self._session.pause_reason)})
         )
 
-    def again(self) -> None:
+    def report_now(self) -> None:
         """Report at once that work has been suspended or resumed."""
         if self.now is not None:
             self._last = float("-inf")

@@ -74,10 +74,10 @@ class Transfers:
             self._begun.append(digest)
         return order, digest
 
-    def lose(self) -> None:
+    def on_connection_lost(self) -> None:
         """Discard the state of transfers: the connection is lost."""
         self._heard.clear()
-        self._downloads.lose()
+        self._downloads.on_connection_lost()
 
     async def watch(self) -> None:
         """Retry transfers that were lost on a live connection."""
@@ -162,13 +162,13 @@ class Transfers:
 
     def _inventory(self, work: RoundWork, inventory: Inventory, terms: Terms) -> str:
         """Return the sealed inventory's digest; an unchanged one keeps its digest and progress."""
-        told = inventory.told(work.least(terms)).counts()
+        told = inventory.announceable(work.least(terms)).counts()
         what = (told, terms.run, terms.method.name, terms.schema_digest, self._line.server)
         if self._last is None or self._last[0] != what:
             sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
             self._last = (what, digest, sealed)
             self._inventories.append(digest)
-        self._outbox.hold(self._last[1], self._last[2])
+        self._outbox.keep_for_session(self._last[1], self._last[2])
         return self._last[1]
 
     def offer(self, digest: str) -> None:
@@ -196,7 +196,7 @@ class Transfers:
             self._begun.append(digest)
         self._outbox.offer(digest, self._line.send, again=again)
 
-    def want(self, message: Want) -> None:
+    def send_requested(self, message: Want) -> None:
         """Send the requested chunks, if the envelope was offered and is still held."""
         digest = message.digest
         if digest not in self._offered:
@@ -238,7 +238,7 @@ class Transfers:
             self._notes("info", "the server has the update")
             self._feed(events.Acked(digest))
 
-    def nacked(self, nack: Nack) -> None:
+    def on_nack(self, nack: Nack) -> None:
         """Handle a Nack: the server refuses an envelope, or lacks a requested part."""
         error = from_code(nack.code, nack.text, nack.action)
         self._answered(nack.digest, lambda: self._journal.refused(nack.digest, nack.code))

@@ -27,7 +27,7 @@ class Inventory:
         """Return class name -> images for training and for testing."""
         return {n: {"train": self.train.get(n, 0), "test": self.test.get(n, 0)} for n in self.names}
 
-    def told(self, least: int) -> Inventory:
+    def announceable(self, least: int) -> Inventory:
         """Return the classes that may be announced if one needs ``least`` images on a side."""
         train, test = (
             {name: n for name, n in side.items() if n >= least} for side in (self.train, self.test)

@@ -230,7 +230,7 @@ def hepco_stream(seed: int, task: int, round_: int, slot: int) -> np.random.Gene
 # --- classes and tasks ---------------------------------------------------------------------
 
 
-def natural(names: Sequence[str]) -> list[str]:
+def natural_order(names: Sequence[str]) -> list[str]:
     """Sort class names: as numbers if all of them are numbers, else as text."""
     numbers = all(re.fullmatch(r"[0-9]{1,18}", name) for name in names)
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
@@ -253,7 +253,7 @@ def class_order(names: Sequence[str], order: str | Sequence[str], seed: int) -> 
     Raises:
         UsageError: a name is unknown, or listed twice.
     """
-    known = natural(names)
+    known = natural_order(names)
     if not isinstance(order, str):
         return _listed(known, order)
     if order == "natural":

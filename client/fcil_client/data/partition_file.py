@@ -195,7 +195,7 @@ def listing_digest(listing: Listing) -> str:
 # --- file ----------------------------------------------------------------------------------
 
 
-def sealed(partition: Partition) -> Partition:
+def with_digest(partition: Partition) -> Partition:
     """Return the partition with its digest."""
     return partition.model_copy(update={"digest": _digest(_fields(partition))})
 

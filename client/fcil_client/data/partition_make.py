@@ -11,7 +11,7 @@ from fcil_adapters.images.decoding import Listing
 from fcil_client.data import partition_draws as draws
 from fcil_client.data.file_names import is_text
 from fcil_client.data.partition_draws import Draw
-from fcil_client.data.partition_file import DividedData, Partition, listing_digest, sealed
+from fcil_client.data.partition_file import DividedData, Partition, listing_digest, with_digest
 from fcil_protocol.errors import UsageError
 
 TEST_FRACTION = 0.2
@@ -119,7 +119,7 @@ def make(
     for place, side in enumerate(("select", "test")):
         rng = _stream(request.seed, place, _DEAL)
         owners[side] = _owned(draws.even(), images[side], request.clients, rng)
-    return sealed(
+    return with_digest(
         Partition.model_validate(
             {
                 "kind": request.kind,
@@ -144,7 +144,7 @@ def make(
 def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Names]:
     """Return the images of each side, by class in natural order."""
     train, test = _layout(listing, notes)
-    names = draws.natural(list(train))
+    names = draws.natural_order(list(train))
     extra = sorted(test.keys() - train.keys())
     if extra:
         notes.append(f"left out, since they have only test images: {', '.join(extra)}")

@@ -166,7 +166,7 @@ class Examination:
 def _all() -> list[Home]:
     """Return all homes; of a swarm one, since its members share machine, worker and network."""
     homes = Home.all()
-    inside = swarm_status.in_swarms(homes)
+    inside = swarm_status.swarms_of(homes)
     first = {record.directory: where for where, record in reversed(inside.items())}
     return [h for h in homes if h.directory not in inside or h.directory in first.values()]
 

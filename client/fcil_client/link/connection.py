@@ -63,13 +63,13 @@ class Connection:
         peer = replace(self.server, curve=self._relay_key) if self._relay_key else self.server
         self._link = self._make(self.address, self._keys, peer)
 
-    def turn(self) -> None:
+    def try_next_address(self) -> None:
         """Try the next address instead; no call of `recv` may be waiting."""
         self._link.close()
         self._at = (self._at + 1) % len(self._addresses)
         self.open()
 
-    def follow(self, addresses: tuple[str, ...]) -> None:
+    def use_addresses(self, addresses: tuple[str, ...]) -> None:
         """Use these addresses from now on; no call of `recv` may be waiting."""
         self._link.close()
         self._addresses, self._at = addresses, 0
@@ -77,7 +77,7 @@ class Connection:
 
     @property
     def has_other_addresses(self) -> bool:
-        """True if `turn` has another address to try."""
+        """True if `try_next_address` has another address to try."""
         return len(self._addresses) > 1
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
@@ -104,7 +104,7 @@ class Connection:
         self._welcomed = False
         self._begun_s = time.time()
 
-    def lose(self) -> None:
+    def on_connection_lost(self) -> None:
         """Mark the session as ended: the link is lost."""
         self._welcomed = False
 

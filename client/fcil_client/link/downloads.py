@@ -73,7 +73,7 @@ class Downloads:
         self.home.prune_parts(set(self.refs))  # while the answers are on their way
         return self._done
 
-    def lose(self) -> None:
+    def on_connection_lost(self) -> None:
         """Forget open requests: the connection is lost; `start` repeats them."""
         self.receiver.lose()
         self.heads.clear()

@@ -159,7 +159,7 @@ def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
     """
     certificate = Certificate.from_bytes(welcome.certificate)
     keys = certificate.verify(enrolment.federation, time.time())
-    certificate.must_follow(Certificate.from_bytes(bytes.fromhex(enrolment.certificate)))
+    certificate.refuse_older(Certificate.from_bytes(bytes.fromhex(enrolment.certificate)))
     if not welcome.protocol >= fcil_protocol.OLDEST_PROTOCOL_VERSION:
         raise VersionMismatch(
             f"the server speaks protocol {welcome.protocol}, this client "
@@ -178,7 +178,7 @@ def read_terms(welcome: Welcome) -> Terms:
     """
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is not a run id.")
-    method = registry.in_forms(_method(welcome), _forms(welcome))
+    method = registry.with_forms(_method(welcome), _forms(welcome))
     hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
     digest = registry.schema_digest(method, hparams, backbone, welcome.privacy)

@@ -119,7 +119,7 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
         raise (UnknownClient if news.reason == UnknownClient.code else TrustError)(text)
     elif news.reason == "unreachable" and line.has_other_addresses:
         await asyncio.sleep(ADDRESS_S)
-        line.turn()
+        line.try_next_address()
 
 
 def _raise_if_refused(message: Message) -> None:

@@ -153,7 +153,7 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
             action="It takes method.OPTION=VALUE, run.backbone=NAME and wire.half=KINDS.",
         )
     method = registry.load_method(name)
-    method = registry.in_forms(method, forms_of(half, name, method.half))
+    method = registry.with_forms(method, forms_of(half, name, method.half))
     hparams = registry.make_hparams(method, options)
     backbone = backbone_by_name(str(named)) if method.needs_backbone else NO_BACKBONE
     registry.check_uploads(method, hparams, backbone)

@@ -62,7 +62,7 @@ def dry_run(
     """
     terms = preview.terms
     least = terms.privacy.min_count
-    possible = (inventory if enrolled else _either_side(inventory)).told(least)
+    possible = (inventory if enrolled else _either_side(inventory)).announceable(least)
     return {
         "data": str(data.resolve()),
         "enrolled": enrolled,
@@ -74,7 +74,7 @@ def dry_run(
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
         "exemplars": terms.method.exemplars(terms.hparams),
-        "announcement": _announcement(inventory.told(least), exact=enrolled),
+        "announcement": _announcement(inventory.announceable(least), exact=enrolled),
         "tasks": list(_tasks(preview, possible)),
         "faults": inventory.faults,
     }

@@ -182,7 +182,7 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
     return enrolment
 
 
-def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
+def with_current_addresses(home: Home, enrolment: Enrolment) -> Enrolment | None:
     """Return the enrolment with the current addresses of its server on this machine.
 
     Returns:

@@ -20,7 +20,7 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.trust.keys import PrivateKeys
 
 
-async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
+async def notify_server(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
     """Tell the server that this client leaves; its key is refused from then on.
 
     Raises:
@@ -40,7 +40,7 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
             return
         # A change of keys was interrupted, and the server knows the new ones.
         await rotate(home, enrolment, make)
-        await tell(home, enrolment, make)
+        await notify_server(home, enrolment, make)
 
 
 def clear(home: Home) -> list[Path]:

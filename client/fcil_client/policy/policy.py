@@ -47,7 +47,7 @@ class PolicyRules:
     patience_s: float = 120.0
 
     @property
-    def words(self) -> list[str]:
+    def description(self) -> list[str]:
         """The rules that are set, for people."""
         said = []
         if self.only_on_mains:
@@ -127,7 +127,7 @@ class Policy:
         self._quiet_since: float | None = None
         self._step = len(SHARES) - 1
 
-    def judge(self, facts: Facts, now: float) -> Judgement:
+    def permitted_share(self, facts: Facts, now: float) -> Judgement:
         """Return the permitted share of work.
 
         Args:

@@ -99,7 +99,7 @@ def _told(name: str) -> Any:
 def _heat(told: dict[str, list[Any]], zones: Iterable[Heat]) -> list[Heat]:
     found = {
         (chip, one.label or str(number)): Heat(
-            f"{chip} {one.label}".strip(), float(one.current), mark_of(one.high, one.critical)
+            f"{chip} {one.label}".strip(), float(one.current), hot_threshold(one.high, one.critical)
         )
         for chip, sensors in told.items()
         for number, one in enumerate(sensors)
@@ -109,7 +109,7 @@ def _heat(told: dict[str, list[Any]], zones: Iterable[Heat]) -> list[Heat]:
     return [*found.values(), *(zone for zone in zones if zone.name not in names)]
 
 
-def mark_of(high: float | None, critical: float | None) -> float | None:
+def hot_threshold(high: float | None, critical: float | None) -> float | None:
     """Return the °C at which a sensor's system calls it hot; None if it is not reported."""
     low, top = _MARKS_C
     marks = [m for m in (high, critical and critical - BEFORE_CRITICAL_C) if m and low <= m <= top]
@@ -131,7 +131,7 @@ def read_zones(folder: Path) -> list[Heat]:
                 marks[kind] = min(at, marks.get(kind, at))
         high = min((marks[k] for k in ("hot", "passive") if k in marks), default=None)
         name = _text(zone / "type") or zone.name
-        found.append(Heat(name, now, mark_of(high, marks.get("critical"))))
+        found.append(Heat(name, now, hot_threshold(high, marks.get("critical"))))
     return found
 
 

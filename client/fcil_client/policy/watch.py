@@ -55,7 +55,10 @@ class PolicyWatch:
     async def look(self) -> None:
         """Read the sensors once and apply the judgement."""
         self.facts = await asyncio.to_thread(self._sensors.read)
-        before, self.judgement = self.judgement, self._policy.judge(self.facts, time.monotonic())
+        before, self.judgement = (
+            self.judgement,
+            self._policy.permitted_share(self.facts, time.monotonic()),
+        )
         share, why = self.judgement.share, self.judgement.why
         if share != before.share:
             self._share.set()
@@ -79,18 +82,18 @@ class PolicyWatch:
 
     async def run(self) -> None:
         """Read for ever; stop after one reading if no reading can matter."""
-        while self.matters:
+        while self.can_forbid_work:
             await asyncio.sleep(READ_S)
             await self.look()
 
     @property
-    def matters(self) -> bool:
+    def can_forbid_work(self) -> bool:
         """True if a reading can forbid work here."""
         rules, heat = self._rules, self.facts.heat if self.facts else ()
         judged = any(h.mark is not None or rules.max_temperature is not None for h in heat)
-        return judged or bool(self._rules.words)
+        return judged or bool(self._rules.description)
 
-    async def pace(self) -> None:
+    async def throttle(self) -> None:
         """Let the worker work its share of every period."""
         while True:
             share = self.judgement.share
@@ -114,7 +117,7 @@ class PolicyWatch:
         facts = self.facts or Facts()
         hottest = max(facts.heat, key=lambda h: h.now - (h.mark or 1000), default=None)
         return {
-            "rules": self._rules.words,
+            "rules": self._rules.description,
             "share": self.judgement.share,
             "why": self.judgement.why,
             "on_mains": facts.on_mains,

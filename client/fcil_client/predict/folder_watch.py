@@ -53,7 +53,7 @@ class Settling:
         elif path not in self.hot or self.hot[path][0] != mark:
             self.hot[path] = (mark, now)
 
-    def ripe(self, now: float) -> list[Path]:
+    def settled_files(self, now: float) -> list[Path]:
         """Return files that have been at rest for `REST_S`, in a stable order."""
         hot = self.hot.items()
         return sorted(p for p, (mark, since) in hot if mark[0] and now - since >= REST_S)
@@ -153,7 +153,7 @@ class FolderWatch:
             self._files.changed(path, _mark(path), self._clock())
 
     async def _serve(self) -> None:
-        ripe = self._files.ripe(self._clock())
+        ripe = self._files.settled_files(self._clock())
         if not ripe:
             return
         now = self._clock()

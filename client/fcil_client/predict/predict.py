@@ -168,7 +168,7 @@ class Current:
         classes, record = tuple(predictor.classes), model.record
         if not classes:
             raise DataError(
-                f"the model {record.when} of run {record.run} knows no class yet.",
+                f"the model {record.progress_text} of run {record.run} knows no class yet.",
                 action="Wait for the end of a round in which a client has images.",
             )
         about = {
@@ -177,7 +177,7 @@ class Current:
             "run": record.run,
             "task": record.task,
             "state": record.state,
-            "when": record.when,
+            "when": record.progress_text,
             "fetched": record.fetched,
             "method": record.method,
             "backbone": model.info.name if model.method.needs_backbone else "",
@@ -185,7 +185,7 @@ class Current:
             "engine": engine,
             "device": backbone.description if backbone is not None else "cpu",
         }
-        told = current_model.words(current_model.summary(self._home))
+        told = current_model.describe(current_model.summary(self._home))
         ready = Ready(
             classes,
             model.names,
@@ -305,7 +305,7 @@ def answers(
     """
     for batch in batches:
         good = [one.pixels for one in batch if one.pixels is not None]
-        rows = iter(judge(ready, np.stack(good), wanted) if good else [])
+        rows = iter(predict_rows(ready, np.stack(good), wanted) if good else [])
         for one in batch:
             if one.pixels is None:
                 yield {"image": one.name, "error": one.fault}
@@ -313,7 +313,7 @@ def answers(
                 yield {"image": one.name, **next(rows)}
 
 
-def judge(ready: Ready, images: U8, wanted: PredictionRequest) -> list[dict[str, Any]]:
+def predict_rows(ready: Ready, images: U8, wanted: PredictionRequest) -> list[dict[str, Any]]:
     """Return the rows of preprocessed images (B, S, S, 3)."""
     scores = ready.logits(images)  # (B, C)
     probabilities = softmax(scores, ready.temperature)

@@ -45,7 +45,9 @@ class Learned:
     _run: str = ""
     _counts: dict[str, int] = field(default_factory=dict)  # images trained with, or reported
 
-    def news(self, order: RoundOpen, ids: Mapping[str, int], held: Mapping[str, int]) -> list[str]:
+    def unreported_names(
+        self, order: RoundOpen, ids: Mapping[str, int], held: Mapping[str, int]
+    ) -> list[str]:
         """Return the class names with images that have not been reported.
 
         Args:

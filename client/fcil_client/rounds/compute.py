@@ -80,9 +80,9 @@ class Workplace:
         self._run = ""
         self._known: tuple[Fields, LoadedBackbone] | None = None
 
-    def hold(self, still: bool) -> None:
+    def suspend(self, still: bool) -> None:
         """Suspend the worker, or let it resume."""
-        (self.host.rest.hold if still else self.host.rest.go)()
+        (self.host.rest.suspend if still else self.host.rest.resume)()
 
     def enter(self, run: str) -> None:
         """Forget the pass sizes of another run, which has another method or backbone."""

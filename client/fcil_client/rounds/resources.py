@@ -38,10 +38,10 @@ class Resources:
     @property
     def told(self) -> dict[str, Any]:
         """The resources as ``status`` reports them."""
-        return {**vars(self), "words": self.words}
+        return {**vars(self), "words": self.description}
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The resources in one line, for people."""
         whose = "its cgroup allows" if self.by_cgroup else "the machine has"
         memory = f"all the memory that {whose} ({show_size(self.memory)})"

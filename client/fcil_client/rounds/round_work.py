@@ -11,7 +11,7 @@ from typing import Any
 import fcil_protocol
 from fcil_adapters.backbones import engines
 from fcil_adapters.contract import Context, Part, TaskInfo, registry
-from fcil_adapters.contract.half_precision import lost_words
+from fcil_adapters.contract.half_precision import describe_rounding_loss
 from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
@@ -199,7 +199,7 @@ class RoundWork:
             EgressRefused: the list is not of the form that may leave the device.
             DiskFull, StorageError: the journal cannot record it.
         """
-        payload = inventory.told(self.least(terms)).payload()
+        payload = inventory.announceable(self.least(terms)).payload()
         _refuse("the list of classes holds", inventory_faults(payload))
         key = RoundKey(RunId(terms.run), -1, INVENTORY, 0)
         return self._seal(payload, key, terms, server, base=0)
@@ -327,7 +327,7 @@ class RoundWork:
                 notify=self._notify,
             )
         self.faults = [str(f) for f in reply["faults"]]
-        for sentence in (*reply.get("notes", ()), *lost_words(reply.get("lost", {}))):
+        for sentence in (*reply.get("notes", ()), *describe_rounding_loss(reply.get("lost", {}))):
             self._notify(sentence)
         payloads = [unpack(blob) for blob in answer]
         if evaluate:

@@ -67,9 +67,10 @@ class ClientWorker:
         ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for a method that keeps
         exemplars.
         Payloads: state, then the parts. Result: ``images`` (number that the learner saw),
-        ``faults``, ``lost`` (`Forms.lost`) in a task's first round if a tensor travels in half
-        precision, ``exemplars`` (number of further images that it saw) if its method keeps any, and
-        ``notes``, sentences for the user, in a task's first round if it is not the partition's;
+        ``faults``, ``lost`` (`Forms.rounding_loss`) in a task's first round if a tensor travels in
+        half precision, ``exemplars`` (number of further images that it saw) if its method keeps
+        any, and ``notes``, sentences for the user, in a task's first round if it is not the
+        partition's;
         payloads: the new state and the upload.
         """
         method, ctx = self._engine.prepare(call)
@@ -94,7 +95,9 @@ class ClientWorker:
         faults: list[str] = []
         if most:
             exemplars.check_state(held, most)
-            shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), images)
+            shown, faults = _exemplars(
+                ctx, call.fields, data, exemplars.exemplar_digests(held), images
+            )
             ctx = replace(ctx, exemplars=shown)
         new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
@@ -105,7 +108,7 @@ class ClientWorker:
             result["exemplars"] = len(ctx.exemplars.images)
         if ctx.round == 0:  # once a task is enough
             if ctx.forms.half:
-                result["lost"] = ctx.forms.lost(upload, sent, parts.values())
+                result["lost"] = ctx.forms.rounding_loss(upload, sent, parts.values())
             if partition is not None:
                 result["notes"] = list(partition.task_notes(call.fields["classes"], ctx.task.index))
         return result, [new_state, sent]

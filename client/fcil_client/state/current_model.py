@@ -81,7 +81,7 @@ class ModelRecord(BaseModel):
     fetched: float
 
     @property
-    def when(self) -> str:
+    def progress_text(self) -> str:
         """Progress of the model's learning, as a phrase."""
         if self.kind == EVALUATE:
             return f"after task {self.task}"
@@ -214,7 +214,7 @@ def _open(home: Home, record: ModelRecord) -> CurrentModel:
     except WireError as error:
         raise CorruptFile(f"{home.model_path} is damaged: {error}", action=_AGAIN) from error
     parts = {name: ctx.forms.widen(part) for name, part in parts.items()}
-    return CurrentModel(record, registry.in_forms(method, ctx.forms), ctx.backbone_info, parts)
+    return CurrentModel(record, registry.with_forms(method, ctx.forms), ctx.backbone_info, parts)
 
 
 def _read_part(home: Home, digest: str, keys: list[PrivateKeys]) -> Payload:
@@ -305,7 +305,7 @@ def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
     return {
         "damaged": "",
         "run": record.run,
-        "when": record.when,
+        "when": record.progress_text,
         "task": record.task,
         "state": record.state,
         "method": record.method,
@@ -317,7 +317,7 @@ def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
     }
 
 
-def words(told: Mapping[str, Any] | None) -> str:
+def describe(told: Mapping[str, Any] | None) -> str:
     """Return the result of `summary` in one line."""
     if told is None:
         return "none yet"

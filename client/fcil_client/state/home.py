@@ -180,7 +180,7 @@ class Home:
         """
         return self._enrolment(self.directory / "client.json")
 
-    def former(self) -> Enrolment | None:
+    def former_enrolment(self) -> Enrolment | None:
         """Return the enrolment of a client that has left, if recorded."""
         with contextlib.suppress(CorruptFile):
             return self._enrolment(self.directory / FORMER)
@@ -366,7 +366,7 @@ class Home:
             if path.stem not in keep:
                 _remove(path)
 
-    def settle(self, digest: str, *, counted: bool) -> bool:
+    def settle_provisional(self, digest: str, *, counted: bool) -> bool:
         """Make a provisional state the current one, or discard it; False if there was none."""
         path = self.directory / "provisional" / f"{digest}.safetensors"
         if not path.exists():

@@ -9,7 +9,7 @@ from fcil_client.state.home import Home
 from fcil_protocol.envelopes.envelope import write_envelope
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, StoredEnvelope
-from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Sender, unasked
+from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Sender, unrequested_chunks
 from fcil_protocol.errors import CorruptFile, FcilError, StorageError
 from fcil_protocol.messages.messages import RoundOpen, Update
 from fcil_protocol.payloads.payload import Payload
@@ -80,7 +80,7 @@ class Outbox:
             self._open[1].close()
             self._open = None
 
-    def hold(self, digest: str, envelope: StoredEnvelope) -> None:
+    def keep_for_session(self, digest: str, envelope: StoredEnvelope) -> None:
         """Keep an envelope for this session only (an inventory is sealed afresh each time)."""
         self._held = {digest: envelope}
 
@@ -103,7 +103,7 @@ class Outbox:
         """
         envelope = self._envelope(digest)
         header = envelope.parsed
-        count = 0 if again and len(header.hashes) > 1 else unasked(header)
+        count = 0 if again and len(header.hashes) > 1 else unrequested_chunks(header)
         message = Update(digest=digest, unasked=count)
         send(message, envelope.header, envelope.signature, envelope.wrap)
         span = max(1, self._span_bytes // header.chunk_bytes)
@@ -181,9 +181,9 @@ class Keeping:
                 self._home.save_provisional(digest, state)
             self._outbox.put(digest, envelope)
         except StorageError:
-            self._home.settle(digest, counted=False)
+            self._home.settle_provisional(digest, counted=False)
             raise
 
     def _remove(self, digest: str) -> None:
         self._home.drop_outgoing(digest)
-        self._home.settle(digest, counted=False)
+        self._home.settle_provisional(digest, counted=False)

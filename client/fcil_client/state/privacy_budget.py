@@ -115,7 +115,7 @@ def check_installed(terms: PrivacyTerms) -> None:
         raise _missing()  # found without loading the library, which takes seconds
 
 
-def spent(charges: Iterable[Charge], delta: float) -> float:
+def epsilon_spent(charges: Iterable[Charge], delta: float) -> float:
     """Return epsilon at delta of all charges: the largest of any class."""
     by_class: dict[str, list[float]] = defaultdict(list)
     for charge in charges:
@@ -220,10 +220,10 @@ class PrivacyLedger:
             delta=privacy.delta,
         )
         before = self.read()
-        in_run = spent([*(c for c in before if c.run == key.run), new], privacy.delta)
+        in_run = epsilon_spent([*(c for c in before if c.run == key.run), new], privacy.delta)
         _refuse_beyond(privacy.max_epsilon, in_run, f"run {key.run}")
         if limits.max_epsilon:
-            total = spent([*before, new], privacy.delta)
+            total = epsilon_spent([*before, new], privacy.delta)
             _refuse_beyond(limits.max_epsilon, total, "all runs of this client")
         self.append(Charge(**{**vars(new), "epsilon": round(in_run, 6)}))
 
@@ -275,7 +275,7 @@ def _sum(charges: list[Charge]) -> dict[str, Any]:
     return {
         "rounds": len(charges),
         "releases": sum(len(c.statistics) for c in charges),
-        "epsilon": round(spent(charges, delta), 6),
+        "epsilon": round(epsilon_spent(charges, delta), 6),
         "delta": delta,
         "noise_multiplier": charges[-1].noise_multiplier,
         "clip": charges[-1].clip,

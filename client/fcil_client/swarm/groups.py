@@ -51,7 +51,7 @@ class GroupShare:
         """Threads for the group's worker."""
         return max(1, math.floor(self.cpus))
 
-    def lacking(self, groups: int, has: Mapping[str, float]) -> str:
+    def lacking_resources(self, groups: int, has: Mapping[str, float]) -> str:
         """Return the resources that a cluster lacks for this many groups; empty: none."""
         needs = {"CPU": groups * self.cpus, "GPU": groups * self.gpus}
         return "; ".join(
@@ -85,7 +85,7 @@ class Group:
     kills: int = 0
     code: int | None = None
 
-    def heard(self, line: str) -> tuple[str, str] | None:
+    def on_output(self, line: str) -> tuple[str, str] | None:
         """Process a line of its output; return a level and a sentence if it is to be shown."""
         try:
             told = json.loads(line)

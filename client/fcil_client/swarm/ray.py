@@ -160,7 +160,7 @@ class RayGroups:
             UsageError: the cluster can never hold them.
         """
         total = self._ray.cluster_resources()
-        if why := self._share.lacking(len(self._groups), total):
+        if why := self._share.lacking_resources(len(self._groups), total):
             raise UsageError(
                 f"the Ray cluster cannot hold {len(self._groups)} groups: {why}.",
                 action="Take fewer --groups, or less with --cpus-per-group or --gpus-per-group.",
@@ -215,7 +215,7 @@ class RayGroups:
         group = running.group
         group.node = node
         for line in lines:
-            if shown := group.heard(line):
+            if shown := group.on_output(line):
                 self._notify(*shown)
         if code is None:
             self._listen(running)

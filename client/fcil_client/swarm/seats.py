@@ -136,7 +136,7 @@ def swarm_name(seats: Sequence[Seat]) -> str:
     return first if first == last else f"{first} ... {last}"
 
 
-def how_to_start(seats: Sequence[Seat]) -> str:
+def restart_arguments(seats: Sequence[Seat]) -> str:
     """Return the arguments that start these members again."""
     first = seats[0]
     if first.partition is None:

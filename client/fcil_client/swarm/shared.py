@@ -62,7 +62,7 @@ class Shared:
             options.manners,
             sensors or System(use=options.manners.only_when_idle),
             notes,
-            hold=self.place.hold,
+            hold=self.place.suspend,
             feed=self._feed,
             changed=self._changed,
         )

@@ -27,7 +27,7 @@ OWN = frozenset(
 )  # fmt: skip
 
 
-def forwarded(ctx: typer.Context) -> list[str]:
+def forwarded_arguments(ctx: typer.Context) -> list[str]:
     """Return the command line's words for each group; paths are made absolute."""
     words: list[str] = []
     for parameter in ctx.command.params:

@@ -80,7 +80,7 @@ def record_of(directory: Path) -> dict[str, str]:
     return record.members if record is not None else {}
 
 
-def in_swarms(homes: Sequence[Home]) -> dict[Path, SwarmRecord]:
+def swarms_of(homes: Sequence[Home]) -> dict[Path, SwarmRecord]:
     """Return home -> swarm for those of these homes in one: the running swarm, or the newest."""
     of = {Path(where): record for record in records() for where in record.members.values()}
     return {home.directory: of[home.directory] for home in homes if home.directory in of}
@@ -96,7 +96,7 @@ def ask(home: Home, timeout_s: float) -> dict[str, Any]:
     try:
         return control_socket.ask(home.directory, "status", timeout_s, wait=False)
     except Unreachable:
-        record = in_swarms([home]).get(home.directory)
+        record = swarms_of([home]).get(home.directory)
         if record is None or not control_socket.socket_path(record.directory).exists():
             return control_socket.ask(home.directory, "status", timeout_s)  # it may be starting
         return control_socket.ask(record.directory, "member", timeout_s, home=str(home.directory))

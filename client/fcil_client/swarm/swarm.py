@@ -26,7 +26,7 @@ from fcil_client.state.home import Enrolment, Home
 from fcil_client.swarm import status as swarm_status
 from fcil_client.swarm import summary as swarm_view
 from fcil_client.swarm.members import SwarmMember
-from fcil_client.swarm.seats import Enroller, Seat, how_to_start, swarm_digest, swarm_name
+from fcil_client.swarm.seats import Enroller, Seat, restart_arguments, swarm_digest, swarm_name
 from fcil_client.swarm.shared import Shared, SwarmHost
 from fcil_client.swarm.status import RECORD, record_bytes, swarms
 from fcil_protocol.errors import FcilError, StorageError, UsageError, WireError
@@ -128,7 +128,7 @@ class Swarm:
             Locked: these members already run as a swarm.
             StorageError: the swarm's directory cannot be created.
         """
-        room_for(len(self.members))
+        raise_descriptor_limit(len(self.members))
         with storage_errors("create the swarm's directory", self.directory):
             make_private(self.directory)
         with DirectoryLock.acquire(self.directory, "swarm"):
@@ -150,7 +150,7 @@ class Swarm:
         await self._shared.watch.look()
         self._service.ready(lambda: swarm_view.line(self.summary()))
         watch = self._shared.watch
-        for work in (watch.run(), watch.pace(), self._start(), *self._folder_watches()):
+        for work in (watch.run(), watch.throttle(), self._start(), *self._folder_watches()):
             task = asyncio.create_task(work)
             task.add_done_callback(self._over)
             self._beside.add(task)
@@ -215,7 +215,7 @@ class Swarm:
         known = swarm_status.record_of(self.directory)
         homes = {m.seat.name: str(m.home.directory) for m in self.members if m.home is not None}
         seats = [m.seat for m in self.members]
-        record = record_bytes(swarm_name(seats), how_to_start(seats), {**known, **homes})
+        record = record_bytes(swarm_name(seats), restart_arguments(seats), {**known, **homes})
         try:
             write_atomic(self.directory / RECORD, record)
         except StorageError as error:
@@ -305,7 +305,7 @@ def _note(text: str) -> Note:
     return made[0]
 
 
-def room_for(members: int) -> None:
+def raise_descriptor_limit(members: int) -> None:
     """Let this process open as many files as its hard limit allows.
 
     Raises:

@@ -25,7 +25,7 @@ UNASKED_SPAN_BYTES = 64 << 10  # of their messages while the rate is unknown: 13
 MAX_SPOILED = 3  # messages of an envelope that do not fit and are requested again at once
 
 
-def unasked(header: Header) -> int:
+def unrequested_chunks(header: Header) -> int:
     """Return the number of chunks that the sender of an update sends without a request."""
     return min(max(1, UNASKED_BYTES // header.chunk_bytes), len(header.hashes))
 

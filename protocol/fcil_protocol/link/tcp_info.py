@@ -64,7 +64,7 @@ class TcpCounts:
 _figures = operator.attrgetter(*(spec.name for spec in fields(TcpCounts)))
 
 
-def twin(fd: int) -> socket.socket | None:
+def duplicate_socket(fd: int) -> socket.socket | None:
     """Return a second handle of another owner's TCP socket; None if there is none.
 
     Its owner may close it at any moment, and the number may then belong to another file.
@@ -82,7 +82,7 @@ def twin(fd: int) -> socket.socket | None:
 
 def shut_down(fd: int) -> None:
     """Shut down a TCP connection; its owner then closes it."""
-    handle = twin(fd)
+    handle = duplicate_socket(fd)
     if handle is not None:
         with handle, contextlib.suppress(OSError):
             handle.shutdown(socket.SHUT_RDWR)
@@ -93,7 +93,7 @@ def open_probe(fd: int) -> Probe | None:
 
     There is none if the descriptor is no TCP socket (any more), or the system keeps no counts.
     """
-    handle = twin(fd)
+    handle = duplicate_socket(fd)
     if handle is None:
         return None
     probe = Probe(handle)

@@ -85,7 +85,7 @@ class Service:
         self._notifier = Notifier(os.environ if environ is None else environ)
         self._stop: Callable[[], None] = _nothing
         self._drain: Callable[[], None] | None = None
-        self._notify: Callable[[str], None] = _told_nobody
+        self._notify: Callable[[str], None] = _discard_line
         self._describe: Callable[[], str] = str
         self._stopping = False
         self._asked = False  # by a signal
@@ -192,5 +192,5 @@ def _nothing() -> None:
     """Stand in for a daemon that cannot be stopped yet."""
 
 
-def _told_nobody(_text: str) -> None:
+def _discard_line(_text: str) -> None:
     """Stand in for a terminal before there is one."""

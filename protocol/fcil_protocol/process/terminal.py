@@ -104,7 +104,7 @@ def errors(form: Format = Format.TEXT) -> Iterator[None]:
         # A stream that cannot be written now would fail at exit too, with a complaint from Python.
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
             if not _flushes(stream):
-                _to_nowhere(number)
+                _discard_output(number)
 
 
 def _end(form: Format, error: Exception) -> int:
@@ -241,7 +241,7 @@ class _Patient:
             self._stream.flush()
         except OSError as error:
             if error.errno != errno.ENOSPC:
-                _to_nowhere(1 if self._name == "stdout" else 2)
+                _discard_output(1 if self._name == "stdout" else 2)
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -250,7 +250,7 @@ class _Patient:
         return self._stream.fileno()
 
 
-def _to_nowhere(number: int) -> None:
+def _discard_output(number: int) -> None:
     """Discard all further output of a standard stream."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, number)

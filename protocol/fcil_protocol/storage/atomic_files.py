@@ -352,12 +352,12 @@ class DirectoryLock:
 def _sweep(directory: Path) -> None:
     """Remove incomplete files of others; this process has none before it has the lock."""
     for path in directory.rglob(".*.tmp"):
-        if half_write(path.name) and not is_written(path.name, but_by=os.getpid()):
+        if is_temporary_name(path.name) and not is_written(path.name, but_by=os.getpid()):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def half_write(name: str) -> bool:
+def is_temporary_name(name: str) -> bool:
     """Return True for the name of a temporary file of `write_atomic`."""
     return _TEMPORARY.fullmatch(name) is not None
 

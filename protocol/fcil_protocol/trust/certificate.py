@@ -19,7 +19,7 @@ from fcil_protocol.errors import TrustError, WrongClock, WrongFederation
 from fcil_protocol.formats import day
 from fcil_protocol.ids import FederationId
 from fcil_protocol.trust.canonical import Fields, pack_map
-from fcil_protocol.trust.key_file import SECRET_BYTES, load_secrets, must_match, save_secrets
+from fcil_protocol.trust.key_file import SECRET_BYTES, check_checksum, load_secrets, save_secrets
 from fcil_protocol.trust.keys import (
     SIGNATURE_BYTES,
     SIGNING_BYTES,
@@ -58,7 +58,7 @@ class RootKey(Secret):
         """Read a root key file; raises like `PrivateKeys.load`."""
         secrets, check = load_secrets(path, "fcil-root-key", ("signing",))
         root = cls(secrets["signing"])
-        must_match(path, check, hashlib.sha256(root.public).hexdigest())
+        check_checksum(path, check, hashlib.sha256(root.public).hexdigest())
         return root
 
     def save(self, path: Path) -> None:
@@ -166,7 +166,7 @@ class Certificate:
             )
         return self.keys
 
-    def must_follow(self, known: Certificate) -> None:
+    def refuse_older(self, known: Certificate) -> None:
         """Refuse a certificate older than one seen before.
 
         Raises:

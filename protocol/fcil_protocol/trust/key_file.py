@@ -53,11 +53,11 @@ def load_secrets(path: Path, kind: str, names: tuple[str, ...]) -> tuple[dict[st
         pass  # raised below, outside of this context: a JSON error carries the whole document
     if not secrets:
         raise KeyFileError(f"the key file {path} is damaged.", action="Restore it from a backup.")
-    must_match(path, [SECRET_BYTES] * len(names), [len(s) for s in secrets.values()])
+    check_checksum(path, [SECRET_BYTES] * len(names), [len(s) for s in secrets.values()])
     return secrets, check
 
 
-def must_match(path: Path, expected: object, got: object) -> None:
+def check_checksum(path: Path, expected: object, got: object) -> None:
     """Refuse a key file whose secrets do not match its checksum.
 
     Raises:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM7
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fcil_protocol.errors import BadSignature, WireError
-from fcil_protocol.trust.key_file import SECRET_BYTES, load_secrets, must_match, save_secrets
+from fcil_protocol.trust.key_file import SECRET_BYTES, check_checksum, load_secrets, save_secrets
 
 CURVE_BYTES = 32
 SIGNING_BYTES = 32
@@ -198,7 +198,7 @@ class PrivateKeys(Secret):
         """
         secrets, check = load_secrets(path, "fcil-private-keys", ("curve", "signing", "sealing"))
         keys = cls(**secrets)
-        must_match(path, check, keys._check())
+        check_checksum(path, check, keys._check())
         return keys
 
     @classmethod

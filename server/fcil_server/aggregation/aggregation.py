@@ -235,7 +235,7 @@ class Aggregation:
         if self._kept is not None:
             self._kept.put((row.update_id, self._opened(row)) for row in rows)
 
-    def keep_not(self, rows: Sequence[UpdateRow]) -> None:
+    def undo_keep(self, rows: Sequence[UpdateRow]) -> None:
         """Undo `keep`, for a state that is not committed."""
         if self._kept is not None:
             self._kept.remove(row.update_id for row in rows)

@@ -346,7 +346,7 @@ def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> No
         )
 
 
-def is_whole(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
+def is_valid_state(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
     """Return True if `check_state` accepts a state."""
     try:
         check_state(store, state, digests)
@@ -363,7 +363,7 @@ def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
     store, rows = StateStore(folder), ledger.states.all(run)
     digests = {row.state: row.digest for row in rows}
     held = set(store.numbers())
-    return [row for row in rows if row.state in held and is_whole(store, row.state, digests)]
+    return [row for row in rows if row.state in held and is_valid_state(store, row.state, digests)]
 
 
 def new_id(ledger: Ledger) -> RunId:

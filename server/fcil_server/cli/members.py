@@ -58,7 +58,7 @@ def enrol(
     with errors(form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.storage.atomic_files import write_atomic
-        from fcil_server.federation.operator_text import only_here, seconds, start_command
+        from fcil_server.federation.operator_text import local_only_warning, seconds, start_command
 
         if qr and form is not Format.TEXT:
             raise UsageError("--qr draws on a terminal; it does not go with --json.")
@@ -71,7 +71,7 @@ def enrol(
             write_atomic(out, text.encode("ascii") + b"\n")
             issued["file"] = str(out)
             del issued["ticket"]
-        warning = only_here(issued["addresses"])
+        warning = local_only_warning(issued["addresses"])
         if warning:
             typer.echo(f"warning: {warning}", err=True)
 
@@ -198,7 +198,7 @@ def revoke(
         from fcil_protocol.process import control_socket
         from fcil_server.federation.allow_list import AllowList
         from fcil_server.federation.directory import Federation, find_directory
-        from fcil_server.federation.operator_text import said
+        from fcil_server.federation.operator_text import describe_done
         from fcil_server.federation.roster import Roster
 
         find_directory(directory)
@@ -217,4 +217,4 @@ def revoke(
             finally:
                 federation.close()
         emit({"withdrawn": False, **reply}, form, lambda: None)
-        typer.echo(said("revoke", reply), err=True)
+        typer.echo(describe_done("revoke", reply), err=True)

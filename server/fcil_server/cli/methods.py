@@ -69,7 +69,7 @@ def describe_methods(
             given = f"a task of {classes} classes after {past}, {clients} clients in a round"
             choice = choose(method, own, [setting], given, budget)
             own = applied(own, choice.options)
-        method = registry.in_forms(method, forms_of(own.wire.half, method.name, method.half))
+        method = registry.with_forms(method, forms_of(own.wire.half, method.name, method.half))
         row = describe_method(method, registry.make_hparams(method, own.method.options), setting)
         row["budget"] = None if choice is None else {**choice.fields(), "fits": choice.fits}
         rows.append(row)

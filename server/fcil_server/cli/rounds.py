@@ -102,8 +102,8 @@ def _order(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.process import control_socket
-        from fcil_server.federation.operator_text import said
+        from fcil_server.federation.operator_text import describe_done
 
         told = control_socket.ask(directory, op, **fields)
         emit(told, form, lambda: None)
-        typer.echo(said(op, told), err=True)
+        typer.echo(describe_done(op, told), err=True)

@@ -12,7 +12,7 @@ from fcil_protocol.trust.keys import PublicKeys
 from fcil_server.daemon.live import gauges
 from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
 from fcil_server.daemon.status import status
-from fcil_server.federation.operator_text import check_lasts
+from fcil_server.federation.operator_text import check_ticket_lifetime
 from fcil_server.federation.roster import Roster, check_name, ever_named
 from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
@@ -238,7 +238,7 @@ def issue_ticket(
     via = fields.get("via")
     ticket = roster.issue(
         check_name(fields.get("name")),
-        check_lasts(fields.get("lasts_s")),
+        check_ticket_lifetime(fields.get("lasts_s")),
         tuple(addresses),
         actor,
         role=Role.RELAY if fields.get("relay") is True else Role.CLIENT,

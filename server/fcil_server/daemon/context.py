@@ -15,7 +15,7 @@ from fcil_server.federation.roster import Roster
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs.active_run import OpenRun
 from fcil_server.sessions.byte_meter import ByteMeter
-from fcil_server.sessions.intake import Intake, in_words
+from fcil_server.sessions.intake import Intake, peer_text
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
@@ -90,4 +90,4 @@ async def guard(work: Coroutine[None, None, None], fail: Callable[[FcilError], N
     try:
         await work
     except Exception as error:
-        fail(in_words(error))
+        fail(peer_text(error))

@@ -32,7 +32,7 @@ from fcil_server.event_loop import Yielder
 from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.inbox import Inbox
-from fcil_server.sessions.intake import in_words
+from fcil_server.sessions.intake import peer_text
 from fcil_server.sessions.peers import Peer
 
 
@@ -66,12 +66,12 @@ class Dispatch:
         """Take one message after the other, until cancelled."""
         yielder = Yielder()
         while True:
-            await yielder.maybe_yield()
+            await yielder.yield_if_long()
             incoming = await self._context.link.recv()
             try:
                 self._take(incoming)
             except Exception as error:  # for our defects, the peer gets a code, the log the details
-                self._refuse(incoming, in_words(error))
+                self._refuse(incoming, peer_text(error))
 
     def _take(self, incoming: Incoming) -> None:
         guests, context = self._guests, self._context
@@ -143,7 +143,7 @@ class Dispatch:
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer a message that belongs to no session; the connection of a guest ends with it."""
         self._sessions.refuse(incoming, error)
-        self._guests.show_out(incoming)
+        self._guests.cut_after_answer(incoming)
         if isinstance(error, InternalError | BadSignature):
             origin = incoming.key.hex()
             self._context.journal.note("error", error.code, error.message, origin=origin)

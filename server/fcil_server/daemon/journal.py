@@ -172,9 +172,9 @@ class Journal:
             self._timer = None
         now = self._written_at = self._clock()
         for held in self._said.due(now, everything=everything):
-            self._tell(held.key.level, held.key.code, held.told, held.key.client)
+            self._tell(held.key.level, held.key.code, held.summary_line, held.key.client)
         for held in self._refusals.due(now, everything=everything):
-            self._refuse(held.key.client, held.key.code, held.told)
+            self._refuse(held.key.client, held.key.code, held.summary_line)
         self._commit()
         if self._said.holds or self._refusals.holds:
             with contextlib.suppress(RuntimeError):

@@ -190,7 +190,7 @@ class LiveReports:
         for client, answer in answers.items():
             uploads[client] = upload = self._upload(client, key)
             ranks[self._rank(client, answer, upload)].append(client)
-            await yielder.maybe_yield()
+            await yielder.yield_if_long()
         counts = Counter(answers.values())
         expected = [u.expected for u in uploads.values() if u.expected is not None]
         shown = list(islice(chain.from_iterable(ranks), MAX_SHOWN))
@@ -254,7 +254,7 @@ class LiveReports:
             # A client's answer makes its last progress report void.
             at_work = answers.get(peer.client, Answer.NONE) is Answer.NONE
             found[peer.client] = _peer(peer, peers.refused.get(peer.client, ""), at_work=at_work)
-            await yielder.maybe_yield()
+            await yielder.yield_if_long()
         for client, why in list(peers.refused.items()):
             found.setdefault(client, {**_AWAY, "state": "refused", "why": why})
         return found

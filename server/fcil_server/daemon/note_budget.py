@@ -33,7 +33,7 @@ class Held(Generic[K]):
     since: float
 
     @property
-    def told(self) -> str:
+    def summary_line(self) -> str:
         """The one line that stands for all of them."""
         return (
             self.text if self.count == 1 else f"{self.text} (and {self.count - 1:,} more like it)"

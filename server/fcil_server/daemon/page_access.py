@@ -51,7 +51,7 @@ def page_enter(context: ServerContext, fields: dict[str, Any], actor: str) -> di
     context.links.check(token, time.monotonic())
     # Before it is used up: an error of a full disk costs no link.
     context.ledger.audit.add(actor, "page_enter", f"from {address}" if address else "")
-    context.links.burn(token)
+    context.links.remove(token)
     return {"ok": True}
 
 

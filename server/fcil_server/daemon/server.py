@@ -355,7 +355,7 @@ class Server:
     async def _tick(self, parts: ServerParts) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self.ledger.database.refuse_if_gone()
+            self.ledger.database.check_still_in_place()
             await parts.flusher.run()
             parts.context.intake.revive(self.peers)
             self._service.news()

@@ -42,10 +42,13 @@ class ClientSessions:
         """Begin the session that a Hello asks for, or send the reason why it cannot take part.
 
         Raises:
-            TrustError, WireError: it belongs to no session (see `sessions.handshake.meet`).
+            TrustError, WireError: it belongs to no session (see
+                `sessions.handshake.begin_session`).
         """
         context = self._context
-        peer = handshake.meet(context.ledger, context.federation.keys, incoming, received, hello)
+        peer = handshake.begin_session(
+            context.ledger, context.federation.keys, incoming, received, hello
+        )
         if context.peers.is_left_behind(peer):
             context.link.cut(peer.conn)  # the network kept its messages while a newer one was made
             return
@@ -53,7 +56,7 @@ class ClientSessions:
         self._cut_offs.refuse(peer.client)
         self._note_connection(incoming, peer)
         context.byte_meter.received(peer.client, hello, incoming.frames)
-        context.ledger.clients.touch(peer.client, device=hello.device)
+        context.ledger.clients.mark_seen(peer.client, device=hello.device)
         try:
             peer.ready = handshake.check(context.run.terms, hello)
         except FcilError as error:
@@ -61,7 +64,7 @@ class ClientSessions:
             self.send(peer, nack_of(error))
             return
         if peer.ready and hello.backbone is not None:
-            peer.agreement = handshake.agreement(context.run.terms, hello.backbone)
+            peer.agreement = handshake.feature_distance(context.run.terms, hello.backbone)
             how = f"error {peer.agreement:.1e}, {hello.device}"
             text = f"{peer.name} computes the same features ({how})"
             context.journal.note("info", "features", text, peer.client)
@@ -198,7 +201,7 @@ class ClientSessions:
         peer = context.peers.remove(conn)
         if peer is not None and context.peers.by_client(peer.client) is None:
             context.journal.note("info", "left", f"{peer.name} left", peer.client)
-            context.ledger.clients.touch(peer.client)
+            context.ledger.clients.mark_seen(peer.client)
             context.run.coordinator.on_client_left(peer.client)
 
     def cut(self, peer: Peer) -> None:
@@ -212,6 +215,6 @@ class ClientSessions:
         context, yielder = self._context, Yielder()
         for peer in context.peers:
             self.send(peer, Bye(reason="the server stops"))
-            context.ledger.clients.touch(peer.client)
-            await yielder.maybe_yield()
+            context.ledger.clients.mark_seen(peer.client)
+            await yielder.yield_if_long()
         await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # for the last messages to leave

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.daemon.live import LiveStatus
 from fcil_server.event_loop import Yielder
-from fcil_server.federation.eligibility import gone_client
+from fcil_server.federation.eligibility import former_client_state
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow
@@ -70,7 +70,7 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
     rows = []
     now, yielder = context.ledger.now, Yielder()
     for row in clients:
-        await yielder.maybe_yield()
+        await yielder.yield_if_long()
         peer = context.peers.by_client(row.client_id)
         why = context.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"
@@ -81,7 +81,7 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
             {
                 "id": row.client_id,
                 "name": row.name,
-                "state": gone_client(row) or state,
+                "state": former_client_state(row) or state,
                 "why": why,
                 "role": row.role.value,
                 "device": row.device,
@@ -141,7 +141,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             {
                 "id": c.client_id,
                 "name": c.name,
-                "state": gone_client(c) or "away",
+                "state": former_client_state(c) or "away",
                 "last_seen": c.last_seen,
             }
             for c in ledger.clients.all()

@@ -18,7 +18,7 @@ REVOKED = "revoked by the operator"  # if no other reason was given
 LEFT_BY_ITSELF = "the client left by itself"  # compared with what ledgers hold: it never changes
 
 
-def gone(*, erased: bool, revoked: bool, why: str) -> str:
+def former_state(*, erased: bool, revoked: bool, why: str) -> str:
     """Return the state of a former member: ``left``, ``revoked``, ``erased``; or ""."""
     if erased:
         return "erased"
@@ -27,10 +27,10 @@ def gone(*, erased: bool, revoked: bool, why: str) -> str:
     return ""
 
 
-def gone_client(row: ClientRow) -> str:
-    """Return `gone` for a client of the ledger."""
+def former_client_state(row: ClientRow) -> str:
+    """Return `former_state` for a client of the ledger."""
     why = row.revoked_why or ""
-    return gone(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
+    return former_state(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
 
 
 def check_ticket(ticket: TicketRow, now: float) -> None:

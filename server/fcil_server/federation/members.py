@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fcil_server.federation.eligibility import gone_client
+from fcil_server.federation.eligibility import former_client_state
 from fcil_server.ledger.labels import GONE
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow
@@ -50,7 +50,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
 
 
 def _state(client: ClientRow, now: float, live: Mapping[str, str]) -> str:
-    if state := gone_client(client):
+    if state := former_client_state(client):
         return state
     if not client.may_join(now):
         return "expired"

@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def check_lasts(lasts_s: Any) -> float:
+def check_ticket_lifetime(lasts_s: Any) -> float:
     """Return a ticket's lifetime in seconds, if it is allowed.
 
     Raises:
@@ -47,7 +47,7 @@ def check_lasts(lasts_s: Any) -> float:
     return float(lasts_s)
 
 
-def only_here(addresses: Sequence[str]) -> str:
+def local_only_warning(addresses: Sequence[str]) -> str:
     """Return the warning about a ticket that is useless on other machines, or an empty string."""
     if not all(is_loopback(a.rpartition(":")[0].strip("[]")) for a in addresses):
         return ""
@@ -63,7 +63,7 @@ def start_command(file: str, *, relay: bool) -> str:
     return f"{start} --ticket {file}"
 
 
-def said(op: str, told: Mapping[str, Any]) -> str:
+def describe_done(op: str, told: Mapping[str, Any]) -> str:
     """Return the sentence for a completed order, from the server's answer to it."""
     match op:
         case "close_round":

@@ -152,7 +152,7 @@ def _heat_cell(value: float | None) -> str:
 def curves(title: str, lines: Sequence[tuple[str, Sequence[float | None]]]) -> str:
     """Draw accuracies in percent over tasks, a line each, up to the number of styles."""
     styled = [(name, style, values) for style, (name, values) in zip(STYLES, lines, strict=False)]
-    return str(charts.still(charts.over_tasks("curves", title, styled)))
+    return str(charts.static_html(charts.over_tasks("curves", title, styled)))
 
 
 def _folded(title: str, content: str) -> str:

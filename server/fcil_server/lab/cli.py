@@ -17,7 +17,7 @@ from fcil_server.lab import data, report
 from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import load
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.progress import Show, TimeBudget, plan_words
+from fcil_server.lab.progress import Show, TimeBudget, describe_plan
 from fcil_server.lab.results import PLAN
 
 PROGRAM = "scripts/reproduce"
@@ -89,7 +89,7 @@ def _list(engine: Engine, jobs: int) -> None:
             state = f"the same as {first.name}"
         print(f"{cell.name}  ({cell.method}, {state})")  # noqa: T201
     left = [c for c in different.values() if c.name not in done]
-    print(plan_words(len(left), len(different), TimeBudget(jobs).left(left), jobs))  # noqa: T201
+    print(describe_plan(len(left), len(different), TimeBudget(jobs).left(left), jobs))  # noqa: T201
 
 
 def _tell(paths: Sequence[Path]) -> None:

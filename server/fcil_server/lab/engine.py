@@ -11,7 +11,7 @@ from fcil_server.lab import data, plan, report, runner
 from fcil_server.lab.cell import CellInputs
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.progress import Show, TimeBudget, plan_words
+from fcil_server.lab.progress import Show, TimeBudget, describe_plan
 from fcil_server.lab.results import Known, Results
 
 RESULTS = Path("results")  # in the current directory; a folder of the experiment's name in it
@@ -93,16 +93,16 @@ class Engine:
         images = data.find(self.experiment, data_path, self.results.data)
         show.say(f"partitions: {len({c.split.slug for c in self.chosen})} of {images.source}")
         parts = data.partitions(images, self.chosen, self.results.data)
-        known = self.results.see(data.backbone_digest(setting, weights), parts)
+        known = self.results.add_sources(data.backbone_digest(setting, weights), parts)
         work = self._work(images, parts, weights)
-        pending = runner.todo(self.chosen, known, self.results, work)
+        pending = runner.pending_cells(self.chosen, known, self.results, work)
         for item in pending:  # every server's complete configuration, before any of them starts
             plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
         budget = self._budget(known, jobs)
         left = budget.left([item.cell for item in pending])
         # Results are counted, not cells: joint rows share theirs between partitions.
         different = len({known.key(c) for c in self.chosen})
-        show.say(plan_words(len(pending), different, left, jobs))
+        show.say(describe_plan(len(pending), different, left, jobs))
         failed: dict[str, str] = {}
         try:
             failed |= runner.run(
@@ -135,7 +135,7 @@ class Engine:
                 tasks=one.tasks,
                 test=images.test,
                 weights=weights,
-                room=self.results.room(key),
+                room=self.results.cell_directory(key),
                 limit_s=self.experiment.budget.limit_s,
             )
 

@@ -57,7 +57,7 @@ class TimeBudget:
         return max(total / self.jobs, *rest, 0.0)
 
 
-def plan_words(todo: int, all_cells: int, seconds: float, jobs: int) -> str:
+def describe_plan(todo: int, all_cells: int, seconds: float, jobs: int) -> str:
     """Return the line about the plan, before the start."""
     done = all_cells - todo
     had = f" ({done} of {all_cells} are there already)" if done else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.summary import METRICS, Content, RowSummary, Stat, judge, look
+from fcil_server.lab.summary import METRICS, Content, RowSummary, Stat, judge_claim, look
 
 Record = dict[str, Any]
 # Column -> path in a cell's file.
@@ -115,7 +115,7 @@ def of_papers(experiment: Experiment) -> Iterator[Record]:
 def of_claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Record]:
     """Yield the verdicts on the papers' claims."""
     for claim in experiment.claims:
-        judged = judge(claim, found)
+        judged = judge_claim(claim, found)
         fields = claim.model_dump(exclude={"direction"})
         yield {**fields, "verdict": judged.verdict, "measured": judged.words}
 

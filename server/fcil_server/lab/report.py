@@ -22,7 +22,7 @@ from fcil_server.lab.blocks import (
 from fcil_server.lab.experiment import ClaimSection, Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
-from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge
+from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge_claim
 from fcil_server.reports.charts.spec import STYLES
 
 FILES = ("report.md", "report.html", "cells.csv")
@@ -206,7 +206,7 @@ def _claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Blo
         "taken seed by seed, over the seeds of both rows; it is too close where their mean is "
         "within their deviation."
     )
-    judged = [judge(claim, found) for claim in experiment.claims]
+    judged = [judge_claim(claim, found) for claim in experiment.claims]
     rows = [
         (
             j.verdict,

@@ -68,7 +68,7 @@ class Results:
         """Folder of generated images and partitions."""
         return self.folder / "data"
 
-    def room(self, key: str) -> Path:
+    def cell_directory(self, key: str) -> Path:
         """Return the directory in which a cell runs."""
         return self.folder / "work" / key
 
@@ -92,7 +92,7 @@ class Results:
                 action="Run the experiment again; finished cells stay finished.",
             ) from error
 
-    def see(self, backbone: str, partitions: Mapping[str, PartitionImages]) -> Known:
+    def add_sources(self, backbone: str, partitions: Mapping[str, PartitionImages]) -> Known:
         """Save the current data and backbone, in addition to those of other cells.
 
         Those of another data set are forgotten: a table is about one data set.

@@ -33,7 +33,7 @@ class Pending:
     work: CellInputs
 
 
-def todo(
+def pending_cells(
     cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], CellInputs]
 ) -> list[Pending]:
     """Return the cells that are still to be run; cells that share a key are run once."""

@@ -203,7 +203,7 @@ def mean_matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[C
 # --- claims ---------------------------------------------------------------------------------
 
 
-def judge(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
+def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     """Judge a claim by the results.
 
     Differences are taken seed by seed: a seed gives both rows the same images and partition. The

@@ -130,7 +130,7 @@ class ClientTable:
             name = f"{wanted}-{number}"
         return name
 
-    def touch(self, client_id: ClientId, *, device: str | None = None) -> None:
+    def mark_seen(self, client_id: ClientId, *, device: str | None = None) -> None:
         """Note that a client, if it is not erased, was seen now, and the device text it gave."""
         self._db.write(
             "UPDATE clients SET last_seen = ?, device = ifnull(?, device) "

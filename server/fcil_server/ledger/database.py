@@ -128,7 +128,7 @@ class Database:
         if verdict != "ok":
             raise damaged(self.path, verdict.splitlines()[-1])
 
-    def refuse_if_gone(self) -> None:
+    def check_still_in_place(self) -> None:
         """Refuse to go on with a file that is no longer where the next start looks for it.
 
         Raises:
@@ -147,7 +147,7 @@ class Database:
         """Bring what the write-ahead log holds into the file, and leave the log empty."""
         self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def emptied_beside(self) -> bool:
+    def try_empty_log(self) -> bool:
         """Do as `empty_log`, for any thread; False if a reader still needs the log."""
         with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -168,7 +168,7 @@ class Database:
     def _log_bytes(self) -> int:
         try:
             return log_path(self.path).stat().st_size
-        except OSError:  # gone: `refuse_if_gone` says so
+        except OSError:  # gone: `check_still_in_place` says so
             return 0
 
     def checkpoint(self) -> None:

@@ -17,7 +17,7 @@ from fcil_server.reports.charts import charts
 from fcil_server.reports.charts import history as snapshot
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.results.run_data import collect
-from fcil_server.reports.results.run_paths import HEAD, row, where
+from fcil_server.reports.results.run_paths import HEAD, locate_run, row
 from fcil_server.reports.sections import static_page
 from fcil_server.reports.sections.accuracy import cost_by_task
 from fcil_server.reports.sections.static_page import table
@@ -47,7 +47,7 @@ def _run(history: History) -> RunRow:
 
 
 def _read(place: Path) -> History:
-    directory, run = where(place)
+    directory, run = locate_run(place)
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         return snapshot.frozen(collect(ledger, ledger.runs.named(run).run_id))
 
@@ -97,7 +97,7 @@ def _html(runs: Named) -> str:
         f"{' or '.join(sorted(sources))}; tensors are what papers count. Runs with different data "
         "or tasks cannot be compared this way."
     )
-    chart = charts.still(charts.cost(_lines(runs)))
+    chart = charts.static_html(charts.cost(_lines(runs)))
     return static_page.plain(
         "Runs side by side",
         f'{chart}{table(HEAD, rows(runs), text=2)}<p class="faint">{escape(note)}</p>',

@@ -30,7 +30,7 @@ def apply_change(classes: ClassRegistry, fields: dict[str, Any]) -> list[str]:
             f"expected a change of classes that is one of {', '.join(CHANGES)}, got {change!r}."
         )
     if change == "admit" and not names:
-        names = [c.name for c in classes.unadmitted()]
+        names = [c.name for c in classes.awaiting_admission()]
     if change in ("alias", "rename"):
         if len(names) != 2:
             raise UsageError(f"{change} takes two names, got {len(names)}.")

@@ -129,7 +129,7 @@ class ClassRegistry:
         waiting = [c for c in rows if c.class_id is None and not c.hidden and c.admitted]
         return sorted(waiting, key=lambda c: c.key)
 
-    def unadmitted(self) -> list[ClassRow]:
+    def awaiting_admission(self) -> list[ClassRow]:
         """Return the names that wait for the operator to admit them, oldest first."""
         rows = [c for c in self._ledger.classes.all(self._run) if not (c.admitted or c.hidden)]
         return sorted(rows, key=lambda c: (c.seen_at, c.key))

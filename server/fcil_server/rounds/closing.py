@@ -128,7 +128,7 @@ class Closing:
                 break
             # A client was revoked meanwhile: the state must not contain its update.
             context.states.discard_after(progress.number)
-            context.aggregation.keep_not(updates)
+            context.aggregation.undo_keep(updates)
         else:
             return self._too_few(key, close, {}, {"collect_s": collect_s})
         phases["save_s"] = loop.time() - aggregated
@@ -283,7 +283,7 @@ class Closing:
         turns = Yielder()
         updated = {u.client for u in self.context.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
-            await turns.maybe_yield()
+            await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
             if peer is None:
                 continue

@@ -242,7 +242,7 @@ class Coordinator:
             return context.classes.open_task(len(opened))
         await self.discovery.wait()
         # Only classes that a connected client can teach: names of clients that left keep waiting.
-        return context.classes.open_task(len(opened), only=self.discovery.held())
+        return context.classes.open_task(len(opened), only=self.discovery.held_class_keys())
 
     async def _open_task(self, task: TaskInfo) -> None:
         context, progress = self.context, self.progress
@@ -320,7 +320,7 @@ class Coordinator:
                         self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)
-                    await yielder.maybe_yield()
+                    await yielder.yield_if_long()
         finally:
             for timer in self._timers:
                 timer.cancel()

@@ -30,7 +30,7 @@ class Discovery:
     may_go_on: Callable[[], Awaitable[None]]
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def held(self) -> frozenset[str]:
+    def held_class_keys(self) -> frozenset[str]:
         """Return the keys of new class names that a connected client has images of."""
         brought = {
             k for p in self.context.peers.announced() for k, n in (p.train or {}).items() if n
@@ -45,7 +45,7 @@ class Discovery:
         first: float | None = None
         while True:
             await self.may_go_on()
-            pending, here = len(self.held()), len(self.context.peers.announced())
+            pending, here = len(self.held_class_keys()), len(self.context.peers.announced())
             first = (first or now()) if pending else None
             enough = pending >= rules.min_new_classes and here >= least
             overdue = first is not None and now() >= first + rules.max_wait_s
@@ -60,12 +60,12 @@ class Discovery:
                 await asyncio.wait_for(self.news.wait(), wait_s)
             except TimeoutError:
                 # The client that brought the classes may have left while they settled.
-                if enough and len(self.held()) >= rules.min_new_classes:
+                if enough and len(self.held_class_keys()) >= rules.min_new_classes:
                     return
 
     def _wish(self, pending: int, here: int) -> str:
         rules, least = self.context.config.tasks, self.context.config.round.min_clients
-        asked = len(self.context.classes.unadmitted())
+        asked = len(self.context.classes.awaiting_admission())
         more = f"; {asked} to be admitted: fcil-server classes admit" if asked else ""
         return (
             f"{least} client{'s' if least > 1 else ''} ({here} connected) with at least "

@@ -60,7 +60,7 @@ def restore(
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
             resting += [kept.client] if kept.reason == NotNow.code else []
-    return going_on(
+    return restored_round(
         rules,
         seed,
         asked=answers,
@@ -72,7 +72,7 @@ def restore(
     )
 
 
-def going_on(
+def restored_round(
     rules: RoundRules,
     seed: tuple[int, ...],
     *,

@@ -245,7 +245,7 @@ async def open_run(
 def _method_of(config: Config) -> tuple[Method, Hparams]:
     """Return the configured method, in the configured tensor forms, and its options."""
     method = registry.load_method(config.method.name)
-    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
     return method, hparams

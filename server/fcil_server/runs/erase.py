@@ -177,5 +177,5 @@ def tidy(path: Path, directory: Path) -> list[str]:
                 run_directory.write(
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
-        emptied = ledger.database.emptied_beside()  # its pages hold the old content
+        emptied = ledger.database.try_empty_log()  # its pages hold the old content
     return [] if emptied else ["its name in the ledger's log, until the server is next stopped"]

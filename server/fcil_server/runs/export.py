@@ -65,7 +65,7 @@ def export_state(
     wanted = module.ExportOptions(**options)
     config = _config(row, directory, overrides)
     method = registry.load_method(row.method)
-    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = method.hparams.model_validate(row.hparams)
     backbone, info = _backbone(method, config, notify)
     digest = registry.schema_digest(method, hparams, info, config.privacy.terms)

@@ -94,7 +94,7 @@ class ForgetPlan:
                 ]
         return found
 
-    def others(self, row: StateRow) -> list[UpdateRow]:
+    def updates_of_others(self, row: StateRow) -> list[UpdateRow]:
         """Return the updates that a state was made of, except the client's."""
         return [u for u in self.rounds[row.key] if u.client != self.client.client_id]
 
@@ -152,12 +152,12 @@ def _instead(ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, fi
     )
 
 
-def why_not(setup: RunSetup) -> str:
+def why_not_exact(setup: RunSetup) -> str:
     """Return why a run cannot forget exactly; empty if it can."""
     reason = setup.method.forgets(setup.hparams)
     if reason:
         return f"with {setup.method.name}, {reason}"
-    if not setup.keeps:
+    if not setup.keeps_updates:
         return "it keeps no counted updates ([run] keep_updates was false as it began)"
     return ""
 
@@ -219,7 +219,7 @@ class Forgetting:
 
     async def _next(self, row: StateRow, before: State | None) -> State:
         """Return a state without the client; with too few updates of others, the one before."""
-        updates = self.plan.others(row) if row.kind != OPENING else []
+        updates = self.plan.updates_of_others(row) if row.kind != OPENING else []
         if row.kind == OPENING:
             opened, _ = await take_step(self.context, row, before, [])
             assert opened is not None, "an opening needs no updates"
@@ -251,7 +251,9 @@ class Forgetting:
         assert kept is not None, "the run keeps updates"
         names = set(kept.names())
         rows = [r for r in self.plan.ledger.states.all(self.context.run) if r.kind != OPENING]
-        needed = [u for r in rows if r.state >= self.plan.first for u in self.plan.others(r)]
+        needed = [
+            u for r in rows if r.state >= self.plan.first for u in self.plan.updates_of_others(r)
+        ]
         lost = [u for u in needed if u.update_id not in names]
         if lost:
             who = ", ".join(sorted({self.context.name_of(u.client) for u in lost}))
@@ -336,7 +338,7 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
         StorageError: a file cannot be removed.
     """
     emptied = [path for run in ledger.runs.emptied() for path in leftovers(directory, run.run_id)]
-    for path in (*emptied, *_unborn(ledger, directory)):
+    for path in (*emptied, *_unfinished_forks(ledger, directory)):
         with storage_errors("remove", path):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -344,7 +346,7 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
                 path.unlink()
 
 
-def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
+def _unfinished_forks(ledger: Ledger, directory: Path) -> list[Path]:
     """Return the folders of forks that the ledger does not know and no server has opened."""
     runs = directory / "runs"
     with storage_errors("list", runs):

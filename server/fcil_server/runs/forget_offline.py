@@ -14,7 +14,7 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.rows import RunRow
 from fcil_server.runs.active_run import check_resumed
-from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
+from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not_exact
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
@@ -47,7 +47,7 @@ async def forget(
     row, roster = ledger.runs.named(run), Roster(federation, AllowList())
     client = ever_named(ledger, name)
     setup = _setup(federation, row, notify)
-    prepared = plan(ledger, directory, row, client, why_not(setup))
+    prepared = plan(ledger, directory, row, client, why_not_exact(setup))
     try:
         info, _ = await setup.aggregation.load_backbone()
         privacy = setup.config.privacy.terms
@@ -69,7 +69,7 @@ async def forget(
 def _setup(federation: Federation, row: RunRow, notify: Notify) -> RunSetup:
     config = configuration.parse(row.config)  # as the run began
     method = registry.load_method(config.method.name)
-    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     log = federation.directory / "worker.log"
     aggregation = Aggregation(

@@ -11,7 +11,7 @@ from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import (
     StateStore,
     check_state,
-    is_whole,
+    is_valid_state,
     kept_states,
     new_id,
     states_folder,
@@ -48,7 +48,7 @@ def fork(
     with storage_errors("create the run directory", target):
         target.parent.chmod(0o700)
     for number in old.numbers():
-        if number < state and is_whole(old, number, digests):
+        if number < state and is_valid_state(old, number, digests):
             old.copy_to(new, number)
     old.copy_to(new, state)
     share_kept(ledger, directory, source, run)

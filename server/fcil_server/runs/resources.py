@@ -36,7 +36,7 @@ class RunSetup:
     aggregation: Aggregation
 
     @property
-    def keeps(self) -> bool:
+    def keeps_updates(self) -> bool:
         """True if counted updates stay: configured, and useful with the method."""
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
@@ -58,7 +58,7 @@ def make_context(
     spool = Spool(directory / "spool")
     for text in spool.recovered:
         ports.notify("warning", "spool_recovered", text)
-    kept = _kept(federation, run) if setup.keeps else None
+    kept = _kept(federation, run) if setup.keeps_updates else None
     setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
     return RunContext(
         run=run,

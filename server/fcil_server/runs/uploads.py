@@ -52,7 +52,7 @@ class RunUploads(IntakePorts):
         text = f"update from {name}, {size:.1f} kB"
         self._ports.notify("info", "update", text, accepted.client)
 
-    def lasting(self) -> None:
+    def wait_until_durable(self) -> None:
         """Return when all commits are on disk."""
         self._ledger.sync()
 

@@ -135,9 +135,9 @@ class ByteMeter:
         """Do the same, but give other tasks a turn of the loop in between."""
         turns = Yielder()
         self._ask_kernel()
-        await turns.maybe_yield()
+        await turns.yield_if_long()
         for _ in self._written():
-            await turns.maybe_yield()
+            await turns.yield_if_long()
 
     def _written(self) -> Iterator[None]:
         """Write the counts so far, a few clients in each step.

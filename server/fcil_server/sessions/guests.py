@@ -66,16 +66,16 @@ class Guests:
             self.cut(incoming.conn)
             raise TooLarge(f"a guest's message of {size} bytes exceeds {MAX_GUEST_BYTES}.")
 
-    def show_out(self, incoming: Incoming) -> None:
+    def cut_after_answer(self, incoming: Incoming) -> None:
         """End a guest's connection once the answer had time to arrive; members stay."""
         if not self.roster.allow_list.is_member(incoming.key):
-            self._show_out(incoming)
+            self._cut_later(incoming)
 
     def dismiss(self, conn: int) -> None:
         """Ignore further messages of a connection that another component will cut."""
         self._answered.add(conn)
 
-    def _show_out(self, incoming: Incoming) -> None:
+    def _cut_later(self, incoming: Incoming) -> None:
         self.dismiss(incoming.conn)
         asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
 
@@ -96,7 +96,7 @@ class Guests:
             answer = nack_of(error)
         self.send(incoming.route, channel.frames(answer))
         # Its key remains a guest's: the member comes back with keys of its own.
-        self._show_out(incoming)
+        self._cut_later(incoming)
 
     def explain(self, incoming: Incoming, received: Received, message: Hello) -> bool:
         """Tell a ticket's holder that sends Hello the state of its ticket, which stays unused.
@@ -116,7 +116,7 @@ class Guests:
             raise UnknownClient("this ticket has not been used yet.")
         except FcilError as error:
             self.send(incoming.route, channel.frames(nack_of(error)))
-        self._show_out(incoming)
+        self._cut_later(incoming)
         return True
 
     def _enrolled(self, ticket: TicketRow, message: Enrol) -> Enrolled:

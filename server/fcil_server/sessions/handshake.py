@@ -94,7 +94,7 @@ def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> ClientRow:
     return row
 
 
-def meet(
+def begin_session(
     ledger: Ledger, keys: PrivateKeys, incoming: Incoming, received: Received, hello: Hello
 ) -> Peer:
     """Return the session that a Hello begins; the terms are not checked yet.
@@ -178,7 +178,7 @@ def _check_backbone(terms: RunTerms, claim: BackboneClaim) -> None:
             f"the client prepares images differently from the server ({info.preprocessing}).",
             action="Use the same timm version on every device.",
         )
-    error = agreement(terms, claim)
+    error = feature_distance(terms, claim)
     if error is not None and not error <= TOLERANCE:
         raise BackboneMismatch(
             f"the client's features of the probe images differ by {error:.2g} relative, allowed "
@@ -188,7 +188,7 @@ def _check_backbone(terms: RunTerms, claim: BackboneClaim) -> None:
         )
 
 
-def agreement(terms: RunTerms, claim: BackboneClaim) -> float | None:
+def feature_distance(terms: RunTerms, claim: BackboneClaim) -> float | None:
     """Return the relative distance of a client's features of the probe images from the server's.
 
     None if the server has none to compare with.

@@ -16,7 +16,7 @@ from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, Update
-from fcil_server.sessions.intake import Intake, in_words
+from fcil_server.sessions.intake import Intake, peer_text
 from fcil_server.sessions.peers import Peer
 
 MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
@@ -58,7 +58,7 @@ class Inbox:
         self._cut = cut
         self._most_bytes = most_bytes
         self._held: dict[ClientId, _WaitingMessages] = {}
-        intake.room = self.go_on
+        intake.room = self.process_waiting
 
     def put(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
         """Take an update's header or some of its chunks, now or in its turn."""
@@ -81,7 +81,7 @@ class Inbox:
         held.messages = deque(one for one in held.messages if self._alive(one[0]))
         held.size = sum(_size(received) for _, received, _ in held.messages)
 
-    def go_on(self, client: ClientId) -> None:
+    def process_waiting(self, client: ClientId) -> None:
         """Take a client's waiting messages, one in each turn of the loop."""
         held = self._held.get(client)
         if held is not None and not held.due:
@@ -98,7 +98,7 @@ class Inbox:
             if self._alive(peer):
                 self._take(peer, received, message)
         if held.messages:
-            self.go_on(client)
+            self.process_waiting(client)
         else:
             del self._held[client]
 
@@ -111,7 +111,7 @@ class Inbox:
             else:
                 raise WireError("updates come after a Welcome that says ready.")
         except Exception as error:
-            self._refuse(peer, message.digest, in_words(error))
+            self._refuse(peer, message.digest, peer_text(error))
 
 
 def _size(received: Received) -> int:

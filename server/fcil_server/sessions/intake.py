@@ -28,7 +28,7 @@ from fcil_protocol.envelopes.envelope import (
     verify_header,
 )
 from fcil_protocol.envelopes.stored_envelope import head_of
-from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unasked
+from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unrequested_chunks
 from fcil_protocol.envelopes.window import share
 from fcil_protocol.errors import (
     FcilError,
@@ -139,7 +139,7 @@ class Intake:
             self.forget(peer, next(iter(peer.receiver.under_way)))
         assembly = self.arriving.take(peer.client, header)
         self._receivers.add(peer.receiver)
-        coming = min(message.unasked, unasked(header))
+        coming = min(message.unasked, unrequested_chunks(header))
         now = self._clock()
         self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
 
@@ -211,7 +211,7 @@ class Intake:
             try:
                 await self._finish(one.peer, one.envelope)
             except Exception as error:
-                self._turn_down(one.peer, digest, in_words(error))
+                self._turn_down(one.peer, digest, peer_text(error))
             finally:
                 self._waiting.popleft()
                 self._complete.discard(digest)
@@ -287,7 +287,7 @@ class Intake:
         except Exception as error:
             # The ledger's own disk, or no thread, no memory: the server can promise nothing any
             # more, and the clients of the batch wait for an answer.
-            self._ports.failed(in_words(error))
+            self._ports.failed(peer_text(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
         turns = Yielder()
@@ -308,13 +308,13 @@ class Intake:
                 await self._refuse(peer, accepted, InternalError(text))
             else:
                 kept.append((peer, accepted))
-            await turns.maybe_yield()
-        await asyncio.to_thread(self._ports.lasting)
+            await turns.yield_if_long()
+        await asyncio.to_thread(self._ports.wait_until_durable)
         for peer, accepted in kept:
             self._pending.discard(accepted.digest)
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
-            await turns.maybe_yield()
+            await turns.yield_if_long()
 
     async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Withdraw an update that could not be synced or was not the first."""
@@ -347,7 +347,7 @@ class Intake:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
 
 
-def in_words(error: Exception) -> FcilError:
+def peer_text(error: Exception) -> FcilError:
     """Return an error that a peer may see; details of our own defects stay in the log."""
     if isinstance(error, FcilError):
         return error

@@ -216,7 +216,7 @@ class RelayedLink:
             self._end_all(relay)
             if relay.peer is not None:
                 self._note(relay, "warning", "relay_left", "left")
-                self._roster.federation.ledger.clients.touch(relay.row.client_id)
+                self._roster.federation.ledger.clients.mark_seen(relay.row.client_id)
         elif relay.silenced:
             return
         elif lanes.is_laned(incoming.frames):
@@ -273,7 +273,7 @@ class RelayedLink:
             if other is not relay:
                 self._link.cut(other.conn)
         relay.peer = peer
-        federation.ledger.clients.touch(row.client_id)
+        federation.ledger.clients.mark_seen(row.client_id)
         federation.ledger.clients.set_address(row.client_id, message.address)
         self._byte_meter().connected(row.client_id, relay.conn)
         self._admit(peer)

@@ -64,7 +64,7 @@ class IntakePorts(Protocol):
         """Commit an update that is safe in the spool to the ledger."""
         ...
 
-    def lasting(self) -> None:
+    def wait_until_durable(self) -> None:
         """Return when the commits of `stored` are on disk; then the Ack leaves."""
         ...
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
 from fcil_protocol.process import control_socket as control
 from fcil_protocol.process.terminal import count_of
-from fcil_protocol.storage.atomic_files import half_write, is_written
+from fcil_protocol.storage.atomic_files import is_temporary_name, is_written
 from fcil_protocol.storage.lock_holder import LOCK_NAME
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
@@ -224,7 +224,7 @@ def _leftovers(directory: Path) -> Iterator[CheckFinding]:
     keys = directory / "keys"
     if keys.is_dir():
         odd += [p for p in sorted(keys.iterdir()) if p.name not in _KEYS]
-    halves = {p for p in directory.rglob(".*.tmp") if half_write(p.name)}
+    halves = {p for p in directory.rglob(".*.tmp") if is_temporary_name(p.name)}
     temporary = {p for p in halves if not is_written(p.name)}
     for path in sorted({*odd, *temporary}):
         if path in temporary:

@@ -47,7 +47,7 @@ class HttpLimits:
         first_s: from a connection to its first request: silent clients soon make room.
         request_s: from the first request, or the last answer, to the end of the next answer.
         stalled_s: how long a stream's reader may take nothing while data waits for it; the only
-            limit of a stream (`endless`).
+            limit of a stream (`mark_as_stream`).
     """
 
     connections: int = 32
@@ -61,7 +61,7 @@ LIMITS = HttpLimits()
 _ENDLESS = "fcil_endless"  # in a request's state: marks its answer as a stream
 
 
-def endless(scope: Any) -> None:
+def mark_as_stream(scope: Any) -> None:
     """Mark the answer to a request as a stream, limited only by `HttpLimits.stalled_s`.
 
     Each piece then waits until all before it have left this process.

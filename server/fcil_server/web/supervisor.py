@@ -174,14 +174,14 @@ class WebProcess:
         ends = 0
         while True:
             began = loop.time()
-            why = await self._one_life(self._socket.fileno())
+            why = await self._run_once(self._socket.fileno())
             ends = 1 if loop.time() - began > STEADY_S else ends + 1
             pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
             text = f"the process that serves {what} {why}; it is restarted in {pause:g} s"
             self._notify("warning", key, text)
             await asyncio.sleep(pause)
 
-    async def _one_life(self, fd: int) -> str:
+    async def _run_once(self, fd: int) -> str:
         """Start the process and wait for its end; return how it ended."""
         try:
             self._process = process = ChildProcess(self._command(fd), fds=(fd,))

@@ -12,12 +12,12 @@ from adapters.methods.test_contract_kit import CASES, CLIENTS, TASKS
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.half_precision import EXACT, EXACT_KINDS, Forms, forms_of
 from fcil_adapters.contract.registry import (
-    in_forms,
     load_half,
     load_method,
     make_hparams,
     method_names,
     schema_digest,
+    with_forms,
 )
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import ConfigError, DoesNotFit, InternalError
@@ -82,7 +82,7 @@ class TestTheForm:
         assert pack(EXACT.narrow(SMALL, SCHEMA)) == pack(SMALL)
         assert EXACT.widen(SMALL) is SMALL
         method = load_method("pilora")
-        assert in_forms(method, EXACT) is method
+        assert with_forms(method, EXACT) is method
 
     @pytest.mark.parametrize("number", [65505.0, -1e6, 3e38])
     def test_a_number_beyond_it_is_refused_before_anything_is_sent(self, number):
@@ -137,7 +137,7 @@ class TestWhatAnOperatorAsksFor:
         method, info = load_method("pilora"), toy_backbone().info
         hparams = make_hparams(method, {"blocks": [0, 1]})
         halves = ("none", "weights", [Kind.LORA])
-        methods = [in_forms(method, forms_of(h, method.name, method.half)) for h in halves]
+        methods = [with_forms(method, forms_of(h, method.name, method.half)) for h in halves]
         assert len({schema_digest(m, hparams, info) for m in methods}) == 3
 
 
@@ -151,16 +151,21 @@ class TestWhatRoundingLoses:
             moved = {n: a + np.float32(1e-5) * (n == name) for n, a in parts[0].tensors.items()}
             trained = Payload(moved)
             sent = LORA.narrow(trained, LORA.schema(schema))
-            assert at_least <= LORA.lost(trained, sent, parts)["lora"] <= at_most
+            assert at_least <= LORA.rounding_loss(trained, sent, parts)["lora"] <= at_most
 
     def test_the_nearest_part_counts_and_what_has_no_start_is_left_out(self):
         near = Payload({"lora.0.q.A": SMALL.tensors["lora.0.q.A"] + np.float32(0.01)})
         far = Payload({"lora.0.q.A": SMALL.tensors["lora.0.q.A"] + np.float32(5)})
         other = Payload({"lora.0.q.A": np.zeros(7, np.float32)})
         sent = LORA.narrow(SMALL, TRAVELS)
-        assert LORA.lost(SMALL, sent, [far, near]) == LORA.lost(SMALL, sent, [near, other])
-        assert LORA.lost(SMALL, sent, [far])["lora"] < LORA.lost(SMALL, sent, [near])["lora"]
-        assert LORA.lost(SMALL, sent, [other]) == {}
+        assert LORA.rounding_loss(SMALL, sent, [far, near]) == LORA.rounding_loss(
+            SMALL, sent, [near, other]
+        )
+        assert (
+            LORA.rounding_loss(SMALL, sent, [far])["lora"]
+            < LORA.rounding_loss(SMALL, sent, [near])["lora"]
+        )
+        assert LORA.rounding_loss(SMALL, sent, [other]) == {}
 
 
 def halved(name: str, options: dict, clients=CLIENTS) -> Federation:
@@ -287,7 +292,7 @@ class TestTheResidual:
 
 def test_halves_of_a_method_are_loaded_by_the_same_names():
     method = load_method("hgp")
-    half = in_forms(method, forms_of("weights", method.name, method.half))
+    half = with_forms(method, forms_of("weights", method.name, method.half))
     assert type(load_half(half.learner)) is type(load_half(method.learner))
     assert half.forms.names == ["head", "key", "prompt"]
     assert method.forms == EXACT

@@ -12,7 +12,7 @@ from adapters.half_method import METHOD
 from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.contract import registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
-from fcil_adapters.contract.half_precision import Forms, lost_words
+from fcil_adapters.contract.half_precision import Forms, describe_rounding_loss
 from fcil_client.link.handshake import read_terms
 from fcil_client.rounds.worker import ClientWorker
 from fcil_protocol.errors import DoesNotFit, InternalError, MethodMismatch
@@ -23,7 +23,7 @@ from fcil_server.aggregation.worker import ServerWorker
 from fcil_server.sessions.handshake import RunTerms, welcome
 
 HALF = Forms(frozenset({Kind.LORA}))
-TRAVELS = registry.in_forms(METHOD, HALF)
+TRAVELS = registry.with_forms(METHOD, HALF)
 THIRD = np.float32(np.float16(1 / 3))
 OFF = {"factor": 0, "min_clients": 5}
 
@@ -75,7 +75,7 @@ def test_it_takes_parts_as_they_travel_and_says_what_rounding_lost(run):
 
 
 def test_people_are_told_of_it_only_if_it_is_much():
-    (said,) = lost_words({"lora": 0.6, "head": 0.01})
+    (said,) = describe_rounding_loss({"lora": 0.6, "head": 0.01})
     assert said.startswith("half precision lost 60% of this round's step of lora")
     assert "[wire] half" in said
 
@@ -190,7 +190,7 @@ def test_a_methods_own_checks_see_float32():
 
     (exchange,) = METHOD.exchanges(None, NO_BACKBONE)
     checked = replace(METHOD, exchanges=lambda _h, _b: (replace(exchange, check=check),))
-    (travels,) = registry.in_forms(checked, HALF).exchanges(None, NO_BACKBONE)
+    (travels,) = registry.with_forms(checked, HALF).exchanges(None, NO_BACKBONE)
     sent = Payload({"lora.x": np.zeros(4, np.float16), "mean": np.zeros(2, np.float32)})
     assert travels.check(sent, context("half_method").task) == []
     assert seen == [{"lora.x": "<f4", "mean": "<f4"}]

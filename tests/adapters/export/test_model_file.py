@@ -19,7 +19,7 @@ from adapters.small import SMALL
 from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.backbones.frozen_features import FeatureScorer
 from fcil_adapters.export import model_file as export
-from fcil_adapters.export.check import TOLERANCES, compare, judge
+from fcil_adapters.export.check import TOLERANCES, check_graph, compare
 from fcil_adapters.export.exported_model import (
     KEY,
     SEAL_BYTES,
@@ -27,7 +27,7 @@ from fcil_adapters.export.exported_model import (
     ExportedModel,
     Origin,
     Tolerance,
-    sealed,
+    with_seal,
 )
 from fcil_adapters.export.model_file import ExportOptions, export_model
 from fcil_adapters.images.sample import sample
@@ -238,15 +238,15 @@ def test_what_differs_too_much_is_refused(precision, error, agreement, said):
     found = {"images": 50, "provider": "CPU", "error": error, "agreement": agreement}
     refusal = InternalError if precision == "fp32" else DataError
     with pytest.raises(refusal, match=said):
-        judge(Checked(**found), precision)
-    judge(Checked(**{**found, "error": 1e-4, "agreement": 0.9}), precision)
+        check_graph(Checked(**found), precision)
+    check_graph(Checked(**{**found, "error": 1e-4, "agreement": 0.9}), precision)
 
 
 def test_scores_that_are_not_finite_or_of_another_shape_agree_with_nothing():
     right = np.eye(3, dtype=np.float32)
     for wrong in (np.full((3, 3), np.nan, np.float32), right[:, :2]):
         with pytest.raises(InternalError):
-            judge(compare(wrong, right), "fp32")
+            check_graph(compare(wrong, right), "fp32")
     assert compare(right, right).error == 0
 
 
@@ -323,7 +323,7 @@ def metadata(path, **changes: Any) -> bytes:
     fields = {p.key: p.value for p in model.metadata_props}
     del model.metadata_props[:]
     model.metadata_props.add(key=KEY, value=json.dumps({**json.loads(fields[KEY]), **changes}))
-    return b"".join(sealed(model.SerializeToString()))
+    return b"".join(with_seal(model.SerializeToString()))
 
 
 def prepared(path, **changes: Any) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def with_name(path, end: str) -> bytes:
         names[:] = ["other" if name == value.name else name for name in names]
     value.name = "other"
     model.metadata_props.pop()
-    return b"".join(sealed(model.SerializeToString()))
+    return b"".join(with_seal(model.SerializeToString()))
 
 
 def without_metadata(path) -> bytes:

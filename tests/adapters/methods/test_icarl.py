@@ -11,7 +11,7 @@ import torch
 from adapters.exemplar_kit import KeepingFederation, chosen, digests
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbones.backbone import cls_features
-from fcil_adapters.contract.exemplars import EXEMPLARS, Joined, named
+from fcil_adapters.contract.exemplars import EXEMPLARS, Joined, exemplar_digests
 from fcil_adapters.methods.icarl.parts import MEANS
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.lora.manifest import read_parts
@@ -71,13 +71,13 @@ def test_exemplars_are_herded_with_the_global_model_at_the_end_of_a_task(one_tas
         own = CLIENTS[0].of([c])
         every = digests(own)
         expected += [every[i] for i in herded(unit_features(one_task, own), 4)]  # 8 of 2 classes
-    assert named(one_task.states[0]) == expected
+    assert exemplar_digests(one_task.states[0]) == expected
 
 
 def test_a_class_keeps_its_first_exemplars_when_others_come(one_task):
-    before = named(one_task.states[0])
+    before = exemplar_digests(one_task.states[0])
     one_task.run(TASKS[1])
-    after = named(one_task.states[0])
+    after = exemplar_digests(one_task.states[0])
     assert after[:4] == [*before[:2], *before[4:6]]  # 8 of 4 classes: 2 each
     assert len(after) == 8
 
@@ -100,7 +100,7 @@ def test_nothing_of_an_exemplar_leaves_but_what_enters_the_means(one_task):
 def test_means_are_over_all_images_of_new_and_the_exemplars_of_past_classes(one_task):
     one_task.open(TASKS[1])
     one_task.round("train")
-    kept = [chosen(c, named(one_task.states[k]), (3, 1)) for k, c in enumerate(CLIENTS)]
+    kept = [chosen(c, exemplar_digests(one_task.states[k]), (3, 1)) for k, c in enumerate(CLIENTS)]
     held = [[c.of([5, 4]), again] for c, again in zip(CLIENTS, kept, strict=True)]
     one_task.round("finish")
     part = one_task.parts()[MEANS]
@@ -153,7 +153,7 @@ def test_a_client_without_state_trains_and_tells_its_new_classes_alone(one_task)
     one_task.open(TASKS[1])
     one_task.round("train")
     assert one_task.upload("finish", 0).i64("owned").tolist() == [5, 4]
-    assert len(named(one_task.states[0])) == 8  # 4 of each of its two classes
+    assert len(exemplar_digests(one_task.states[0])) == 8  # 4 of each of its two classes
 
 
 def test_past_means_stay_where_nobody_has_an_exemplar(one_task):
@@ -170,7 +170,7 @@ def test_equal_images_are_one_exemplar(backbone):
     twice = replace(own, pictures=own.pictures[[0, 0, 1]], labels=own.labels[:3])
     fed = KeepingFederation.of("icarl", [twice], backbone, **SMALL)
     fed.run(TASKS[0])
-    assert len(named(fed.states[0])) == 2
+    assert len(exemplar_digests(fed.states[0])) == 2
 
 
 def test_told_means_must_be_of_seen_classes_in_order_and_of_enough_images(one_task):

@@ -213,9 +213,9 @@ def test_an_hour_in_which_this_process_did_not_run_is_no_silence_of_the_worker()
 
 def test_what_the_worker_waits_for_is_not_its_silence():
     quiet = StallTimer(1.0)
-    quiet.ours(ours=True)
+    quiet.mark_waiting(ours=True)
     assert not any(quiet.passed(1.0) for _ in range(100))
-    quiet.ours(ours=False)
+    quiet.mark_waiting(ours=False)
     assert any(quiet.passed(1.0) for _ in range(100))
 
 

@@ -14,7 +14,7 @@ import pytest
 from fcil_adapters.resources import memory_limit as memory_bound
 from fcil_adapters.resources import priority
 from fcil_adapters.worker import host as worker_host
-from fcil_adapters.worker.exit_reason import End, why
+from fcil_adapters.worker.exit_reason import End, exit_error
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.retry import Effort, persist
 from fcil_adapters.worker.suspend import Suspension
@@ -56,14 +56,14 @@ class TestRest:
         clock = Clock()
         rest = Suspension(clock)
         for held, worked in ((5.0, 1.0), (2.0, 10.0)):
-            rest.hold()
-            rest.hold()
+            rest.suspend()
+            rest.suspend()
             clock.now += held
-            rest.go()
-            rest.go()
+            rest.resume()
+            rest.resume()
             clock.now += worked
         assert rest.rested_s == 7.0
-        rest.hold()
+        rest.suspend()
         clock.now += 1.0
         assert rest.rested_s == 8.0
         assert not rest.allowed.is_set()
@@ -77,14 +77,14 @@ class TestRest:
                 def hear(progress):
                     seen.append(progress.done)
                     if progress.done == 3:
-                        host.rest.hold()
+                        host.rest.suspend()
 
                 work = asyncio.create_task(host.call("steps", {"n": 500}, on_progress=hear))
                 await until(lambda: 3 in seen)
                 pid = host.pid
                 await until(lambda: stands_still(pid))
                 assert not work.done()
-                host.rest.go()
+                host.rest.resume()
                 await work
                 assert (seen, host.pid, host.starts) == ([*range(500)], pid, 1)
 
@@ -100,8 +100,8 @@ class TestRest:
 
                 def hear(_):
                     if host.rest.rested_s == 0:
-                        host.rest.hold()
-                        loop.call_later(0.8, host.rest.go)
+                        host.rest.suspend()
+                        loop.call_later(0.8, host.rest.resume)
 
                 await host.call("steps", {"n": 20}, on_progress=hear)
                 assert host.rest.rested_s > 0.4
@@ -112,13 +112,13 @@ class TestRest:
     def test_a_call_waits_for_the_end_of_the_rest(self):
         async def go():
             async with hosted() as host:
-                host.rest.hold()
+                host.rest.suspend()
                 work = asyncio.create_task(host.call("steps", {"n": 1}))
                 await until(lambda: host.busy)
                 assert (host.pid, work.done()) == (None, False)
-                host.rest.go()
+                host.rest.resume()
                 await work
-                host.rest.hold()
+                host.rest.suspend()
                 waits = asyncio.create_task(host.call("steps", {"n": 1}))
                 await until(lambda: host.busy)
                 waits.cancel()
@@ -134,7 +134,7 @@ class TestRest:
             async with hosted() as host:
                 await host.call("steps", {"n": 1})
                 process = host._process
-                host.rest.hold()
+                host.rest.suspend()
                 await until(lambda: stands_still(process.pid))
                 await host.stop()
                 assert process.returncode == 0, "it ended by itself, and was not killed"
@@ -146,14 +146,14 @@ class TestRest:
         async def go():
             async with hosted() as host:
                 await host.call("steps", {"n": 1})
-                host.rest.hold()
+                host.rest.suspend()
                 host.kill()
-                host.rest.go()
+                host.rest.resume()
                 work = asyncio.create_task(
                     host.call("hang", {}, on_progress=lambda _: None),
                 )
                 await until(lambda: host.pid is not None)
-                host.rest.hold()
+                host.rest.suspend()
                 await until(lambda: stands_still(host.pid))
                 work.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -203,7 +203,7 @@ class TestGivingWay:
             raise psutil.AccessDenied
 
         monkeypatch.setattr(psutil.Process, "ionice", refuse, raising=False)
-        priority.give_way(5)
+        priority.lower_priority(5)
 
 
 def fields(each, batch=16, **more):
@@ -271,13 +271,13 @@ class TestBound:
         ],
     )  # fmt: skip
     def test_libraries_say_what_they_asked_for(self, words, size):
-        assert memory_bound.asked(words) == size
+        assert memory_bound.requested_bytes(words) == size
 
     def test_a_lack_is_never_told_as_less_than_the_bound(self):
         memory_bound.configure(500_000_000, 120_000_000)
         try:
-            assert memory_bound.needed(10) == 510_000_000
-            assert memory_bound.needed(600_000_001) == 730_000_000
+            assert memory_bound.required_bound(10) == 510_000_000
+            assert memory_bound.required_bound(600_000_001) == 730_000_000
         finally:
             memory_bound.configure(0, 0)
 
@@ -290,12 +290,14 @@ class TestEnds:
             (1, "MemoryError: Unable to allocate internal buffer"),
         ):  # fmt: skip
             log.write_text(f"much\n{words}\n")
-            bounded = why(End("client", code, bound=500_000_000), log)
+            bounded = exit_error(End("client", code, bound=500_000_000), log)
             assert isinstance(bounded, OutOfMemory)
             assert "beyond --max-memory 500 MB" in bounded.message
-            assert type(why(End("client", code), log)) is WorkerDied, "without a bound a crash"
+            assert type(exit_error(End("client", code), log)) is WorkerDied, (
+                "without a bound a crash"
+            )
         log.write_text("ValueError: x\n")
-        assert type(why(End("client", 1, bound=500_000_000), log)) is WorkerDied
+        assert type(exit_error(End("client", 1, bound=500_000_000), log)) is WorkerDied
 
 
 def test_a_tighter_bound_of_the_system_stays():

@@ -260,7 +260,7 @@ def world(directory):
             (outbox, "write_envelope"),
         ):
             patch.setattr(where, name, disk.around(getattr(where, name)))
-        patch.setattr(Home, "settle", disk.around(Home.settle))
+        patch.setattr(Home, "settle_provisional", disk.around(Home.settle_provisional))
         yield made
 
 
@@ -314,16 +314,16 @@ def test_a_verdict_that_cannot_be_kept_stops_the_next_round_and_not_the_client(
         for _ in range(8):
             made.act("step", 0)
         assert made.server.accepted
-        real = Home.settle
+        real = Home.settle_provisional
 
         def fail(*_args, **_options):
             raise StorageError("the disk is gone.")
 
-        monkeypatch.setattr(Home, "settle", fail)
+        monkeypatch.setattr(Home, "settle_provisional", fail)
         made.act("close", 1)
         assert made.device._session.work is Work.IDLE
         assert made.device.todo == []
-        monkeypatch.setattr(Home, "settle", real)
+        monkeypatch.setattr(Home, "settle_provisional", real)
         made.ask()
         made.finish()
         assert made.state() == made.server.counted

@@ -427,7 +427,7 @@ class TestSessions:
         async def scenario(server, running):
             await server.take_in()
             running.home.save_provisional("1" * 64, Payload())
-            running.home.settle("1" * 64, counted=True)
+            running.home.settle_provisional("1" * 64, counted=True)
             if work == "working":
                 running.work.gate.clear()
             server.say(order())

@@ -16,7 +16,7 @@ from client.partition_kit import listing
 from fcil_adapters.images.decoding import Listing
 from fcil_client.cli.target_options import seat_of
 from fcil_client.data import partition_file
-from fcil_client.data.partition_file import load, save, sealed, seat
+from fcil_client.data.partition_file import load, save, seat, with_digest
 from fcil_client.data.partition_make import Request, make
 from fcil_protocol.errors import CorruptFile, DataError, UsageError
 
@@ -418,7 +418,7 @@ def test_the_digest_changes_with_everything_that_is_in_it():
         )
     }  # fmt: skip
     assert len(digests) == 12
-    assert sealed(made()) == made()
+    assert with_digest(made()) == made()
 
 
 def test_a_thousand_clients_are_divided_and_asked_for_in_a_moment():

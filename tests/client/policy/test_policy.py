@@ -20,7 +20,7 @@ from fcil_client.policy.policy import (
     show_hours,
     within,
 )
-from fcil_client.policy.sensors import System, Times, mark_of, others_share, read_zones
+from fcil_client.policy.sensors import System, Times, hot_threshold, others_share, read_zones
 from fcil_protocol.errors import UsageError
 
 FREE = Judgement(1.0, "")
@@ -29,7 +29,7 @@ FREE = Judgement(1.0, "")
 def judged(rules, *facts, step=5.0):
     """Judge these facts one after the other, so many seconds apart."""
     manners = Policy(rules)
-    return [manners.judge(one, number * step) for number, one in enumerate(facts)]
+    return [manners.permitted_share(one, number * step) for number, one in enumerate(facts)]
 
 
 def shares(rules, *facts, step=5.0):
@@ -72,10 +72,10 @@ class TestUse:
 
     def test_a_moment_of_work_begins_the_wait_anew(self):
         manners = Policy(self.RULES)
-        assert manners.judge(Facts(others=0.0), 0.0).share == 0
-        assert manners.judge(Facts(others=0.5), QUIET_S - 1).share == 0
-        assert manners.judge(Facts(others=0.0), QUIET_S + 1).share == 0
-        assert manners.judge(Facts(others=0.0), 2 * QUIET_S + 1).share == 1
+        assert manners.permitted_share(Facts(others=0.0), 0.0).share == 0
+        assert manners.permitted_share(Facts(others=0.5), QUIET_S - 1).share == 0
+        assert manners.permitted_share(Facts(others=0.0), QUIET_S + 1).share == 0
+        assert manners.permitted_share(Facts(others=0.0), 2 * QUIET_S + 1).share == 1
 
     def test_a_little_load_does_not_end_idleness_but_keeps_it_from_beginning(self):
         between = Facts(others=0.15)
@@ -206,7 +206,7 @@ def test_fuzz_after_good_news_for_long_enough_it_always_works(rules, readings):
     good = Facts(minute=700, on_mains=True, others=0.0)
     manners = Policy(rules)
     for number, one in enumerate([*readings, *[good] * 20]):
-        last = manners.judge(one, 5.0 * number)
+        last = manners.permitted_share(one, 5.0 * number)
     assert last == FREE
 
 
@@ -232,7 +232,7 @@ class TestFacts:
         ],
     )  # fmt: skip
     def test_a_mark_is_the_lowest_that_makes_sense(self, high, critical, mark):
-        assert mark_of(high, critical) == mark
+        assert hot_threshold(high, critical) == mark
 
     def test_zones_of_a_board_are_read_with_their_trips(self, tmp_path):
         def zone(number, **files):

@@ -28,16 +28,16 @@ def test_a_file_is_ripe_when_it_has_been_at_rest():
     files = Settling()
     files.changed(A, (10, 1), 0.0)
     files.changed(A, (20, 2), REST_S)  # it is written to
-    assert files.ripe(REST_S * 1.9) == []
+    assert files.settled_files(REST_S * 1.9) == []
     assert files.wait_s(REST_S * 1.5) == pytest.approx(REST_S / 2)
-    assert files.ripe(REST_S * 2) == [A]
+    assert files.settled_files(REST_S * 2) == [A]
 
 
 def test_an_event_without_a_change_does_not_make_it_wait_again():
     files = Settling()
     files.changed(A, (10, 1), 0.0)
     files.changed(A, (10, 1), REST_S / 2)
-    assert files.ripe(REST_S) == [A]
+    assert files.settled_files(REST_S) == [A]
 
 
 def test_it_is_done_once_and_again_when_it_is_another():
@@ -45,28 +45,28 @@ def test_it_is_done_once_and_again_when_it_is_another():
     files.changed(A, (10, 1), 0.0)
     files.done(A)
     files.changed(A, (10, 1), 5.0)
-    assert files.ripe(9.0) == []
+    assert files.settled_files(9.0) == []
     assert files.wait_s(9.0) is None
     files.changed(A, (10, 2), 10.0)
-    assert files.ripe(11.0) == [A]
+    assert files.settled_files(11.0) == [A]
 
 
 def test_a_file_that_is_gone_is_forgotten_and_new_when_it_comes_back():
     files = Settling()
     files.changed(A, (10, 1), 0.0)
     files.changed(A, None, 0.1)
-    assert files.ripe(9.0) == []
+    assert files.settled_files(9.0) == []
     files.changed(B, (10, 1), 0.0)
     files.done(B)
     files.changed(B, None, 1.0)
     files.changed(B, (10, 1), 2.0)
-    assert files.ripe(9.0) == [B]
+    assert files.settled_files(9.0) == [B]
 
 
 def test_an_empty_file_waits_for_its_first_byte_without_a_timer():
     files = Settling()
     files.changed(A, (0, 1), 0.0)
-    assert files.ripe(9.0) == []
+    assert files.settled_files(9.0) == []
     assert files.wait_s(9.0) is None
 
 

@@ -420,7 +420,7 @@ def test_a_reader_that_has_enough_ends_it_without_a_word(client, shots, monkeypa
     def gone(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli_model, "words", gone)
+    monkeypatch.setattr(cli_model, "row_text", gone)
     assert "error" not in run(shots).output
 
 

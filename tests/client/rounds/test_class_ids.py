@@ -16,38 +16,38 @@ IDS = {"cat": 0, "dog": 1, "elk": 2}
 
 def test_a_client_that_learned_a_class_itself_is_told_nothing():
     learned = Learned()
-    assert learned.news(order(0, [0]), {"cat": 0}, {"cat": 5}) == []
-    assert learned.news(order(1, [1], [0]), IDS, {"cat": 5, "dog": 3}) == []
+    assert learned.unreported_names(order(0, [0]), {"cat": 0}, {"cat": 5}) == []
+    assert learned.unreported_names(order(1, [1], [0]), IDS, {"cat": 5, "dog": 3}) == []
     assert learned.names == set()
 
 
 def test_a_latecomer_is_told_once_of_what_was_learned_before_it_came():
     learned = Learned()
     told = order(2, [2], [0, 1])
-    assert learned.news(told, IDS, {"cat": 5, "dog": 1, "elk": 2}) == ["cat", "dog"]
-    assert learned.news(told, IDS, {"cat": 5, "dog": 1, "elk": 2}) == []
+    assert learned.unreported_names(told, IDS, {"cat": 5, "dog": 1, "elk": 2}) == ["cat", "dog"]
+    assert learned.unreported_names(told, IDS, {"cat": 5, "dog": 1, "elk": 2}) == []
     assert learned.names == {"cat", "dog"}
 
 
 def test_more_images_of_a_learned_class_are_told_and_fewer_are_not():
     learned = Learned()
-    learned.news(order(0, [0]), {"cat": 0}, {"cat": 5})
-    assert learned.news(order(1, [1], [0]), IDS, {"cat": 4}) == []
-    assert learned.news(order(1, [1], [0]), IDS, {"cat": 6}) == ["cat"]
+    learned.unreported_names(order(0, [0]), {"cat": 0}, {"cat": 5})
+    assert learned.unreported_names(order(1, [1], [0]), IDS, {"cat": 4}) == []
+    assert learned.unreported_names(order(1, [1], [0]), IDS, {"cat": 6}) == ["cat"]
 
 
 def test_who_only_tested_a_class_did_not_learn_it():
     learned = Learned()
-    assert learned.news(order(0, [0], kind="evaluate"), {"cat": 0}, {"cat": 5}) == []
-    assert learned.news(order(1, [1], [0]), IDS, {"cat": 5}) == ["cat"]
+    assert learned.unreported_names(order(0, [0], kind="evaluate"), {"cat": 0}, {"cat": 5}) == []
+    assert learned.unreported_names(order(1, [1], [0]), IDS, {"cat": 5}) == ["cat"]
 
 
 def test_classes_that_are_only_tested_here_are_not_new_images():
-    assert Learned().news(order(1, [1], [0]), IDS, {"dog": 2}) == []
+    assert Learned().unreported_names(order(1, [1], [0]), IDS, {"dog": 2}) == []
 
 
 def test_another_run_has_learned_nothing_yet():
     learned = Learned()
-    learned.news(order(1, [1], [0]), IDS, {"cat": 5})
-    assert learned.news(order(0, [0, 1], run="r2"), IDS, {"cat": 5}) == []
+    learned.unreported_names(order(1, [1], [0]), IDS, {"cat": 5})
+    assert learned.unreported_names(order(0, [0, 1], run="r2"), IDS, {"cat": 5}) == []
     assert learned.names == set()

@@ -9,7 +9,13 @@ from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
 from client.round_kit import TERMS
 from fcil_adapters.contract import Preprocessing, registry
-from fcil_adapters.contract.exemplars import EXEMPLARS, as_digests, named, told, with_exemplars
+from fcil_adapters.contract.exemplars import (
+    EXEMPLARS,
+    as_digests,
+    exemplar_digests,
+    exemplar_notice,
+    with_exemplars,
+)
 from fcil_adapters.images.decoding import open_source
 from fcil_client.daemon.status import terms_of
 from fcil_client.data.local_data import LocalData
@@ -136,8 +142,8 @@ def test_a_method_that_declares_exemplars_sees_those_of_its_state_again(root, ke
     reply, later = call(root, state, {"cat": 2}, {"ant": 0, "bee": 1})
     assert (reply["exemplars"], reply["faults"]) == (2, [])
     assert keeper.shown[1].shape == (2, 32, 32, 3)
-    assert named(later)[:2] == named(state)
-    assert len(named(later)) == 4
+    assert exemplar_digests(later)[:2] == exemplar_digests(state)
+    assert len(exemplar_digests(later)) == 4
 
 
 def test_a_late_client_has_none(root, keeper, declare):
@@ -191,8 +197,8 @@ def test_classes_that_are_not_past_cannot_be_opened_as_past(root, keeper, declar
 
 
 def test_what_a_client_is_told_names_how_many_and_that_they_stay():
-    assert told(0) == ""
-    assert "up to 2,000 images of past classes" in told(2000)
+    assert exemplar_notice(0) == ""
+    assert "up to 2,000 images of past classes" in exemplar_notice(2000)
 
 
 def test_a_running_client_says_how_many_its_method_may_keep():

@@ -81,12 +81,12 @@ class TestResources:
         made = resources()
         assert (made.threads, made.nice, made.bound) == (3, 10, 0)
         assert made.image_bytes == 1_000_000_000, "a quarter"
-        assert "all the memory that its cgroup allows (4.0 GB)" in made.words
+        assert "all the memory that its cgroup allows (4.0 GB)" in made.description
 
     def test_decoded_images_take_their_part_of_the_bound_or_what_is_said(self):
         made = resources(threads=1, nice=0, bound=800_000_000)
         assert (made.threads, made.nice, made.image_bytes) == (1, 0, 200_000_000)
-        assert made.words.startswith("1 thread, nice 0; at most 800 MB of memory")
+        assert made.description.startswith("1 thread, nice 0; at most 800 MB of memory")
         assert resources(bound=800_000_000, image_bytes=5).image_bytes == 5
 
     def test_a_bound_above_the_machine_leaves_the_images_their_part_of_the_machine(self):

@@ -162,7 +162,7 @@ def kept(home):
 def test_an_update_is_kept_with_the_state_it_came_with(home, enrolment, tmp_path, stateful):
     digest = upload(home, enrolment, tmp_path)
     assert kept(home) == {digest}
-    assert home.settle(digest, counted=True)
+    assert home.settle_provisional(digest, counted=True)
 
 
 def test_an_update_that_finds_no_room_leaves_nothing_behind(
@@ -355,7 +355,7 @@ def test_parts_share_the_window_that_is_asked_for_ahead(home, enrolment):
     ]
     downloads.start(refs)
     assert [want.chunks for want in sent] == [[0, 1], [0, 1], []]
-    downloads.lose()
+    downloads.on_connection_lost()
     sent.clear()
     downloads.start(refs[1:])
     assert [want.chunks for want in sent] == [[0, 1, 2, 3], []], "nothing is in flight any more"
@@ -385,7 +385,7 @@ def test_nothing_is_asked_ahead_behind_a_relay_or_of_a_part_that_came_in_pieces(
     assert [want.chunks for want in Fetching(home, behind, 9).sent] == [[]]
     began = Fetching(home, enrolment, 2 * IN_MEMORY_BYTES)
     began.header()
-    began.downloads.lose()
+    began.downloads.on_connection_lost()
     began.downloads.stop()
     began.sent.clear()
     began.downloads.start([began.ref])

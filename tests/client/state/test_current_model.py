@@ -33,7 +33,7 @@ def test_a_model_is_what_its_round_brought(home):
     model = current_model.load(home)
     record = model.record
     assert (record.run, record.task, record.state) == (order.run, 1, 3)
-    assert record.when == "after task 1"
+    assert record.progress_text == "after task 1"
     assert dict(model.names) == {0: "black", 1: "dark", 4: "white"}
     assert set(model.parts) == {"task/0", "current"}
     assert (model.method.name, model.info.name) == ("running_mean", "none")
@@ -86,14 +86,14 @@ def test_before_a_first_class_is_learned_there_is_no_model(home):
     keep(home, order_of([ref], task=0, kind="train", number=0, past=(), classes=(0, 1)))
     assert not home.model_path.exists()
     keep(home, order_of([ref], task=0, kind="train", number=1, past=(), classes=(0, 1)))
-    assert current_model.read_record(home).when == "in task 0, after 1 of 3 train rounds"
+    assert current_model.read_record(home).progress_text == "in task 0, after 1 of 3 train rounds"
 
 
 def test_a_task_that_begins_has_the_model_of_the_one_before(home):
     ref = put_part(home, "current", means((0, 1)))
     keep(home, order_of([ref], task=1, kind="train", number=0))
     record = current_model.read_record(home)
-    assert (record.when, record.last_task) == ("after task 0", 0)
+    assert (record.progress_text, record.last_task) == ("after task 0", 0)
 
 
 def test_names_stay_known_when_their_images_have_gone_and_follow_the_registry(home):
@@ -258,5 +258,5 @@ def test_the_summary_says_how_old_it_is(home):
     record = current_model.read_record(home)
     for age, words in ((5, "5 s old"), (60, "1 minute old"), (7300, "2 hours old"), (86400, "1 day old")):  # fmt: skip
         told = current_model.summary(home, record.fetched + age)
-        assert current_model.words(told) == f"after task 1 of run {record.run}, {words}"
+        assert current_model.describe(told) == f"after task 1 of run {record.run}, {words}"
     assert (told["classes"], told["named"]) == (5, 3)

@@ -192,7 +192,7 @@ class TestFolders:
             path.write_bytes(b"x")
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         home.save_provisional(D1, state(1.0))
-        assert home.settle(D1, counted=True)
+        assert home.settle_provisional(D1, counted=True)
         assert value_of(home) == 1.0
 
 
@@ -203,23 +203,23 @@ class TestState:
     def test_a_provisional_state_becomes_the_state_when_its_update_counts(self, home: Home) -> None:
         home.save_provisional(D1, state(1.0))
         assert home.state() == Payload(), "not before the server has said so"
-        assert home.settle(D1, counted=True)
+        assert home.settle_provisional(D1, counted=True)
         assert value_of(home) == 1.0
-        assert not home.settle(D1, counted=True), "a verdict twice changes nothing"
+        assert not home.settle_provisional(D1, counted=True), "a verdict twice changes nothing"
         assert value_of(home) == 1.0
 
     def test_a_state_whose_update_does_not_count_is_discarded(self, home: Home) -> None:
         home.save_provisional(D1, state(1.0))
-        home.settle(D1, counted=True)
+        home.settle_provisional(D1, counted=True)
         home.save_provisional(D2, state(2.0))
-        assert home.settle(D2, counted=False)
+        assert home.settle_provisional(D2, counted=False)
         assert value_of(home) == 1.0
         assert not any("provisional" in f for f in files(home))
 
     def test_a_verdict_about_another_update_leaves_it_provisional(self, home: Home) -> None:
         home.save_provisional(D1, state(1.0))
-        assert not home.settle(D2, counted=True)
-        assert home.settle(D1, counted=True)
+        assert not home.settle_provisional(D2, counted=True)
+        assert home.settle_provisional(D1, counted=True)
 
     @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
     def test_a_state_that_cannot_be_read_now_is_not_called_damaged(
@@ -256,7 +256,7 @@ class TestState:
 class TestRun:
     def fill(self, home: Home) -> None:
         home.save_provisional(D1, state(1.0))
-        home.settle(D1, counted=True)
+        home.settle_provisional(D1, counted=True)
         home.save_provisional(D2, state(2.0))
         home.outbox_path(D2).write_bytes(b"sealed")
         home.part_path(D1).write_bytes(b"part")
@@ -300,8 +300,8 @@ class TestParts:
         for digest in (D1, D2):
             home.save_provisional(digest, state(1.0))
         home.prune_provisional({D2})
-        assert not home.settle(D1, counted=True)
-        assert home.settle(D2, counted=True)
+        assert not home.settle_provisional(D1, counted=True)
+        assert home.settle_provisional(D2, counted=True)
 
     def test_the_outbox_lists_updates_not_half_written_files(self, home: Home) -> None:
         for digest in (D2, D1):

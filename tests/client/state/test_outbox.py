@@ -200,7 +200,7 @@ class TestSending:
         digest, sealed = envelope(1)
         update = put(home)
         box, wire = Outbox(home), Wire()
-        box.hold(digest, sealed)
+        box.keep_for_session(digest, sealed)
         box.offer(digest, wire, again=False)
         box.offer(update, wire, again=False)
         box.send_chunks(digest, [4], wire, span=1)
@@ -213,8 +213,8 @@ class TestSending:
     def test_a_newer_inventory_takes_the_place_of_the_older(self, home: Home) -> None:
         box, wire = Outbox(home), Wire()
         old, new = envelope(1), envelope(2)
-        box.hold(*old)
-        box.hold(*new)
+        box.keep_for_session(*old)
+        box.keep_for_session(*new)
         box.offer(new[0], wire, again=False)
         with pytest.raises(StorageError):
             box.offer(old[0], wire, again=False)
@@ -241,8 +241,8 @@ class TestWaiting:
             home.save_provisional(digest, Payload({"w": np.ones(1, np.float32)}))
         assert Outbox(home).waiting()[1] == newest
         assert home.outbox() == [newest]
-        assert home.settle(old, counted=True), "the server may have had it"
-        assert home.settle(newest, counted=True)
+        assert home.settle_provisional(old, counted=True), "the server may have had it"
+        assert home.settle_provisional(newest, counted=True)
 
     def test_an_update_that_was_half_removed_leaves_its_state_to_the_verdict(
         self, home: Home
@@ -252,7 +252,7 @@ class TestWaiting:
         home.save_provisional(acked, Payload({"w": np.ones(1, np.float32)}))
         home.outbox_path(acked).unlink()
         assert Outbox(home).waiting() == (None, "")
-        assert home.settle(acked, counted=True)
+        assert home.settle_provisional(acked, counted=True)
 
     @pytest.mark.parametrize(
         "damage",

@@ -34,8 +34,8 @@ from fcil_client.state.privacy_budget import (
     Charge,
     PrivacyLedger,
     PrivacyLimits,
+    epsilon_spent,
     gaussian_epsilon,
-    spent,
     summary,
 )
 from fcil_protocol.envelopes.envelope import open_body, parse_header, unwrap_key
@@ -88,18 +88,18 @@ def test_different_multipliers_add_up():
 
 
 def test_disjoint_classes_cost_once_and_a_class_that_comes_again_costs_again():
-    once = spent([charge(["cat"])], DELTA)
-    assert spent([charge(["cat"]), charge(["dog"])], DELTA) == once
-    twice = spent([charge(["cat", "dog"]), charge(["dog"])], DELTA)
+    once = epsilon_spent([charge(["cat"])], DELTA)
+    assert epsilon_spent([charge(["cat"]), charge(["dog"])], DELTA) == once
+    twice = epsilon_spent([charge(["cat", "dog"]), charge(["dog"])], DELTA)
     assert twice == gaussian_epsilon([2.0, 2.0], DELTA) > once
-    both = spent([charge(["cat"], statistics=("class means", "class covariances"))], DELTA)
+    both = epsilon_spent([charge(["cat"], statistics=("class means", "class covariances"))], DELTA)
     assert both == twice
-    assert spent([], DELTA) == 0
+    assert epsilon_spent([], DELTA) == 0
 
 
 def test_the_class_that_is_revealed_most_counts_not_the_one_that_came_most_often():
     many, strong = [charge(["cat"], z=4.0)] * 3, charge(["dog"], z=1.0)
-    assert spent([*many, strong], DELTA) == gaussian_epsilon([1.0], DELTA)
+    assert epsilon_spent([*many, strong], DELTA) == gaussian_epsilon([1.0], DELTA)
 
 
 # --- the ledger -----------------------------------------------------------------------------
@@ -301,18 +301,18 @@ def test_the_larger_least_number_holds(work):
 
 def test_a_class_of_too_few_images_is_not_announced():
     inventory = Inventory({"cat": 5, "rare": 2, "seen": 2}, {"cat": 2, "rare": 1, "seen": 9})
-    assert inventory.told(3).counts() == {
+    assert inventory.announceable(3).counts() == {
         "cat": {"train": 5, "test": 0},
         "seen": {"train": 0, "test": 9},
     }
-    assert inventory.told(1).counts() == inventory.counts()
+    assert inventory.announceable(1).counts() == inventory.counts()
 
 
 def test_the_announcement_that_is_sealed_leaves_it_out(work):
     terms = replace(TERMS, privacy=PrivacyTerms(min_count=3))
     inventory = Inventory({"cat": 5, "rare": 2}, {"rare": 1})
     envelope, digest = work.seal_inventory(terms, SERVER.public, inventory)
-    work.outbox.hold(digest, envelope)
+    work.outbox.keep_for_session(digest, envelope)
     assert opened(work, digest).meta["names"] == ["cat"]
 
 

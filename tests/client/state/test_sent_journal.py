@@ -228,10 +228,10 @@ class TestTransfers:
     def test_what_was_not_offered_is_not_sent_to_a_server_that_asks_for_it(self, kit):
         """Its line would be missing: the offer writes it."""
         transfers, digest, sent, _ = kit
-        transfers.want(Want(digest=digest, chunks=[0]))
+        transfers.send_requested(Want(digest=digest, chunks=[0]))
         assert sent == []
         transfers.offer(digest)
-        transfers.want(Want(digest=digest, chunks=[0]))
+        transfers.send_requested(Want(digest=digest, chunks=[0]))
         assert [type(m) for m in sent] == [Update, Chunk, Chunk]
 
     @pytest.mark.parametrize("ask", ["want", "watch"])
@@ -246,7 +246,7 @@ class TestTransfers:
         with monkeypatch.context() as patch:
             patch.setattr(transfers._outbox, "_envelope", fails)
             if ask == "want":
-                transfers.want(Want(digest=digest, chunks=[0]))
+                transfers.send_requested(Want(digest=digest, chunks=[0]))
             else:
                 transfers._say_again(digest)
         assert fed == [Nacked(digest, "storage_failed")]  # passes: `RetryDue` offers it again
@@ -261,7 +261,7 @@ class TestTransfers:
         transfers._outbox._open = None
         home.outbox_path(digest).write_bytes(b"cut")
         if ask == "want":
-            transfers.want(Want(digest=digest, chunks=[0]))
+            transfers.send_requested(Want(digest=digest, chunks=[0]))
         else:
             transfers._say_again(digest)
         assert fed == [Nacked(digest, "corrupt_file")]
@@ -271,7 +271,7 @@ class TestTransfers:
         transfers.offer(digest)
         transfers.offer(digest)  # on its way already
         assert events(home.directory) == [("sealed", digest), ("sent", digest)]
-        transfers.lose()
+        transfers.on_connection_lost()
         transfers.offer(digest)
         assert events(home.directory) == [("sealed", digest), ("sent", digest), ("sent", digest)]
 

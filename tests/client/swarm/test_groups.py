@@ -79,20 +79,23 @@ def test_slots_are_written_shortly():
 
 def test_what_does_not_fit_a_cluster_is_said_with_both_numbers():
     share = GroupShare(cpus=1.5, gpus=0.5)
-    assert share.lacking(4, {"CPU": 6.0, "GPU": 2.0}) == ""
-    assert share.lacking(5, {"CPU": 8.0, "GPU": 2.0}) == "2.5 GPUs are needed, the cluster has 2"
-    assert "1.5 CPUs are needed, the cluster has 0" in share.lacking(1, {"GPU": 1.0})
+    assert share.lacking_resources(4, {"CPU": 6.0, "GPU": 2.0}) == ""
+    assert (
+        share.lacking_resources(5, {"CPU": 8.0, "GPU": 2.0})
+        == "2.5 GPUs are needed, the cluster has 2"
+    )
+    assert "1.5 CPUs are needed, the cluster has 0" in share.lacking_resources(1, {"GPU": 1.0})
     assert (share.threads, GroupShare(0.2).threads, GroupShare(4).threads) == (1, 1, 4)
 
 
 def test_notes_are_shown_with_group_and_member_and_other_lines_are_kept_as_last_words():
     group = Group(3, "0-1")
-    told = group.heard(line("note", member="swarm-000", level="warning", text="slow"))
+    told = group.on_output(line("note", member="swarm-000", level="warning", text="slow"))
     assert told == ("warning", "group 3: swarm-000: slow")
-    assert group.heard(line("summary", **SUMMARY)) is None
+    assert group.on_output(line("summary", **SUMMARY)) is None
     assert group.summary["counted"] == 3
     for odd in ("[1]\n", '"note"\n', "\n", "error: there is no folder\n", "\n"):
-        assert group.heard(odd) is None
+        assert group.on_output(odd) is None
     assert group.words == "error: there is no folder"
 
 
@@ -121,7 +124,7 @@ def test_who_ended_by_itself_or_was_asked_to_is_not_started_again():
         assert group.left(code, stopping=stopping) == "over"
         assert group.code == expected
     done = Group(0, "0")
-    done.heard(line("end", **SUMMARY, done=True))
+    done.on_output(line("end", **SUMMARY, done=True))
     assert done.left(-6, stopping=False) == "over", "its work was done before it fell"
 
 

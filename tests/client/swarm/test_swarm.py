@@ -35,8 +35,8 @@ from fcil_client.swarm.screen import Screen, end_line
 from fcil_client.swarm.seats import (
     Enroller,
     find_seats,
-    how_to_start,
     read_slots,
+    restart_arguments,
     swarm_digest,
     swarm_name,
 )
@@ -72,7 +72,7 @@ def test_each_folder_and_zip_file_of_a_folder_is_a_member(tmp_path):
     assert [s.name for s in seats] == ["lab-a", "lab-b", "lab-c.zip"]
     assert [s.data.name for s in seats] == ["a", "b", "c.zip"]
     assert swarm_name(seats) == "lab-a ... lab-c.zip"
-    assert how_to_start(seats) == f"--data {tmp_path}"
+    assert restart_arguments(seats) == f"--data {tmp_path}"
     assert swarm_digest(seats) != swarm_digest(seats[:2])
 
 
@@ -99,7 +99,7 @@ def test_open_files_that_are_not_enough_are_told_before_anybody_starts(monkeypat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 500))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     with pytest.raises(UsageError, match=r"needs 928 open files.*may have 100"):
-        swarm.room_for(100)
+        swarm.raise_descriptor_limit(100)
     assert asked == [(500, 500)]
 
 
@@ -357,7 +357,7 @@ def test_homes_are_found_in_the_swarms_that_have_them_and_a_damaged_record_is_no
         folder = swarm_status.swarms() / str(number)
         folder.mkdir(parents=True)
         (folder / swarm_status.RECORD).write_bytes(content)
-    inside = swarm_status.in_swarms(homes)
+    inside = swarm_status.swarms_of(homes)
     assert list(inside) == [homes[0].directory]
     # The doctor looks at one of each swarm: all of them share machine, worker and network.
     more = [Home.of(FED, tmp_path / name) for name in "cd"]
@@ -388,11 +388,11 @@ def test_of_two_swarms_with_the_same_members_the_one_counts_that_runs_or_ran_las
         folder.mkdir(parents=True)
         (folder / swarm_status.RECORD).write_bytes(content)
         os.utime(folder / swarm_status.RECORD, (began, began))
-        assert swarm_status.in_swarms([home])[home.directory].directory == folder
+        assert swarm_status.swarms_of([home])[home.directory].directory == folder
     socket = control_socket.socket_path(folders[1])
     socket.parent.mkdir(exist_ok=True)
     socket.touch()
-    assert swarm_status.in_swarms([home])[home.directory].directory == folders[1]
+    assert swarm_status.swarms_of([home])[home.directory].directory == folders[1]
 
 
 def test_a_swarm_stays_when_the_folder_of_its_folders_is_touched(tmp_path, monkeypatch):

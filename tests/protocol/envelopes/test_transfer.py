@@ -25,7 +25,7 @@ from fcil_protocol.envelopes.transfer import (
     Receiver,
     Sender,
     granted,
-    unasked,
+    unrequested_chunks,
 )
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MAX_SPAN_BYTES, MIN_WINDOW_BYTES
 from fcil_protocol.errors import WireError
@@ -138,11 +138,11 @@ def test_what_a_sender_sends_unasked_is_not_asked_for() -> None:
 
 
 def test_a_sender_sends_few_chunks_unasked() -> None:
-    assert unasked(SEALED.parsed) * CHUNK == 128 << 10
+    assert unrequested_chunks(SEALED.parsed) * CHUNK == 128 << 10
     large = seal(bytes(9 << 20), CORE, KEYS, chunk_bytes=1 << 20)[0]
-    assert unasked(large.parsed) == 1
+    assert unrequested_chunks(large.parsed) == 1
     small = seal(b"x", CORE, KEYS, chunk_bytes=CHUNK)[0]
-    assert unasked(small.parsed) == 1
+    assert unrequested_chunks(small.parsed) == 1
 
 
 def test_envelopes_of_one_connection_share_its_window_in_order() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fcil_protocol.link.tcp_info import Probe, TcpCounts, _Wrapping, open_probe, twin
+from fcil_protocol.link.tcp_info import Probe, TcpCounts, _Wrapping, duplicate_socket, open_probe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its counts")
 
@@ -105,7 +105,7 @@ def test_what_is_no_tcp_socket_has_no_probe(tmp_path):
         number = os.dup(file.fileno())
     os.close(number)
     assert open_probe(number) is None
-    assert twin(number) is None
+    assert duplicate_socket(number) is None
     one, other = socket.socketpair()
     with one, other:
         assert open_probe(one.fileno()) is None

@@ -83,7 +83,7 @@ def test_a_refusal_after_which_all_went_well_is_not_told(
 
 def test_who_is_connected_is_noted_for_the_time_after_a_kill(ledger: Ledger) -> None:
     clock = ledger.database.clock
-    ledger.clients.touch(GONE)
+    ledger.clients.mark_seen(GONE)
     came = clock.now
     clock.now += 300
     ledger.clients.touch_all([ALICE, BOB])

@@ -15,7 +15,7 @@ def test_the_first_are_written_and_the_others_counted():
     assert flood(budget, 4000, 0.0) == BURST
     assert budget.due(0.5) == []
     (held,) = budget.due(EVERY_S + 0.1)  # the flood is over: there is room for a line
-    assert held.told == f"a: 3999 (and {4000 - BURST - 1:,} more like it)"
+    assert held.summary_line == f"a: 3999 (and {4000 - BURST - 1:,} more like it)"
     assert not budget.holds
 
 
@@ -31,7 +31,7 @@ def test_while_more_is_coming_it_is_said_once_a_minute():
 def test_one_alone_that_was_held_back_is_said_as_it_was():
     budget = NoteBudget()
     flood(budget, BURST + 1, 0.0)
-    assert [h.told for h in budget.due(0.0, everything=True)] == [f"a: {BURST}"]
+    assert [h.summary_line for h in budget.due(0.0, everything=True)] == [f"a: {BURST}"]
 
 
 def test_nobodys_flood_is_at_the_cost_of_others():

@@ -60,7 +60,7 @@ def write_results(folder, faa, found=FOUND):
         c.split.slug: PartitionImages(folder, "p" + c.split.slug, "d", (("a",),), 8, ())
         for c in cells
     }
-    known = results.see("backbone", parts)
+    known = results.add_sources("backbone", parts)
     chosen = [c for c in cells if c.name in faa]
     for cell in chosen:
         results.save(known.key(cell), cell, known, content(cell.name, faa[cell.name]))

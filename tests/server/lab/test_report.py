@@ -6,8 +6,8 @@ import pytest
 
 from fcil_server.lab import plan, report
 from fcil_server.lab.experiment import ClaimSection
-from fcil_server.lab.progress import TimeBudget, plan_words
-from fcil_server.lab.summary import Stat, entries, judge, mean_matrix
+from fcil_server.lab.progress import TimeBudget, describe_plan
+from fcil_server.lab.summary import Stat, entries, judge_claim, mean_matrix
 from server.lab.kit import content, experiment
 
 CLAIM = {"text": "NCM wins", "source": "S", "left": "NCM", "right": "Ridge", "partition": "beta=1"}
@@ -69,7 +69,7 @@ def test_a_claim_is_judged_by_difference_and_deviation(
         for seed, faa in enumerate(values, 1)
     }
     claim = ClaimSection.model_validate({**CLAIM, "direction": direction})
-    judged = judge(claim, entries(found, plan.make(found), done))
+    judged = judge_claim(claim, entries(found, plan.make(found), done))
     assert judged.verdict == verdict
     assert ("one seed" in judged.words) == (min(len(left), len(right)) == 1)
 
@@ -78,7 +78,7 @@ def test_a_claim_tells_means_and_the_difference_over_the_seeds_of_both() -> None
     found = experiment()
     values = {"NCM": [60.0, 64.0], "Ridge": [58.5, 61.5]}  # 1.5 and 2.5 apart
     done = {f"{r}/beta=1/{s}": content("", v[s - 1]) for r, v in values.items() for s in (1, 2)}
-    judged = judge(ClaimSection.model_validate(CLAIM), entries(found, plan.make(found), done))
+    judged = judge_claim(ClaimSection.model_validate(CLAIM), entries(found, plan.make(found), done))
     assert judged.words == "62.0 against 60.0, +2.0 ± 0.7 over 2 seeds"  # sqrt(0.5)
 
 
@@ -124,7 +124,7 @@ def test_time_left_follows_what_was_measured() -> None:
     assert budget.left([], [(a, 25.0)]) == 5.0
     assert budget.left([], [(a, 100.0)]) == 10.0  # overdue: never "no time left"
     assert (
-        plan_words(3, 5, 15.0, 2)
+        describe_plan(3, 5, 15.0, 2)
         == "3 cells to run (2 of 5 are there already), about 15.0 s, 2 at a time"
     )
 

@@ -48,16 +48,16 @@ class Lab:
             )
             for c in self.cells
         }
-        self.known = self.results.see("backbone", self.parts)
+        self.known = self.results.add_sources("backbone", self.parts)
         self.ran: list[str] = []
         self.show = Quiet()
 
     def pending(self) -> list[runner.Pending]:
         def work(_cell, key: str) -> CellInputs:
-            room = self.results.room(key)
+            room = self.results.cell_directory(key)
             return CellInputs(room, room, (("a",),), room, "", room)
 
-        return runner.todo(self.cells, self.known, self.results, work)
+        return runner.pending_cells(self.cells, self.known, self.results, work)
 
     def numbers(self, cell, work, stop, tell):
         self.ran.append(cell.name)
@@ -99,9 +99,9 @@ def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None
     lab = Lab(tmp_path)
     lab.run()
     some = dict(list(lab.parts.items())[:1])
-    assert lab.results.see("backbone", some).partitions == lab.known.partitions
+    assert lab.results.add_sources("backbone", some).partitions == lab.known.partitions
     other = {slug: replace(one, source="other") for slug, one in some.items()}
-    assert set(lab.results.see("backbone", other).partitions) == set(some)
+    assert set(lab.results.add_sources("backbone", other).partitions) == set(some)
 
 
 def test_another_partition_file_makes_every_cell_new(tmp_path) -> None:

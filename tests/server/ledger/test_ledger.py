@@ -127,16 +127,16 @@ class TestFile:
     def test_a_file_that_is_removed_under_the_server_is_noticed(self, path: Path, end: str) -> None:
         Ledger(path).close()
         with Ledger(path) as ledger:
-            ledger.database.refuse_if_gone()
+            ledger.database.check_still_in_place()
             ledger.audit.add("uid 0", "start")
             ledger.database.empty_log()
-            ledger.database.refuse_if_gone()
+            ledger.database.check_still_in_place()
             path.with_name(path.name + end).unlink()
             with pytest.raises(CorruptFile, match="removed or replaced"):
-                ledger.database.refuse_if_gone()
+                ledger.database.check_still_in_place()
             path.with_name(path.name + end).touch()
             with pytest.raises(CorruptFile, match="removed or replaced"):
-                ledger.database.refuse_if_gone()
+                ledger.database.check_still_in_place()
 
     def test_reading_needs_an_existing_file_and_makes_none(self, path: Path) -> None:
         with pytest.raises(StorageError, match="no ledger"):
@@ -146,7 +146,7 @@ class TestFile:
     def test_a_reader_sees_commits_while_the_server_writes(self, ledger: Ledger) -> None:
         with Ledger(ledger.path, read_only=True) as reader:
             assert [c.name for c in reader.clients.all()] == ["alice", "bob", "gone"]
-            ledger.clients.touch(ALICE, device="laptop")
+            ledger.clients.mark_seen(ALICE, device="laptop")
             assert reader.clients.get(ALICE).device == "laptop"
 
     def test_a_reader_works_after_the_server_has_stopped(self, path: Path) -> None:
@@ -184,7 +184,7 @@ class TestFile:
             too_much()
         assert ledger.runs.get(RUN).status is RunStatus.RUNNING
         assert ledger.audit.newest() == []
-        ledger.clients.touch(ALICE)  # the connection goes on working
+        ledger.clients.mark_seen(ALICE)  # the connection goes on working
 
     def test_durable_commits_wait_for_the_disk_and_others_do_not(self, ledger: Ledger) -> None:
         levels = {}

@@ -263,7 +263,7 @@ class TestAdmitting:
     def test_new_names_wait_for_a_word(self, careful: ClassRegistry) -> None:
         careful.announce(ALICE, ["dog", "cat"])
         assert careful.pending() == []
-        assert [c.name for c in careful.unadmitted()] == ["cat", "dog"]
+        assert [c.name for c in careful.awaiting_admission()] == ["cat", "dog"]
         careful.admit("DOG")
         assert [c.name for c in careful.pending()] == ["dog"]
         assert careful.open_task(0).classes == (0,)
@@ -288,7 +288,7 @@ class TestAdmitting:
         careful.open_task(0)
         careful.announce(BOB, ["Katze"])
         assert apply_change(careful, {"change": "alias", "names": ["katze", "cat"]})
-        assert careful.unadmitted() == []
+        assert careful.awaiting_admission() == []
         [row] = class_list(ledger, RUN)
         assert (row["name"], row["aliases"], row["first_seen_by"]) == ("cat", ["katze"], "alice")
 

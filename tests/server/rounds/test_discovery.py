@@ -92,16 +92,16 @@ class TestOldClasses:
 class TestHeld:
     def test_only_names_that_somebody_here_has_images_of_count(self, kit) -> None:
         discovery = Discovery(kit, [].append, may_go_on)
-        assert discovery.held() == frozenset()
+        assert discovery.held_class_keys() == frozenset()
         kit.here.append(peer(BOB, "bob", cat=1))
-        assert discovery.held() == frozenset()
+        assert discovery.held_class_keys() == frozenset()
         kit.here.append(peer(ALICE, "alice", Dog=1))
-        assert discovery.held() == {"dog"}
+        assert discovery.held_class_keys() == {"dog"}
 
     def test_a_waiting_name_is_held_under_its_other_name_too(self, kit) -> None:
         kit.classes.alias("hound", "dog")
         kit.here.append(peer(BOB, "bob", hound=1))
-        assert Discovery(kit, [].append, may_go_on).held() == {"dog"}
+        assert Discovery(kit, [].append, may_go_on).held_class_keys() == {"dog"}
 
 
 async def may_go_on() -> None:

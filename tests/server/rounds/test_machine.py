@@ -39,7 +39,7 @@ from fcil_server.rounds.events import (
     Withdrawn,
 )
 from fcil_server.rounds.machine import Round
-from fcil_server.rounds.restore import going_on
+from fcil_server.rounds.restore import restored_round
 
 A, B, C, D, E = CLIENTS = tuple(ClientId(c * 26) for c in "abcde")
 RULES = RoundRules(min_clients=2, deadline_s=100.0, grace_s=10.0, max_reopens=2)
@@ -568,7 +568,7 @@ class TestClosing:
 
     def test_one_that_rested_when_the_server_stopped_is_waited_for_again(self) -> None:
         answers = {A: Answer.DECLINED, B: Answer.DECLINED}
-        going = going_on(
+        going = restored_round(
             RULES, (1,), asked=answers, remaining_s=5.0, now=0.0, resting=[A, B]
         )  # fmt: skip
         assert going.handle(Tick(now=1.0)) == [Unable(None)]
@@ -697,7 +697,7 @@ class TestTaking:
 
     def test_a_restored_round_that_has_them_closes_at_the_first_tick(self) -> None:
         asked = {A: Answer.UPDATED, B: Answer.UPDATED, C: Answer.NONE}
-        again = going_on(self.FIRST_TWO, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+        again = restored_round(self.FIRST_TWO, (1,), asked=asked, remaining_s=40.0, now=1000.0)
         close = close_of(again.handle(Tick(now=1000.0)))
         assert (close.why, close.answers[C]) == (Why.TAKEN, Answer.SURPLUS)
 
@@ -840,7 +840,7 @@ class TestTooFew:
         assert close_of(going.handle(Updated(B, now=2.0))).why is Why.TAKEN
 
     def test_a_round_that_was_open_before_a_restart_needs_them_too(self) -> None:
-        again = going_on(
+        again = restored_round(
             self.TWO, (1,), asked={A: Answer.UPDATED, B: Answer.DECLINED}, remaining_s=50.0,
             now=0.0, reopens=1,
         )  # fmt: skip
@@ -940,7 +940,7 @@ class TestLosing:
 class TestRestore:
     def restored(self, **answers: Answer) -> Round:
         asked = {ClientId(c * 26): a for c, a in answers.items()}
-        return going_on(RULES, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+        return restored_round(RULES, (1,), asked=asked, remaining_s=40.0, now=1000.0)
 
     def test_what_was_answered_before_the_restart_stays_answered(self) -> None:
         again = self.restored(a=Answer.UPDATED, b=Answer.NONE, c=Answer.DECLINED)
@@ -959,7 +959,7 @@ class TestRestore:
         assert again.handle(Tick(now=1040.0))[0] == Reopened((A, B), 1140.0)
 
     def test_clients_have_the_grace_period_to_come_back(self) -> None:
-        again = going_on(
+        again = restored_round(
             RULES, (1,), asked={A: Answer.NONE, B: Answer.NONE}, remaining_s=0.0, now=1000.0
         )
         assert again.handle(Tick(now=1009.9)) == []
@@ -975,7 +975,9 @@ class TestRestore:
         assert (again.answers[B], again.answers[C]) == (Answer.NONE, Answer.LOST)
 
     def test_a_restart_does_not_give_it_more_reopenings(self) -> None:
-        again = going_on(RULES, (1,), asked={A: Answer.NONE}, remaining_s=40.0, now=0.0, reopens=2)
+        again = restored_round(
+            RULES, (1,), asked={A: Answer.NONE}, remaining_s=40.0, now=0.0, reopens=2
+        )
         close = close_of(again.handle(Tick(now=40.0)))
         assert close.outcome is Outcome.SKIPPED
 

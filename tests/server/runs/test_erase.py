@@ -75,7 +75,7 @@ def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
         assert texts == [f"{PSEUDONYM} and {NAME}-2 mean different things"], "another's name stays"
         ledger.database.execute("DELETE FROM events")
         ledger.database.empty_log()
-        ledger.clients.touch(ALICE, device="cpu")  # its connection ends a moment later
+        ledger.clients.mark_seen(ALICE, device="cpu")  # its connection ends a moment later
         row = ledger.clients.get(ALICE)
     assert places == ["ledger.sqlite"]
     assert naming(built.directory) == []

@@ -14,7 +14,7 @@ import pytest
 
 from adapters.frozen_kit import WIDTH, exact_ridge, pooled
 from adapters.kit import client_id, toy_images
-from fcil_adapters.contract.forgetting import entangled
+from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.methods.analytic.lift import make_lift
 from fcil_adapters.methods.analytic.solving import solve
@@ -226,8 +226,8 @@ class TestRefusals:
     def test_a_method_whose_clients_train_says_so_and_what_can_be_done(self, tmp_path, monkeypatch):
         monkeypatch.setattr(
             forget_offline.registry,
-            "in_forms",
-            lambda method, _: replace(method, forgets=entangled),
+            "with_forms",
+            lambda method, _: replace(method, forgets=cannot_forget_reason),
         )
         whole = story(tmp_path).write()
         with pytest.raises(UsageError, match="train on what the server broadcast") as caught:

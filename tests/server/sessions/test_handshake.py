@@ -13,7 +13,7 @@ from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from fcil_protocol.errors import BackboneMismatch, FcilError, MethodMismatch, StorageError
 from fcil_protocol.messages.messages import BackboneClaim, Bye, Hello
-from fcil_server.sessions.handshake import RunTerms, agreement, check, leaving, welcome
+from fcil_server.sessions.handshake import RunTerms, check, feature_distance, leaving, welcome
 
 RUN = "r20260102-030405-0a0b"
 HPARAMS = METHOD.hparams()
@@ -73,10 +73,10 @@ def test_features_of_the_probes_agree_within_the_tolerance_or_are_refused() -> N
 
     close, far = claim(ours * np.float32(1 + 5e-4)), claim(ours * np.float32(1.01))
     assert check(terms, hello(backbone=close))
-    assert agreement(terms, close) == pytest.approx(5e-4, rel=1e-3)
+    assert feature_distance(terms, close) == pytest.approx(5e-4, rel=1e-3)
     with pytest.raises(BackboneMismatch, match=r"differ by 0.01 relative, allowed is 0.001"):
         check(terms, hello(backbone=far))
-    assert agreement(TERMS, far) is None, "a method without backbone compares nothing"
+    assert feature_distance(TERMS, far) is None, "a method without backbone compares nothing"
 
 
 def test_a_welcome_names_the_package() -> None:

@@ -27,9 +27,9 @@ from fcil_server.web.child import Fresh
 from fcil_server.web.http_server import (
     LIMITS,
     HttpLimits,
-    endless,
     is_ours,
     make_server,
+    mark_as_stream,
     open_listener,
     own_names,
 )
@@ -214,7 +214,7 @@ def stream_of(pieces: int, size: int):
     """An endless answer of so many pieces."""
 
     async def application(scope, _receive, send) -> None:
-        endless(scope)
+        mark_as_stream(scope)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(pieces):
             await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
@@ -225,7 +225,7 @@ def stream_of(pieces: int, size: int):
 
 def test_a_stream_may_last_longer_than_a_request() -> None:
     async def application(scope, _receive, send) -> None:
-        endless(scope)
+        mark_as_stream(scope)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await ask(port_of["it"], "")  # until one that says nothing is cut: longer than a request
         await send({"type": "http.response.body", "body": b"at last", "more_body": False})

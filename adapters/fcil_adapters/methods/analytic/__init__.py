@@ -30,7 +30,7 @@ from fcil_adapters.methods.analytic.forms import (
     FACTOR,
     REST,
     TRIANGLE,
-    most_rows,
+    largest_height,
     upload_faults,
 )
 from fcil_adapters.methods.analytic.lift import SEED_WORDS
@@ -82,7 +82,7 @@ def dims(h: AnalyticHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str
         "s": len(task.seen),
         "D": width,
         "triangle_size": triangle_size(width),
-        "most": most_rows(h, width),
+        "most": largest_height(h, width),
     }
 
 
@@ -101,7 +101,7 @@ def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statist
     return (Statistic("class sums", sums), Statistic("feature products", products))
 
 
-def uncapped(h: AnalyticHparams) -> str:
+def cap_ignored_reason(h: AnalyticHparams) -> str:
     """Return why the method ignores a cap on weights, unless the options obey it."""
     if h.weights == "capped":
         return ""
@@ -129,7 +129,7 @@ METHOD = Method(
     largest=largest,
     statistics=statistics,
     forgets=separable,
-    uncapped=uncapped,
+    uncapped=cap_ignored_reason,
     economies=tuple(
         Economy(f"a projection to {width}", "directions of the features", {"projection": width})
         for width in (1000, 500, 250)

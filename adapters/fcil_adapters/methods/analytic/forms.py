@@ -19,7 +19,7 @@ from fcil_adapters.numerics.class_reports import count_faults
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 
 
-def most_rows(h: AnalyticHparams, width: int) -> int:
+def largest_height(h: AnalyticHparams, width: int) -> int:
     """Return the largest height of a factor: as truncated, or no larger than the triangle."""
     return min(h.truncate, width) if h.truncate else (width + 1) // 2
 

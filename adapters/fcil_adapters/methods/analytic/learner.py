@@ -51,7 +51,7 @@ class _Products:
 
     def __init__(self, h: AnalyticHparams, width: int, privacy: Privacy, images: int) -> None:
         self._truncates = h.truncate > 0
-        self._most = forms.most_rows(h, width)
+        self._most = forms.largest_height(h, width)
         self._privacy = privacy
         # Noise leaves no factor of few rows: it is added to all of G.
         self._few = images <= (width + 1) // 2 and not privacy.on

@@ -74,7 +74,7 @@ def look(home: Home) -> ClientFacts:
 def look_member(home: Home) -> MemberFacts:
     """Read who a client is; nothing is made or changed."""
     enrolment = _or_error(home.enrolment)
-    former = home.former() if enrolment is None else None
+    former = home.former_enrolment() if enrolment is None else None
     keys: PrivateKeys | FcilError | None = None
     if home.keys_path.exists():
         keys = _or_error(lambda: PrivateKeys.load(home.keys_path))

@@ -55,7 +55,7 @@ def figure(chart: Chart) -> Markup:
     )
 
 
-def still(chart: Chart) -> Markup:
+def static_html(chart: Chart) -> Markup:
     """Return a chart's HTML without scripts and tables: key and picture."""
     return template("still.html", chart=chart, keys=keys(chart), picture=draw(chart))
 
@@ -180,7 +180,7 @@ def _grouped(
         beginnings of tasks.
     """
     if len(rounds) <= MAX_BARS:
-        names = tuple(in_words(r) for r in rounds)
+        names = tuple(round_name(r) for r in rounds)
         x = X("round", tuple(str(r.seq) for r in rounds), names)
         starts = [i for i, r in enumerate(rounds) if i and r.key.task != rounds[i - 1].key.task]
         marks = tuple(Mark(i, f"task {rounds[i].key.task}") for i in starts)
@@ -198,6 +198,6 @@ def _grouped(
     return groups, X(one, labels, names), ()
 
 
-def in_words(line: RoundLine) -> str:
+def round_name(line: RoundLine) -> str:
     """Return the name of a round."""
     return f"task {line.key.task}, {line.key.kind} {line.key.round}"

@@ -64,7 +64,7 @@ class ClientReader:
         )
         return int(self._db.number(sql, (client,)))
 
-    def became(self, run: RunId, client: ClientId) -> dict[str, int]:
+    def round_results(self, run: RunId, client: ClientId) -> dict[str, int]:
         """Return the client's results in a run's rounds, with their numbers."""
         found: defaultdict[str, int] = defaultdict(int)
         for table, word in (("updates", "status"), ("answers", "answer")):
@@ -103,7 +103,7 @@ class ClientReader:
         )
         return {row["task"] for row in self._db.rows(sql, (run, client))}
 
-    def brought(self, run: RunId, client: ClientId, limit: int) -> list[ClassRow]:
+    def first_brought_classes(self, run: RunId, client: ClientId, limit: int) -> list[ClassRow]:
         """Return the class names that it was the first to bring, in that order."""
         sql = "SELECT * FROM classes WHERE run = ? AND first_seen_by = ? ORDER BY seen_at LIMIT ?"
         return self._db.all(ClassRow, sql, (run, client, limit))

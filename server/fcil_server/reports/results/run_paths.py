@@ -13,7 +13,7 @@ from fcil_server.reports.results.round_views import Bytes
 HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down")
 
 
-def where(place: Path) -> tuple[Path, str | None]:
+def locate_run(place: Path) -> tuple[Path, str | None]:
     """Return the federation's directory and the run of a path; None: its newest run.
 
     Raises:

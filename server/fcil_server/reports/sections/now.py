@@ -35,7 +35,7 @@ _ANSWERS = {
 }
 
 
-def in_short(history: History, live: Mapping[str, Any] | None) -> str:
+def short_status(history: History, live: Mapping[str, Any] | None) -> str:
     """Return the run's status in a few words: for the head of the page and the window's title."""
     run = history.run
     if run is None:

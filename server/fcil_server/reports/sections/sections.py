@@ -49,7 +49,7 @@ def section(
 def _head(history: History, live: Live | None, _: Params) -> dict[str, Any]:
     faa, aia, lost = history.headline
     return {
-        "top": now.in_short(history, live),
+        "top": now.short_status(history, live),
         "badge": _badge(history, live),
         "faa": faa,
         "aia": aia,

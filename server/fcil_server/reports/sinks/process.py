@@ -101,7 +101,7 @@ class SinkProcess:
         failures, told = 0, ""
         while True:
             began = loop.time()
-            why = await self._one_life()
+            why = await self._run_once()
             if self._ending.is_set():
                 break
             why = why or "its process ended with code 0."
@@ -120,7 +120,7 @@ class SinkProcess:
         text = f"sink {self.name}: {why} It resumes when the server is restarted."
         self._notify("warning", "sink", text)
 
-    async def _one_life(self) -> str:
+    async def _run_once(self) -> str:
         """Start the process and wait for its end; return why it failed, empty if it did not."""
         try:
             child = ChildProcess(self._command(), stderr=subprocess.PIPE)

@@ -228,7 +228,7 @@ def _cost(method: Method, config: Config, settings: Sequence[TrafficSetting]) ->
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
     check_privacy(method, hparams, settings[0].backbone, config.privacy.terms)
-    formed = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    formed = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     costs = (cost for setting in settings for cost in _costs(formed, hparams, setting))
     return max(costs, key=lambda cost: cost.bytes)
 

@@ -51,7 +51,7 @@ def paper_of(run: RunRow) -> PaperTraffic:
 
 def _in_forms(method: Method, run: RunRow) -> Method:
     half = configuration.parse(run.config).wire.half
-    return registry.in_forms(method, forms_of(half, method.name, method.half))
+    return registry.with_forms(method, forms_of(half, method.name, method.half))
 
 
 def _accounts(run: RunRow, method: Method, claim: Claim) -> list[Account]:

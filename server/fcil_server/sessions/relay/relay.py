@@ -242,7 +242,7 @@ class Relay:
     def _begin(self, received: Received, message: Admit) -> None:
         certificate = Certificate.from_bytes(message.certificate)
         server = certificate.verify(self._record.federation, time.time())
-        certificate.must_follow(Certificate.from_bytes(bytes.fromhex(self._record.certificate)))
+        certificate.refuse_older(Certificate.from_bytes(bytes.fromhex(self._record.certificate)))
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = message.server_nonce

@@ -144,8 +144,8 @@ class Pages:
             return self._door(401)
         wanted = run_of(parameters(request, "run"))
         board = await (self._watch.board() if wanted is None else self._watch.board_of(wanted))
-        newest = self._watch.shows(board)
-        trouble = self._watch.trouble if newest else ""
+        newest = self._watch.is_newest_run(board)
+        trouble = self._watch.stale_reason if newest else ""
         runs = board.history.runs if board.history else ()
         html = template(
             "page.html",
@@ -278,7 +278,9 @@ def make_app(
 
 def _refused(request: Request, error: FcilError, status: int) -> Response:
     return (
-        problems.told(error, status) if _by_script(request) else problems.page(status, str(error))
+        problems.error_response(error, status)
+        if _by_script(request)
+        else problems.page(status, str(error))
     )
 
 

@@ -122,7 +122,7 @@ def _in_run(reader: ClientReader, history: History, known: ClientRow) -> dict[st
     """Return the client's part in the run."""
     assert history.run is not None, "there is a run"
     run, client = history.run.run_id, known.client_id
-    became = reader.became(run, client)
+    became = reader.round_results(run, client)
     newest = reader.newest_rounds(run, client, MAX_ROUNDS)
     if newest and newest[0].became == "asked":
         became = {"asked": 1, **became}
@@ -135,7 +135,7 @@ def _in_run(reader: ClientReader, history: History, known: ClientRow) -> dict[st
         "rounds": rows,
         "without": [row for row in rows if row.one.became not in _WELL][:MAX_WITHOUT],
         "chart": figure(bytes_chart(newest[::-1])) if newest else "",
-        "brought": [c.name for c in reader.brought(run, client, MAX_NAMES)],
+        "brought": [c.name for c in reader.first_brought_classes(run, client, MAX_NAMES)],
         "missed": [_missed(t, known) for t in history.tasks if _is_missed(t, took_part)],
     }
 

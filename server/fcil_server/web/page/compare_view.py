@@ -18,7 +18,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts.charts import cost, figure
 from fcil_server.reports.charts.render import template
-from fcil_server.reports.results.run_paths import HEAD, where
+from fcil_server.reports.results.run_paths import HEAD, locate_run
 from fcil_server.web.page.compared import Compared, compared, differences, warnings
 from fcil_server.web.page.reader import HistoryReader
 
@@ -236,14 +236,14 @@ def _short_names(beside: Sequence[Path]) -> dict[str, Path]:
 
 def _missing(place: Path) -> str:
     try:
-        where(place)
+        locate_run(place)
     except UsageError as error:
         return str(error)
     return ""
 
 
 def _place_beside(key: str, place: Path) -> RunPlace:
-    directory, run = where(place)
+    directory, run = locate_run(place)
     return RunPlace(key, directory, None if run is None else RunId(run))
 
 

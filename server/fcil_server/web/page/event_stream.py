@@ -2,7 +2,7 @@
 
 A slow dashboard costs no more than a fast one: for each section only the newest event is kept for
 it, as a reference to the same bytes for all, and the listener cuts it when it takes nothing
-(`web.http_server.endless`).
+(`web.http_server.mark_as_stream`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fcil_server.web.http_server import endless
+from fcil_server.web.http_server import mark_as_stream
 
 MAX_STREAMS = 100  # open dashboards; one more is asked to come again later
 TICK_S = 15.0  # without news: then an empty event is sent
@@ -130,7 +130,7 @@ class Hub:
         for stream in self._following():
             stream.put(HELLO, greeting(stream.csrf))
 
-    def turn(self, ended: Callable[[str], bytes]) -> None:
+    def switch_run(self, ended: Callable[[str], bytes]) -> None:
         """Switch to another run: waiting events become void, and pinned dashboards stay behind.
 
         Args:
@@ -180,7 +180,7 @@ class EventStream:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send events until the dashboard, its session or this process ends."""
-        endless(scope)
+        mark_as_stream(scope)
         leaving = asyncio.create_task(self._until_left(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})

@@ -16,7 +16,7 @@ from typing import Self
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.federation.eligibility import gone
+from fcil_server.federation.eligibility import former_state
 from fcil_server.ledger.enums import HARMLESS, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Event, RunRow
@@ -311,6 +311,6 @@ class HistoryReader:
 
 def _standing(row: Row, now: float) -> str:
     away = row["revoked_at"] is not None
-    if left := gone(erased=bool(row["erased"]), revoked=away, why=row["revoked_why"] or ""):
+    if left := former_state(erased=bool(row["erased"]), revoked=away, why=row["revoked_why"] or ""):
         return left
     return "expired" if row["not_after"] is not None and row["not_after"] <= now else "member"

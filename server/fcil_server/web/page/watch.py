@@ -127,11 +127,11 @@ class PageWatch:
         self._gone = ""  # reason, last sent to open dashboards, why their content is old
 
     @property
-    def trouble(self) -> str:
+    def stale_reason(self) -> str:
         """Reason why the content is not the newest, as a sentence; or empty."""
         return self._board.trouble or self._told.why
 
-    def shows(self, board: Board) -> bool:
+    def is_newest_run(self, board: Board) -> bool:
         """Return True if this is the newest run's board."""
         return board.run == self._board.run
 
@@ -189,8 +189,8 @@ class PageWatch:
         follows = run is None or run == self._board.run
         stream = Stream(csrf, follows=follows, pinned=run is not None)
         first = [(HELLO, self._hello(board.run, csrf, live=follows and self.live))]
-        if follows and self.trouble:
-            first.append((_TROUBLE, _gone(self.trouble)))
+        if follows and self.stale_reason:
+            first.append((_TROUBLE, _gone(self.stale_reason)))
         # In the order of their versions: a reconnecting browser names the highest that it has.
         pieces = sorted(board.pieces.items(), key=lambda named: named[1].version)
         first += [(name, piece.event) for name, piece in pieces if piece.version > since]
@@ -242,7 +242,7 @@ class PageWatch:
             return now  # another request has sent the news already
         self._board = now
         if before.run != now.run:
-            self._hub.turn(lambda csrf: self._hello(before.run, csrf, live=False))
+            self._hub.switch_run(lambda csrf: self._hello(before.run, csrf, live=False))
             self._greet()
         for name, piece in now.pieces.items():
             if _is_new(piece, before.pieces.get(name)):
@@ -252,13 +252,13 @@ class PageWatch:
 
     def _tell_trouble(self) -> None:
         """Tell open dashboards that their content is old now, or no longer."""
-        if self.trouble == self._gone:
+        if self.stale_reason == self._gone:
             return
-        if self.trouble:
-            self._hub.publish(_TROUBLE, _gone(self.trouble))
+        if self.stale_reason:
+            self._hub.publish(_TROUBLE, _gone(self.stale_reason))
         else:
             self._greet()
-        self._gone = self.trouble
+        self._gone = self.stale_reason
 
     def _greet(self) -> None:
         run = self._board.run

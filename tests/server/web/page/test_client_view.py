@@ -197,7 +197,7 @@ def test_of_many_rounds_only_the_newest_are_shown(
     with Ledger(path, read_only=True) as ledger:
         reader = ClientReader(ledger.database)
         took_part = [r.round.seq for r in reader.newest_rounds(page_kit.LONG_RUN, client, 999)]
-        assert sum(reader.became(page_kit.LONG_RUN, client).values()) == len(took_part)
+        assert sum(reader.round_results(page_kit.LONG_RUN, client).values()) == len(took_part)
     assert shown == took_part[:20]
     assert f"The newest 20 rounds of {len(took_part)}" in html
 

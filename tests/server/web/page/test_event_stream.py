@@ -105,7 +105,7 @@ def test_when_another_run_begins_pages_turn_to_it_unless_they_are_of_the_old_one
     hub = Hub()
     follower, pinned = opened(hub), opened(hub, pinned=True)
     hub.publish("now", b"old")
-    hub.turn(lambda word: b"over for %s" % word.encode())
+    hub.switch_run(lambda word: b"over for %s" % word.encode())
     hub.greet(lambda word: b"hello " + word.encode())
     hub.publish("now", b"new")
     assert taken(follower, 2) == [b"hello word", b"new"]

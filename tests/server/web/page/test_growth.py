@@ -188,7 +188,7 @@ class Growth:
 
     def touch(self) -> None:
         for client in self.clients()[:1]:
-            self.ledger.clients.touch(client)
+            self.ledger.clients.mark_seen(client)
 
     def refuse(self) -> None:
         for client in self.clients()[-1:]:

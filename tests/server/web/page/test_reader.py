@@ -90,7 +90,7 @@ def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: HistoryR
 @pytest.mark.parametrize(
     ("write", "names"),
     [
-        (lambda ledger: ledger.clients.touch(ALICE), {"clients"}),
+        (lambda ledger: ledger.clients.mark_seen(ALICE), {"clients"}),
         (lambda ledger: ledger.events.add("info", "x", "hello", run=RUN), {"events"}),
         (lambda ledger: ledger.refusals.add(BOB, "schema", "no"), {"clients"}),
         (lambda ledger: ledger.classes.add(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
@@ -137,7 +137,7 @@ def test_a_settled_round_is_not_read_again(
         reader.read()
         taken: list[Any] = []
         monkeypatch.setattr(tally.Tally, "_take", lambda self, row, *_: taken.append(row["seq"]))
-        ledger.clients.touch(ALICE)
+        ledger.clients.mark_seen(ALICE)
         reader.read()
         assert taken == []
 

@@ -48,7 +48,7 @@ def status_of(error: FcilError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def told(error: FcilError, status: int | None = None) -> Response:
+def error_response(error: FcilError, status: int | None = None) -> Response:
     """Return an error in the form for scripts."""
     # The general advice of UsageError is about commands.
     action = error.action or ("" if isinstance(error, UsageError) else error.default_action())
@@ -58,7 +58,7 @@ def told(error: FcilError, status: int | None = None) -> Response:
 
 def defect() -> Response:
     """Return our own defect in the form for scripts."""
-    return told(InternalError(DEFECT))
+    return error_response(InternalError(DEFECT))
 
 
 def page(status: int, sentence: str) -> Response:

@@ -51,7 +51,7 @@ class PageLinks:
                 action="Make a new one on the server's machine: fcil-server page",
             )
 
-    def burn(self, token: str) -> None:
+    def remove(self, token: str) -> None:
         """Void an open link."""
         for digest in self._found(token):
             del self._open[digest]

@@ -18,9 +18,9 @@ import segno
 from fcil_protocol.errors import NotNow, Timeout, UsageError
 from fcil_server.federation.eligibility import REVOKED
 from fcil_server.federation.operator_text import (
-    check_lasts,
-    only_here,
-    said,
+    check_ticket_lifetime,
+    describe_done,
+    local_only_warning,
     seconds,
     start_command,
 )
@@ -95,7 +95,7 @@ class PageActions:
                 "only what was confirmed is carried out: send the confirmation's token and "
                 "nothing else."
             )
-        request, plan = self._waiting.burn(session.id, word)
+        request, plan = self._waiting.redeem(session.id, word)
         now = self._plan(request)
         if (now.op, now.fields, now.target) != (plan.op, plan.fields, plan.target):
             raise NotNow(
@@ -111,7 +111,7 @@ class PageActions:
             ) from error
         if plan.op == "enrol":
             return _issued(request, told)
-        return {"says": said(plan.op, told)}
+        return {"says": describe_done(plan.op, told)}
 
     def _plan(self, request: Fields) -> PlannedAct:
         """Plan the effect of an action now, from the server's answer and the ledger."""
@@ -155,7 +155,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
 def _plan_enrol(ledger: Ledger, request: Fields) -> PlannedAct:
     name = check_name(request["name"])
     ledger.clients.refuse_taken(name)
-    lasts_s = check_lasts(seconds(request["lasts"]))
+    lasts_s = check_ticket_lifetime(seconds(request["lasts"]))
     relay = request["relay"]
     fields: dict[str, Any] = {"name": name, "lasts_s": lasts_s, "relay": relay}
     way = ""
@@ -270,7 +270,7 @@ def _issued(request: Fields, told: Fields) -> dict[str, Any]:
         "addresses": list(told["addresses"]),
         "fingerprint": told["fingerprint"],
         "run_this": start_command("FILE", relay=request["relay"]),
-        "warning": _begun_large(only_here(told["addresses"]).replace("`", "")),
+        "warning": _begun_large(local_only_warning(told["addresses"]).replace("`", "")),
     }
 
 

@@ -71,7 +71,7 @@ class Confirmations:
             self._waiting[word] = _Waiting(session, dict(request), plan, until)
         return word
 
-    def burn(self, session: str, word: str) -> tuple[dict[str, Any], PlannedAct]:
+    def redeem(self, session: str, word: str) -> tuple[dict[str, Any], PlannedAct]:
         """Return the request and plan of a token, and void it, even for a wrong session.
 
         Raises:

@@ -248,9 +248,9 @@ def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
         try:
             return await handle(request)
         except RefusedRequest as refusal:
-            return problems.told(refusal.error, refusal.status)
+            return problems.error_response(refusal.error, refusal.status)
         except FcilError as error:
-            return problems.told(error)
+            return problems.error_response(error)
 
     return answer
 

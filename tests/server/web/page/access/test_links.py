@@ -13,7 +13,7 @@ def links() -> PageLinks:
 
 def let_in(links: PageLinks, token: str, now: float) -> None:
     links.check(token, now)
-    links.burn(token)
+    links.remove(token)
 
 
 def no_good(links: PageLinks, token: str, now: float = 0.0) -> str:

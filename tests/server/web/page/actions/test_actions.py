@@ -309,17 +309,17 @@ def test_only_the_newest_words_of_a_session_are_kept() -> None:
     theirs = waiting.add("other", {}, plan())
     waiting.add("me", {}, plan())
     with pytest.raises(UsageError):
-        waiting.burn("me", mine[0])
-    waiting.burn("me", mine[1])
-    waiting.burn("other", theirs)
+        waiting.redeem("me", mine[0])
+    waiting.redeem("me", mine[1])
+    waiting.redeem("other", theirs)
 
 
 def test_words_of_all_sessions_are_bounded_and_in_no_representation() -> None:
     waiting = Confirmations(Clock())
     words = [waiting.add(f"session {i}", {}, plan()) for i in range(MAX_ALL + 1)]
     with pytest.raises(UsageError):
-        waiting.burn("session 0", words[0])
-    waiting.burn("session 1", words[1])
+        waiting.redeem("session 0", words[0])
+    waiting.redeem("session 1", words[1])
     assert words[-1] not in repr(waiting)
 
 
@@ -617,5 +617,5 @@ def test_who_goes_away_in_the_middle_of_a_body_is_no_defect(page) -> None:
 
 
 def test_commands_and_page_say_the_same_of_loopback_addresses() -> None:
-    assert operator_text.only_here(["[::1]:7733", "localhost:1"])
-    assert not operator_text.only_here(["example.org:7733"])
+    assert operator_text.local_only_warning(["[::1]:7733", "localhost:1"])
+    assert not operator_text.local_only_warning(["example.org:7733"])
