@@ -146,7 +146,7 @@ async def way_of_one_update(tmp_path):
         max_payload_bytes=LIMIT, max_classes=10,
         ports=SimpleNamespace(
             expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
-            recorded=lambda *_: False, opened=lambda _: None, stored=stored, lasting=lambda: None,
+            recorded=lambda *_: False, opened=lambda _: None, stored=stored, wait_until_durable=lambda: None,
             send=lambda p, m: router.send(p.route, p.channel.frames(m)),
         ),
     )  # fmt: skip

@@ -170,7 +170,7 @@ class TestRest:
             "async def go():\n"
             "    host = WorkerHost('resting_worker', name='test')\n"
             "    await host.call('steps', {'n': 1})\n"
-            "    host.rest.hold()\n"
+            "    host.rest.suspend()\n"
             "    print(host.pid, flush=True)\n"
             "    await asyncio.Event().wait()\n"
             "asyncio.run(go())\n"

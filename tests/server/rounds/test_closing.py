@@ -64,7 +64,7 @@ class Scene:
             name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
-                aggregate=aggregate, class_conflicts=[], keep=self.keep, keep_not=self.keep_not,
+                aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
                 settled=lambda: self.settled.append(self.ledger.rounds.current(RUN)),
             ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),

@@ -74,7 +74,7 @@ class Scene:
                 recorded=lambda _client, _core, digest: digest in self.recorded,
                 opened=lambda _: None,
                 stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
-                lasting=self._lasting,
+                wait_until_durable=self._lasting,
                 send=self._send,
                 refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
                 failed=self.failed.append,
@@ -148,13 +148,13 @@ def test_an_ack_leaves_after_the_spool_and_then_the_ledger_are_on_the_disk(scene
 
 def test_other_clients_are_heard_while_an_update_is_opened_one_at_a_time(scene):
     async def story():
-        scene.process_waiting.clear()
+        scene.go_on.clear()
         await scene.send("a" * 26)
         await begun(scene)
         await scene.send("b" * 26)
         await scene.send("c" * 26)
         assert scene.log == [], "the first one is still being opened"
-        scene.process_waiting.set()
+        scene.go_on.set()
         await scene.intake.drain()
         assert {line for line in scene.log if line.startswith("ack")} == {"ack a", "ack b", "ack c"}
         assert scene.most_opened == 1
@@ -166,7 +166,7 @@ def test_a_client_whose_envelopes_wait_to_be_opened_is_busy_and_no_other(scene):
     async def story():
         room = []
         scene.intake.room = room.append
-        scene.process_waiting.clear()
+        scene.go_on.clear()
         await scene.send("a" * 26)
         await begun(scene)
         assert not scene.intake.is_busy("a" * 26)
@@ -176,7 +176,7 @@ def test_a_client_whose_envelopes_wait_to_be_opened_is_busy_and_no_other(scene):
         for client in "bcdefghijklmnopqrstuvwxyz":  # however many there are
             assert not scene.intake.is_busy(client * 26)
             await scene.send(client * 26)
-        scene.process_waiting.set()
+        scene.go_on.set()
         await scene.intake.drain()
         assert not scene.intake.is_busy("a" * 26)
         assert room.count("a" * 26) == intake.MAX_OPENING
@@ -192,7 +192,7 @@ def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_l
         return []
 
     async def story():
-        scene.process_waiting.clear()
+        scene.go_on.clear()
         await scene.send("a" * 26)
         await begun(scene)
         drained = asyncio.create_task(scene.intake.drain())
@@ -201,7 +201,7 @@ def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_l
         assert not drained.done()
         scene._check = held
         await scene.send("b" * 26)
-        scene.process_waiting.set()
+        scene.go_on.set()
         await drained
         assert scene.log == ["spool", "stored a", "ledger", "ack a"]
         later.set()
@@ -287,12 +287,12 @@ def test_a_client_that_offers_more_does_not_lose_what_is_about_to_be_opened(scen
     scene.intake.arriving._per_client = 1
 
     async def story():
-        scene.process_waiting.clear()
+        scene.go_on.clear()
         await scene.send("b" * 26)
         await begun(scene)
         await scene.send("a" * 26)
         await scene.send("a" * 26)
-        scene.process_waiting.set()
+        scene.go_on.set()
         await scene.intake.drain()
         assert scene.log.count("ack a") == 2
         assert not any("refused" in line for line in scene.log)
