@@ -212,7 +212,7 @@ def keeps_its_promises(federation, expected: str, *, excluded: bool = False) -> 
     path = federation.federation / "runs" / run.run_id / "states" / f"{final.state:06d}.safetensors"
     assert path.stat().st_size > 0
     if not (excluded and openly):
-        assert openly == [], "a round was declared short, or an update left out, without need"
+        assert openly == [], f"a round is short, or an update left out, without need: {openly}"
         assert final.digest == expected, "the final state is not that of the undisturbed run"
     for name in ("server", *federation.clients):
         log = federation.log(name)
