@@ -34,6 +34,7 @@ from fcil_protocol.errors import (
     FcilError,
     InternalError,
     SchemaMismatch,
+    StorageError,
     TooLarge,
     WireError,
     WrongFederation,
@@ -300,6 +301,7 @@ class Intake:
         kept: list[tuple[Peer, Accepted]] = []
         for peer, accepted in batch:
             try:
+                self._check_durable(accepted)
                 self._ports.stored(accepted)
             except FcilError as error:
                 await self._refuse(peer, accepted, error)
@@ -315,6 +317,15 @@ class Intake:
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
             await turns.yield_if_long()
+
+    def _check_durable(self, accepted: Accepted) -> None:
+        # A sync that failed for an earlier batch has dropped this record too if it was appended
+        # before that; the sync of its own batch had nothing left to do.
+        if accepted.digest not in self._spool:
+            raise StorageError(
+                "the update was lost with a failed write to the disk.",
+                action="Nothing: the client sends it again.",
+            )
 
     async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Withdraw an update that could not be synced or was not the first."""

@@ -1,6 +1,7 @@
 """Receiving, opening and making durable overlap, within bounds; and save, then speak."""
 
 import asyncio
+import errno
 import threading
 from types import SimpleNamespace
 
@@ -254,6 +255,40 @@ def test_what_does_not_fit_is_refused_and_the_others_go_on(scene):
         assert scene.log[:2] == [f"refused {SchemaMismatch.__name__}", "nack a"]
         assert scene.log[-1] == "ack b"
         assert len(scene.spool.keys()) == 1
+
+    play(story)
+
+
+def test_an_update_that_the_failed_sync_of_others_dropped_gets_no_ack(scene, monkeypatch):
+    """It was in the spool before that sync began, and in no batch: its own sync finds nothing."""
+    syncs, two = [], threading.Event()
+    append, sync_now = scene.spool.append, scene.spool.sync
+
+    def counted(key, *body):
+        append(key, *body)
+        if len(scene.spool._index) == 2:
+            two.set()
+
+    def sync():
+        if not syncs:
+            assert two.wait(30)
+        sync_now()
+
+    def fail_once(fd):
+        syncs.append(fd)
+        if len(syncs) == 1:
+            raise OSError(errno.EIO, "planted")
+
+    monkeypatch.setattr("fcil_protocol.storage.spool.sync_data", fail_once)
+    scene.spool.append, scene.spool.sync = counted, sync
+
+    async def story():
+        await scene.send("a" * 26)
+        await scene.send("b" * 26)
+        await scene.intake.drain()
+        assert [line for line in scene.log if line.startswith(("ack", "stored"))] == []
+        assert sorted(line for line in scene.log if line.startswith("nack")) == ["nack a", "nack b"]
+        assert scene.failed == []
 
     play(story)
 
