@@ -367,14 +367,8 @@ class Coordinator:
             case machine.Ask(client):
                 peer = context.peers.by_client(client)
                 if peer is not None:
-                    remaining = self.remaining_s or 0.0
-                    await ask(
-                        context,
-                        self.progress,
-                        peer,
-                        remaining_s=remaining,
-                        verdict=self.verdict(client),
-                    )
+                    left, verdict = self.remaining_s or 0.0, self.verdict(client)
+                    await ask(context, progress, peer, remaining_s=left, verdict=verdict)
             case machine.SetTimer(at):
                 self._set_timer(at)
             case machine.Reopened():
