@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.l2p.options import L2pHparams
@@ -13,7 +13,7 @@ from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.prompts.client import PromptSetup, learn, own_cross_entropy
 from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.prompts.prefix import Queries, with_pixels
-from fcil_adapters.toolkit.training.optimise import Batch, class_counts
+from fcil_adapters.toolkit.training.optimise import Batch, MicroBatch, class_counts
 
 
 class Learner:
@@ -31,11 +31,12 @@ class Learner:
         pool = Pool.of(h, backbone, tensors)
 
         def objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
-            for piece in batch.pieces():
+            def losses(piece: MicroBatch) -> Tensor:
                 asked = queries.of(piece.index, piece.pixels)  # (b, d)
                 logits = bench.logits(bench.prompted(piece, asked))
-                loss = own_cross_entropy(logits, piece.rows) + h.pull * pool.pull(asked)
-                batch.backward(loss / len(batch))
+                return own_cross_entropy(logits, piece.rows) + h.pull * pool.pull(asked)
+
+            batch.backward_mean(losses)
 
         bench = PromptSetup.of(ctx, backbone, pool.features, tensors, start)
         trained = learn(ctx, bench, data, objective)

@@ -245,12 +245,14 @@ def train(
 
 def _backward(bench: LoraSetup, batch: Batch, loss: Loss) -> None:
     """Add the gradient of one batch's mean loss."""
-    for piece in batch.pieces():
+
+    def losses(piece: MicroBatch) -> Tensor:
         with bench.backbone.training():
             features = bench.features(piece.pixels)
         features = features.float()
-        seen = Pass(piece, features, bench.logits(features), len(batch))
-        batch.backward(loss(seen) / len(batch))
+        return loss(Pass(piece, features, bench.logits(features), len(batch)))
+
+    batch.backward_mean(losses)
 
 
 def lora_tensors(bench: LoraSetup, received: Mapping[str, F32]) -> dict[str, Tensor]:

@@ -49,7 +49,6 @@ class PromptSetup:
         weight, bias: the task's head rows, (c, d) and (c,).
     """
 
-    h: PromptHparams
     backbone: Backbone
     features: Features
     prompts: Mapping[str, nn.Parameter]
@@ -71,7 +70,7 @@ class PromptSetup:
             nn.Parameter(to_torch(array[rows], backbone.device))
             for array in (start.head.weight, start.head.bias)
         )
-        return cls(ctx.hparams, backbone, features, prompts, weight, bias)
+        return cls(backbone, features, prompts, weight, bias)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -102,9 +101,12 @@ def own_cross_entropy(logits: Tensor, rows: Tensor) -> Tensor:
 
 def plain_objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
     """Add the gradient of the mean cross-entropy."""
-    for piece in batch.pieces():
+
+    def losses(piece: MicroBatch) -> Tensor:
         features = bench.prompted(piece, queries.of(piece.index, piece.pixels))
-        batch.backward(own_cross_entropy(bench.logits(features), piece.rows) / len(batch))
+        return own_cross_entropy(bench.logits(features), piece.rows)
+
+    batch.backward_mean(losses)
 
 
 def learn(
@@ -127,7 +129,7 @@ def learn(
 
 def _train(ctx: Context, bench: PromptSetup, data: ImageSet, objective: Objective) -> None:
     """Run the local epochs; Adam starts afresh in each round."""
-    h = bench.h
+    h: PromptHparams = ctx.hparams
     queries = Queries(bench.backbone, data, h.query, ctx.micro_batch or h.batch_size)
     optimiser = torch.optim.Adam(bench.trained.values(), lr=h.lr)
 
@@ -153,7 +155,7 @@ def _set_mean_row(ctx: Context, bench: PromptSetup, data: ImageSet) -> None:
     def features(pixels: Tensor) -> Tensor:
         return bench.features(pixels, query_features(bench.backbone, pixels))
 
-    sums = sum_features(ctx, features, data, batch_size=bench.h.batch_size, report=True)
+    sums = sum_features(ctx, features, data, batch_size=ctx.hparams.batch_size, report=True)
     with torch.no_grad():
         bench.weight.copy_(to_torch(sums.means))
         bench.bias.zero_()

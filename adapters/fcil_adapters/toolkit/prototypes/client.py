@@ -17,6 +17,7 @@ from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
 from fcil_adapters.toolkit.training.optimise import (
     Batch,
     FeatureSums,
+    MicroBatch,
     class_counts,
     optimise,
     schedule_factor,
@@ -101,17 +102,20 @@ def _backward(
     h: PrototypeHparams = ctx.hparams
     # Means that leave the client are of float32 features.
     precise = contextlib.nullcontext() if seen is not None else ctx.backbone.training()
-    for piece in batch.pieces():
+
+    def losses(piece: MicroBatch) -> Tensor:  # (b,)
         with precise:
             features, further = trainee.losses(piece.pixels)  # (b, d), (b,)
         features = features.float()
         prototypes = torch.cat([trainee.proto, trainee.fixed])  # (c + m, d)
         distances = prototype_distances(features, prototypes, h.dce)  # (b, c + m)
         dce, pull = prototype_losses(distances, piece.rows, h.delta)
-        losses = dce + h.lambda_pl * pull
-        batch.backward((losses if further is None else losses + further).sum() / len(batch))
         if seen is not None:
             seen.add(to_numpy(features), piece.rows.cpu().numpy())
+        shared = dce + h.lambda_pl * pull
+        return shared if further is None else shared + further
+
+    batch.backward_mean(losses)
     penalty = trainee.penalty()
     if penalty is not None:
         batch.backward(penalty)

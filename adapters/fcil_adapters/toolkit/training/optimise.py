@@ -101,6 +101,15 @@ class Batch:
         scaled.backward()  # type: ignore[no-untyped-call]
         self._terms.append(term.detach())
 
+    def backward_mean(self, losses: Callable[[MicroBatch], Tensor]) -> None:
+        """Add the gradient of a mean over the images, piece by piece.
+
+        Args:
+            losses: a piece -> the sum of its images' losses, or the losses themselves (b,).
+        """
+        for piece in self.pieces():
+            self.backward(losses(piece).sum() / len(self))
+
     def value(self) -> float:
         """Return the sum of the terms; this waits for a GPU."""
         return sum((term.item() for term in self._terms), 0.0)

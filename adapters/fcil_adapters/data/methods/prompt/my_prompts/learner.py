@@ -10,7 +10,7 @@ from fcil_adapters.toolkit.prompts.client import (
 )
 from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.prompts.prefix import Queries
-from fcil_adapters.toolkit.training.optimise import Batch, class_counts
+from fcil_adapters.toolkit.training.optimise import Batch, MicroBatch, class_counts
 from torch import Tensor
 
 from my_prompts import Options
@@ -30,13 +30,15 @@ class Learner:
         h: Options = ctx.hparams
 
         def objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
-            for piece in batch.pieces():  # what the device takes in one pass
+            def losses(piece: MicroBatch) -> Tensor:  # of the images that pass at once
                 chosen = queries.of(piece.index, piece.pixels)  # (b, d)
                 features = bench.prompted(piece, chosen)  # (b, d)
                 logits = bench.logits(features)  # (b, c)
-                loss = own_cross_entropy(logits, piece.rows)
-                loss = loss - h.strength * entropy(logits)
-                batch.backward(loss / len(batch))
+                return own_cross_entropy(logits, piece.rows) - h.strength * entropy(
+                    logits
+                )
+
+            batch.backward_mean(losses)
 
         trained = learn_pools(ctx, h, read_parts(broadcast), data, objective)
         counts = class_counts(data, ctx.task.classes)
