@@ -52,18 +52,21 @@ class Pictures:
         return Pictures(self.images[rows], self.labels[rows], self.classes, self.digest)
 
 
-def read_pictures(path: Path, size: int, part: SourcePart, most: int | None = None) -> Pictures:
+def read_pictures(
+    path: Path, size: int | Preprocessing, part: SourcePart, most: int | None = None
+) -> Pictures:
     """Read one part of a folder or a zip file of class folders.
 
     Args:
         path: holds ``<class>/*``, or ``train/<class>/*`` and ``test/<class>/*``.
-        size: side of the square that each picture becomes.
+        size: side of the square that each picture becomes, or a backbone's preprocessing.
         part: which of the two; without them all pictures are ``train``.
         most: of each class the first so many, by name.
 
     Raises:
         DataError: there is no such file, or not two classes of pictures, or one is damaged.
     """
+    prepared = Preprocessing(size, _HALF, _HALF) if isinstance(size, int) else size
     source = open_source(path)
     try:
         by_class: dict[str, list[NDArray[np.uint8]]] = {}
@@ -72,7 +75,7 @@ def read_pictures(path: Path, size: int, part: SourcePart, most: int | None = No
             some = by_class.setdefault(entry.class_name, [])
             if (entry.part or "train") != part or (most is not None and len(some) == most):
                 continue
-            square = preprocess(decode(source.read(entry)), Preprocessing(size, _HALF, _HALF))
+            square = preprocess(decode(source.read(entry)), prepared)
             some.append(square)
             names.update(entry.name.encode() + b"\0" + square.tobytes())
     finally:

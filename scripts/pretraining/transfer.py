@@ -69,11 +69,13 @@ def linear(f: Features) -> float:
     return _right(_ridge(_with_one(f.train), f.labels, _with_one(f.test), _RIDGE), f.answers)
 
 
-def relu_ridge(f: Features, width: int = _RELU, seed: int = 0) -> float:
+def relu_ridge(
+    f: Features, width: int = _RELU, seed: int = 0, strength: float = _RELU_RIDGE
+) -> float:
     """Ridge on random relu features: normal projections of the features, lambda 1,000."""
     matrix = np.random.default_rng(seed).standard_normal((f.train.shape[1], width))
     train, test = (np.maximum(x @ matrix, 0) for x in (f.train, f.test))
-    return _right(_ridge(train, f.labels, test, _RELU_RIDGE), f.answers)
+    return _right(_ridge(train, f.labels, test, strength), f.answers)
 
 
 def _ridge(train: F64, labels: I64, test: F64, strength: float) -> F64:

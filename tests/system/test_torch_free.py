@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fcil_adapters.export.backbone_file import export_backbone
 from fcil_server.lab.local.federation import LocalFederation
 from system.analytic_kit import TOLERANCE, learn
 from system.kit import settings, write_client
@@ -61,6 +62,29 @@ def test_clients_with_and_without_torch_give_the_classifier_of_torch_alone(tmp_p
     notes = notes_of(torch_free)
     assert notes.count("-m fcil_client.rounds.worker") == 2, "their workers were such processes too"
     assert "refused torch" in notes, "they looked for it"
+
+
+@pytest.mark.full
+def test_images_of_another_size_than_the_backbones_own(tmp_path, torch_free):
+    """The server says the size; a client with torch resamples, one without has its own graph."""
+    folders = [write_client(tmp_path / name, (0, 1, 2), per_class=20, offset=20 * i)
+               for i, name in enumerate(("free", "full"))]  # fmt: skip
+    exported = export_backbone("embedded", None, tmp_path / "backbone", 16)
+    with LocalFederation(tmp_path) as federation:
+        options = {"tasks__classes": [["0", "1"], ["2"]], "round__min_clients": 2}
+        federation.serve(
+            "--until-done", *settings(method__name="fedncm", run__image_size=16, **options)
+        )
+        graph = ("--weights", str(exported.graph))
+        federation.join("free", folders[0], *ANY, *graph, env=torch_free)
+        federation.join("full", folders[1], *ANY)
+        assert federation.server.wait(200) == 0, federation.last_words("server")
+        run = next((federation.federation / "runs").iterdir())
+        summary = json.loads((run / "summary.json").read_text())["data"]
+    about = summary["backbone"]
+    assert summary["faa"] > 80
+    assert about["preprocessing"]["size"] == 16
+    assert about["digest"] == exported.info.digest
 
 
 def test_a_client_without_torch_describes_classes_by_gaussians(tmp_path, torch_free):

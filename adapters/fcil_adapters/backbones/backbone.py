@@ -12,6 +12,7 @@ import difflib
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fcil_adapters.backbones.known import (
 from fcil_adapters.backbones.mixed_precision import mixed, precision_of
 from fcil_adapters.backbones.precision import Precision
 from fcil_adapters.backbones.torch_imports import ensure_torchvision, without_compiler
-from fcil_adapters.backbones.weights import HEAD, weights_digest
+from fcil_adapters.backbones.weights import HEAD, digest_at, weights_digest
 from fcil_adapters.contract import BackboneInfo, Preprocessing
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
@@ -43,6 +44,7 @@ with without_compiler():
 
     import timm
     from timm.data.config import resolve_model_data_config
+    from timm.layers.pos_embed import resample_abs_pos_embed
     from timm.models.vision_transformer import Block, VisionTransformer
 
 # Smaller row counts take other kernels, whose last bits differ (measured: below 16).
@@ -61,12 +63,17 @@ class Backbone:
             daemon.
         memory: its cached features of plain images; they live as long as the backbone.
         precision: that of forward passes in `training`; all others are float32.
+        positions: the position embedding of the weights' file, where the module has a resampled
+            one; None: they are the same.
     """
 
-    def __init__(self, module: Any, info: BackboneInfo, device: str) -> None:
+    def __init__(
+        self, module: Any, info: BackboneInfo, device: str, positions: Tensor | None = None
+    ) -> None:
         self.module = module.requires_grad_(requires_grad=False).eval().to(device)
         self.info = info
         self.device = device
+        self.positions = positions
         self.alive: Callable[[], None] = _nobody
         self.memory = FeatureMemory()
         self.precision: Precision = "fp32"
@@ -130,7 +137,10 @@ def _nobody() -> None:
 
 
 def load_backbone(
-    name: str = "embedded", weights: Path | None = None, device: str = "cpu"
+    name: str = "embedded",
+    weights: Path | None = None,
+    device: str = "cpu",
+    image_size: int | None = None,
 ) -> Backbone:
     """Load a frozen backbone.
 
@@ -140,9 +150,11 @@ def load_backbone(
         weights: a local safetensors file of exactly this model; head tensors are ignored.
             None: the embedded weights, or the weights that timm's hub offers for the name.
         device: a torch device name.
+        image_size: side of its images in pixels; the position embedding is resampled for another
+            size than the model's own. None: the model's own.
 
     Raises:
-        DataError: the name or the weights cannot be used; the message says what to give.
+        DataError: the size, the name or the weights cannot be used; the message says what to give.
         ConfigError: this machine has no such device.
         CorruptFile: the embedded weights are not those that were shipped.
     """
@@ -161,18 +173,28 @@ def load_backbone(
         preprocessing = _timm_preprocessing(name, module)
     if weights is not None:
         _load_weights(module, weights)
-    return wrap_backbone(module, name, preprocessing, device)
+    return wrap_backbone(module, name, preprocessing, device, image_size)
 
 
 def wrap_backbone(
-    module: Any, name: str, preprocessing: Preprocessing, device: str = "cpu"
+    module: Any,
+    name: str,
+    preprocessing: Preprocessing,
+    device: str = "cpu",
+    image_size: int | None = None,
 ) -> Backbone:
     """Freeze a timm vision transformer and describe it.
 
     Raises:
-        DataError: it is not a plain vision transformer with its class token as feature.
+        DataError: it is not a plain vision transformer with its class token as feature, or cannot
+            have images of this size.
     """
     _check_structure(module, name)
+    digest, positions = backbone_digest(module.state_dict()), None
+    if image_size not in (None, preprocessing.size):
+        positions = _resize(module, name, image_size)
+        digest = digest_at(digest, image_size)
+        preprocessing = replace(preprocessing, size=image_size)
     block = module.blocks[0]
     info = BackboneInfo(
         name=name,
@@ -181,9 +203,36 @@ def wrap_backbone(
         heads=int(block.attn.num_heads),
         mlp_dim=int(block.mlp.fc1.out_features),
         preprocessing=preprocessing,
-        digest=backbone_digest(module.state_dict()),
+        digest=digest,
     )
-    return Backbone(module, info, device)
+    return Backbone(module, info, device, positions)
+
+
+def _resize(module: Any, name: str, image_size: int) -> Tensor:
+    """Set another image size; return the position embedding of the model's own."""
+    patch = int(module.patch_embed.patch_size[0])
+    if image_size % patch:
+        below = max(1, image_size // patch) * patch
+        raise DataError(
+            f"the backbone {name!r} cannot have images of {image_size} pixels: it divides them "
+            f"into patches of {patch}.",
+            action=f"Set a multiple of {patch} as [run] image_size, such as {below} or "
+            f"{below + patch}.",
+        )
+    own: Tensor = module.pos_embed.detach()
+    module.set_input_size(img_size=(image_size, image_size))
+    return own
+
+
+def resampling_matrix(module: Any, positions: Tensor) -> Tensor:
+    """Return the matrix (M, N) that resamples a position embedding (1, N, d) for a module."""
+    prefix = 0 if module.no_embed_class else int(module.num_prefix_tokens)
+    matrix: Tensor = resample_abs_pos_embed(
+        torch.eye(positions.shape[1])[None],  # one column for each position
+        new_size=list(module.patch_embed.grid_size),
+        num_prefix_tokens=prefix,
+    )
+    return matrix[0].to(positions.device)
 
 
 def backbone_digest(state: Mapping[str, Tensor]) -> str:

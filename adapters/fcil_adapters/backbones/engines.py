@@ -190,6 +190,7 @@ def load(
     weights: Path | None = None,
     device: str = "auto",
     threads: int = 0,
+    image_size: int | None = None,
 ) -> Any:
     """Load a frozen backbone.
 
@@ -200,6 +201,7 @@ def load(
             takes the graph's weights as well.
         device: for torch auto, cpu, cuda or cuda:N; for onnx tensorrt as well.
         threads: of one operator, for onnx; 0: those of the process.
+        image_size: side of its images in pixels; None: the model's own, or the graph's.
 
     Returns:
         `backbone.Backbone` or `onnx_backbone.OnnxBackbone`: both have ``info``, ``device``,
@@ -213,7 +215,7 @@ def load(
 
         if device == "cpu" or not _GPU.intersection(installed().providers()):
             memory_limit.enforce()  # a GPU's driver maps more of main memory than it uses
-        loaded = load_onnx_backbone(name, weights, device, threads)
+        loaded = load_onnx_backbone(name, weights, device, threads, image_size)
         if loaded.runtime.device == "cpu":  # also where the GPU does not work
             memory_limit.enforce()
         return loaded
@@ -228,4 +230,4 @@ def load(
         weights = weights.with_suffix(".safetensors")
     chosen = choose_device(device)
     memory_limit.enforce(chosen, memory_limit.TORCH_ROOM)  # not before torch is loaded
-    return load_backbone(name, weights, chosen)
+    return load_backbone(name, weights, chosen, image_size)

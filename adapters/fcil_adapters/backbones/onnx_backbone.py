@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from fcil_adapters.backbones.known import EMBEDDED_NAMES, embedded_file
 from fcil_adapters.backbones.onnx_session import Runtime, open_session
-from fcil_adapters.backbones.weights import WeightsFile
+from fcil_adapters.backbones.weights import WeightsFile, digest_at
 from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.contract.backbone_info import backbone_from_fields
 from fcil_protocol.errors import DataError, OutOfMemory, WireError, WorkerError
 
-METADATA = "fcil_backbone"  # key of the metadata that holds JSON: {format, backbone}
+METADATA = "fcil_backbone"  # key of the metadata: JSON {format, backbone, resampled}
 FORMAT = 1
 PIXELS, FEATURES = "pixels", "features"  # names of input and output
 
@@ -93,7 +93,11 @@ def _nobody() -> None:
 
 
 def load_onnx_backbone(
-    name: str = "embedded", weights: Path | None = None, device: str = "auto", threads: int = 0
+    name: str = "embedded",
+    weights: Path | None = None,
+    device: str = "auto",
+    threads: int = 0,
+    image_size: int | None = None,
 ) -> OnnxBackbone:
     """Load a frozen backbone to run with onnxruntime.
 
@@ -103,6 +107,7 @@ def load_onnx_backbone(
             embedded backbone's.
         device: auto, cpu, cuda, cuda:N or tensorrt.
         threads: of one operator; 0: `onnx_session.default_threads`.
+        image_size: side of the images in pixels that the graph must take; None: any.
 
     Raises:
         DataError: graph and weights cannot be used; the message says what to give.
@@ -122,12 +127,19 @@ def load_onnx_backbone(
     session, runtime = open_session(
         graph, device, threads, cache=digest, weights=file.tensors_f32()
     )
-    info = _claim(graph, session.get_modelmeta().custom_metadata_map.get(METADATA))
-    if digest != info.digest:
+    info, resampled = _claim(graph, session.get_modelmeta().custom_metadata_map.get(METADATA))
+    size = info.preprocessing.size
+    found = digest_at(digest, size if resampled else None)
+    if found != info.digest:
         raise DataError(
             f"the graph {graph} was exported with the weights {info.digest[:12]}, and {path.name} "
-            f"next to it holds {digest[:12]}.",
+            f"next to it holds {found[:12]}.",
             action="Copy the two files that were exported together.",
+        )
+    if image_size not in (None, size):
+        raise DataError(
+            f"the graph {graph} takes images of {size} pixels, and the run's have {image_size}.",
+            action=f"{_EXPORT} --image-size {image_size}",
         )
     return OnnxBackbone(session, info, runtime)
 
@@ -151,8 +163,8 @@ def _graph_path(name: str, weights: Path | None) -> Path:
     )
 
 
-def _claim(graph: Path, text: str | None) -> BackboneInfo:
-    """Read a graph's description of itself."""
+def _claim(graph: Path, text: str | None) -> tuple[BackboneInfo, bool]:
+    """Read a graph's description of itself, and whether its positions are resampled."""
     if text is None:
         raise DataError(
             f"the graph {graph} does not say which backbone it is: it has no metadata "
@@ -163,6 +175,7 @@ def _claim(graph: Path, text: str | None) -> BackboneInfo:
         fields = json.loads(text)
         written = fields["format"]
         info = backbone_from_fields(fields["backbone"]) if written == FORMAT else None
+        resampled = fields.get("resampled", False) is True
     except (ValueError, KeyError, TypeError, RecursionError, WireError) as error:
         raise DataError(
             f"the metadata of the graph {graph} is malformed.", action=_EXPORT
@@ -172,7 +185,7 @@ def _claim(graph: Path, text: str | None) -> BackboneInfo:
             f"the graph {graph} has the format {str(written)[:20]}, this fcil reads {FORMAT}.",
             action="Export it again with this version of fcil.",
         )
-    return info
+    return info, resampled
 
 
 def _failed(error: Exception) -> WorkerError:

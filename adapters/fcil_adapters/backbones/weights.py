@@ -33,6 +33,20 @@ def weights_digest(named: Iterable[tuple[str, NDArray[Any]]]) -> str:
     return sha.hexdigest()
 
 
+def digest_at(digest: str, image_size: int | None) -> str:
+    """Return the digest of a backbone whose position embedding is resampled (hex).
+
+    The size stands for the resampled embedding, whose last bits differ between machines.
+
+    Args:
+        digest: of the weights as they are in their file.
+        image_size: side of its images in pixels; None: the model's own, nothing is resampled.
+    """
+    if image_size is None:
+        return digest
+    return hashlib.sha256(f"{digest} image_size={image_size}".encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """The place of a tensor in a safetensors file.

@@ -10,6 +10,8 @@ from typing import Any
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import is_digest
 
+MOST_PIXELS = 4096  # side of the largest images that a backbone may have
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -33,7 +35,8 @@ class BackboneInfo:
 
     Attributes:
         digest: SHA-256 over sorted (name, shape, fp32 little-endian bytes) of the headless state
-            dict, before casting or merging (hex).
+            dict, before casting or merging (hex); with the image size if that is not the model's
+            own (`backbones.weights.digest_at`).
     """
 
     name: str
@@ -75,7 +78,7 @@ def backbone_from_fields(fields: dict[str, Any]) -> BackboneInfo:
     try:
         p = fields["preprocessing"]
         preprocessing = Preprocessing(
-            size=_within(p["size"], 1, 4096),
+            size=_within(p["size"], 1, MOST_PIXELS),
             mean=_triple(p["mean"]),
             std=_triple(p["std"]),
             interpolation=str(p["interpolation"])[:32],

@@ -14,8 +14,14 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from fcil_adapters.backbones.backbone import Backbone, cls_features, load_backbone
+from fcil_adapters.backbones.backbone import (
+    Backbone,
+    cls_features,
+    load_backbone,
+    resampling_matrix,
+)
 from fcil_adapters.backbones.engines import installed
 from fcil_adapters.backbones.onnx_backbone import (
     FEATURES,
@@ -25,7 +31,7 @@ from fcil_adapters.backbones.onnx_backbone import (
     load_onnx_backbone,
 )
 from fcil_adapters.backbones.probes import TOLERANCE, compare_probes, probe_features
-from fcil_adapters.backbones.weights import HEAD, StoredTensor, WeightsFile
+from fcil_adapters.backbones.weights import HEAD, StoredTensor, WeightsFile, digest_at
 from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.contract.backbone_info import backbone_fields
 from fcil_adapters.export.trace import strip_exporter_notes, trace
@@ -33,6 +39,7 @@ from fcil_protocol.errors import BackboneMismatch, DataError, FcilError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 _MODULE = "vit"
+_POSITIONS = "pos_embed"
 
 
 class _Features(nn.Module):
@@ -41,12 +48,34 @@ class _Features(nn.Module):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.vit = backbone.module
+        if backbone.positions is not None:
+            self.vit = _with_stored_positions(backbone, backbone.positions)
         self.mean = backbone.mean
         self.std = backbone.std
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = pixels.to(torch.float32).permute(0, 3, 1, 2)  # (B, 3, S, S)
         return cls_features(self.vit, (x / 255 - self.mean) / self.std)
+
+
+class _Resampled(nn.Module):
+    """The position embedding of the model's own image size (1, N, d) -> of another, (1, M, d)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = nn.Buffer(matrix)  # (M, N)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.matrix @ positions
+
+
+def _with_stored_positions(backbone: Backbone, positions: Tensor) -> Any:
+    """Return a view that resamples the stored position embedding, which the digest covers."""
+    view = backbone.view()
+    view.pos_embed = nn.Parameter(positions, requires_grad=False)
+    resampled = _Resampled(resampling_matrix(backbone.module, positions))
+    parametrize.register_parametrization(view, _POSITIONS, resampled, unsafe=True)
+    return view
 
 
 @dataclass(frozen=True)
@@ -66,20 +95,23 @@ class Exported:
     checked: str
 
 
-def export_backbone(name: str, weights: Path | None, folder: Path) -> Exported:
+def export_backbone(
+    name: str, weights: Path | None, folder: Path, image_size: int | None = None
+) -> Exported:
     """Write a backbone's weights and graph, and compare its features with torch's.
 
     Args:
         name: ``embedded``, or a timm vision transformer.
         weights: a local safetensors file; None: those that come with the name.
         folder: gets ``NAME.safetensors`` and ``NAME.onnx``, with the model's NAME.
+        image_size: side of the graph's images in pixels; None: the model's own.
 
     Raises:
         DataError, ConfigError: it cannot be loaded or exported; the message says why.
         BackboneMismatch: onnxruntime computes other features than torch; no graph is left.
         StorageError: it cannot be written.
     """
-    backbone = load_backbone(name, weights)
+    backbone = load_backbone(name, weights, image_size=image_size)
     info = backbone.info
     with storage_errors("create the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +132,7 @@ def _weights_in(folder: Path, backbone: Backbone) -> WeightsFile:
     if not target.exists():
         return write_weights(backbone, target)
     file = WeightsFile.open(target)
-    same = file.digest() == backbone.info.digest
-    if not same or any(tensor.dtype != "F32" for tensor in file.tensors.values()):
+    if not _holds(file, backbone) or any(tensor.dtype != "F32" for tensor in file.tensors.values()):
         raise DataError(
             f"{target} exists already, with other weights or another precision.",
             action="Choose another folder: --out FOLDER",
@@ -129,14 +160,22 @@ def write_weights(backbone: Backbone, target: Path) -> WeightsFile:
     Raises:
         StorageError: it cannot be written.
     """
+    named = backbone.module.state_dict()
+    if backbone.positions is not None:
+        named[_POSITIONS] = backbone.positions
     state = {
         name: values.detach().to("cpu", torch.float32).contiguous()
-        for name, values in sorted(backbone.module.state_dict().items())
+        for name, values in sorted(named.items())
         if not name.startswith(HEAD)
     }
     with storage_errors("write the weights", target):
         write_atomic(target, safetensors.torch.save(state), mode=0o644)
     return WeightsFile.open(target)
+
+
+def _holds(file: WeightsFile, backbone: Backbone) -> bool:
+    size = None if backbone.positions is None else backbone.info.preprocessing.size
+    return digest_at(file.digest(), size) == backbone.info.digest
 
 
 def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
@@ -152,7 +191,7 @@ def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
         DataError: the file has other weights than the backbone.
         StorageError: it cannot be written.
     """
-    if weights.digest() != backbone.info.digest:
+    if not _holds(weights, backbone):
         raise DataError(
             f"{weights.path} has other weights than the backbone {backbone.info.name}.",
             action="Export both together.",
@@ -168,6 +207,8 @@ def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
             _point(tensor, weights.path.name, weights.tensors[tensor.name])
     strip_exporter_notes(model, "backbone")
     claim = {"format": FORMAT, "backbone": backbone_fields(backbone.info)}
+    if backbone.positions is not None:
+        claim["resampled"] = True
     model.metadata_props.add(key=METADATA, value=json.dumps(claim, sort_keys=True))
     with storage_errors("write the graph", target):
         write_atomic(target, model.SerializeToString(deterministic=True), mode=0o644)
@@ -178,7 +219,8 @@ def _rename(graph: Any) -> None:
     prefix = f"{_MODULE}."
 
     def bare(name: str) -> str:
-        return name.removeprefix(prefix)
+        name = name.removeprefix(prefix)
+        return _POSITIONS if name == f"parametrizations.{_POSITIONS}.original" else name
 
     for tensor in (*graph.initializer, *graph.value_info):
         tensor.name = bare(tensor.name)

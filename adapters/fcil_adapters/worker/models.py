@@ -25,21 +25,21 @@ from fcil_protocol.payloads.payload import Payload, unpack
 class LoadedModels:
     """The one backbone that a worker keeps loaded, and its device.
 
-    Every call names the backbone under ``backbone``: ``{name, weights, device}``, with ``weights``
-    a path or None and ``device`` also ``auto``; a client adds its choice of ``precision`` and
-    ``engine``, which is torch otherwise. So a restarted worker loads it again by itself. Only the
-    engine torch imports torch.
+    Every call names the backbone under ``backbone``: ``{name, weights, device, image_size}``, with
+    ``weights`` a path or None, ``device`` also ``auto``, and ``image_size`` also None, the model's
+    own; a client adds its choice of ``precision`` and ``engine``, which is torch otherwise. So a
+    restarted worker loads it again by itself. Only the engine torch imports torch.
     """
 
     def __init__(self) -> None:
-        self._meant: tuple[str, str, str | None, str] | None = None
+        self._meant: tuple[str, str, str | None, str, int | None] | None = None
         self._loaded: Any = None
         self._methods: dict[str, Method] = {}  # finding one reads every installed package
 
     def backbone(self, call: Call) -> Reply:
         """Load a backbone and describe it.
 
-        Fields: name, weights, device. Result: ``info`` (`contract.backbone_info.backbone_fields`),
+        Fields: see the class. Result: ``info`` (`contract.backbone_info.backbone_fields`),
         ``device`` (torch's name), ``description`` (of the device, for people); payload:
         ``probe``, the probe images' features (4, d).
         """
@@ -82,13 +82,14 @@ class LoadedModels:
 
     def _load(self, call: Call, wanted: Fields) -> Any:
         name, weights, device = wanted["name"], wanted["weights"], wanted["device"]
-        engine = wanted.get("engine", "torch")
-        if (engine, name, weights, device) != self._meant:
+        engine, image_size = wanted.get("engine", "torch"), wanted.get("image_size")
+        meant = (engine, name, weights, device, image_size)
+        if meant != self._meant:
             call.alive(f"loading {name}")  # torch, the device and the weights take a while
             self._loaded = self._meant = None  # two backbones need not fit at once
             path = Path(weights) if weights else None
-            self._loaded = engines.load(engine, name, path, device)
-            self._meant = (engine, name, weights, device)
+            self._loaded = engines.load(engine, name, path, device, image_size=image_size)
+            self._meant = meant
             call.alive.over()
         if engine == "torch":
             self._loaded.choose_precision(wanted.get("precision", "fp32"))

@@ -20,6 +20,10 @@ def export(
     weights: Annotated[
         Path | None, typer.Option(help="Local safetensors file with the weights.")
     ] = None,
+    image_size: Annotated[
+        int,
+        typer.Option(min=0, help="Side of the images in pixels, as [run] image_size; 0: its own."),
+    ] = 0,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -35,9 +39,10 @@ def export(
         choose("torch")
         from fcil_adapters.export.backbone_file import export_backbone
 
-        done = export_backbone(name, weights, out)
+        done = export_backbone(name, weights, out, image_size or None)
         row = {
             "name": done.info.name,
+            "image_size": done.info.preprocessing.size,
             "digest": done.info.digest,
             "graph": str(done.graph),
             "weights": str(done.weights),

@@ -16,7 +16,9 @@ WITHOUT_US = {
     "surplus": "has as many updates as it takes; this client's is not needed",
 }
 
-_TERMS = ("run", "method", "backbone", "backbone_digest", "privacy", "exemplars")
+_TERMS = (
+    "run", "method", "backbone", "backbone_digest", "image_size", "privacy", "exemplars"
+)  # fmt: skip
 
 
 def line(session: ClientSession, counted: int) -> str:
@@ -52,11 +54,13 @@ def terms_of(terms: Terms | None, limits: PrivacyLimits) -> dict[str, Any]:
     """Return the server's run, and its privacy terms next to the client's own limits."""
     if terms is None:
         return dict.fromkeys(_TERMS)
+    used = terms.method.needs_backbone
     return {
         "run": terms.run,
         "method": terms.method.name,
         "backbone": terms.backbone.name,
-        "backbone_digest": terms.backbone.digest if terms.method.needs_backbone else None,
+        "backbone_digest": terms.backbone.digest if used else None,
+        "image_size": terms.backbone.preprocessing.size if used else None,
         "privacy": {**terms.privacy.model_dump(), "own": vars(limits)},
         "exemplars": terms.method.exemplars(terms.hparams),
     }

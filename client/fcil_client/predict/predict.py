@@ -220,7 +220,7 @@ class Current:
             self._loaded = None  # two may not fit at once
             own = Path(model.record.weights) if model.record.weights else None
             weights = self._means.weights or own
-            self._loaded = _load(model.method, model.info.name, weights, self._means)
+            self._loaded = _load(model.method, model.info, weights, self._means)
         ours = self._loaded[1].info
         if not _same(ours, model.info):
             raise BackboneMismatch(
@@ -279,16 +279,22 @@ def _choose(method: Method, choice: str) -> str:
         ) from error
 
 
-def _load(method: Method, name: str, weights: Path | None, means: Means) -> tuple[str, Any]:
+def _load(
+    method: Method, info: BackboneInfo, weights: Path | None, means: Means
+) -> tuple[str, Any]:
     """Load with the chosen engine; if both would do, with the one that starts sooner."""
-    engine = _choose(method, means.engine)
+    engine, size = _choose(method, means.engine), info.preprocessing.size
+
+    def load(name: str) -> Any:
+        return engines.load(name, info.name, weights, means.device, means.threads, size)
+
     if means.engine == "auto" and method.frozen and engines.installed().onnxruntime:
         try:
-            return "onnx", engines.load("onnx", name, weights, means.device, means.threads)
+            return "onnx", load("onnx")
         except (ConfigError, DataError):
             if engine == "onnx":
                 raise  # there is no torch to use instead
-    return engine, engines.load(engine, name, weights, means.device, means.threads)
+    return engine, load(engine)
 
 
 # --- answers --------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ class RoundWork:
             "engine": self._engine,
             "device": self._options.device,
             "precision": self._options.precision,
+            "image_size": terms.backbone.preprocessing.size,
         }
 
     async def load(self, terms: Terms) -> None:

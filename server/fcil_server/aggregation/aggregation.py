@@ -133,6 +133,7 @@ class Aggregation:
             "name": run.backbone,
             "weights": run.weights or None,
             "device": run.device,
+            "image_size": run.image_size or None,
         }
 
     async def load_backbone(self) -> tuple[BackboneInfo, NDArray[np.float32] | None]:

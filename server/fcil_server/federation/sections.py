@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fcil_adapters.contract.averaging import AveragingRule
+from fcil_adapters.contract.backbone_info import MOST_PIXELS
 from fcil_adapters.contract.half_precision import WEIGHTS, read_half
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_server.federation.addresses import TlsFiles, split_address
@@ -100,6 +101,13 @@ class RunSection(Section):
     backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
     weights: str = Field(
         "", description="local safetensors file of the backbone's weights; empty: timm's hub"
+    )
+    image_size: int = Field(
+        0,
+        ge=0,
+        le=MOST_PIXELS,
+        description="side of the backbone's images in pixels, a multiple of its patch; the "
+        "position embedding is resampled for another size than the model's own; 0: that",
     )
     device: str = Field("auto", description="the server's device: auto, cpu, cuda, cuda:N")
     threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fcil_adapters.contract.backbone_info import MOST_PIXELS
 from fcil_protocol.errors import ConfigError
 
 Metric = Literal["faa", "aia", "forgetting"]
@@ -49,6 +50,9 @@ class SettingSection(ExperimentSection):
     backbone: str = Field("embedded", description="timm name, or 'embedded'")
     weights: str = Field(
         "", description="safetensors file of its weights; $NAME is taken from the environment"
+    )
+    image_size: int = Field(
+        0, ge=0, le=MOST_PIXELS, description="side of its images in pixels; 0: the backbone's own"
     )
     device: str = Field("auto", description="of server and clients: auto, cpu, cuda, cuda:N")
     threads: int = Field(1, ge=1, description="of a cell's server and of its swarm, each")

@@ -23,7 +23,16 @@ GRACE_S = 600.0
 # Settings made by the laboratory; a TOML must not set them.
 OWN_KEYS = {
     "federation": {"name", "ids", "listen", "advertise"},
-    "run": {"seed", "backbone", "weights", "device", "threads", "evaluate", "central_test"},
+    "run": {
+        "seed",
+        "backbone",
+        "weights",
+        "image_size",
+        "device",
+        "threads",
+        "evaluate",
+        "central_test",
+    },
     "method": None,  # set by rows
     "tasks": None,
     "round": {"rounds_per_task", "clients_per_round", "min_clients"},
@@ -191,6 +200,7 @@ def settings_of(experiment: Experiment, row: RowSection, seed: int) -> dict[str,
             "threads": setting.threads,
             "evaluate": False,
             "plots": False,
+            **({"image_size": setting.image_size} if setting.image_size else {}),
         },
         "method": {"name": row.method, **_options(row)},
         "round": {

@@ -98,10 +98,11 @@ def _how_measured(experiment: Experiment) -> str:
         "natural": "classes in alphabetical order",
         "shuffled": "another class order for each seed",
     }[data.order]
+    pixels = f" at {setting.image_size} px" if setting.image_size else ""
     return (
         f"{data.name}: {data.classes} classes in {data.tasks} tasks, {' and '.join(sizes)}, "
         f"{order}. {setting.clients} clients, {_rounds(setting.rounds_per_task)} per task where a "
-        f"row does not say otherwise, backbone {setting.backbone}, seeds "
+        f"row does not say otherwise, backbone {setting.backbone}{pixels}, seeds "
         f"{', '.join(map(str, setting.seeds))}: a seed draws the partition, the images where not "
         "all are taken, and every start. Each cell is a server and its clients as processes that "
         "speak over sockets. The server's model is judged after the last round of each task on "

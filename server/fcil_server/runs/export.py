@@ -144,7 +144,9 @@ def _backbone(
         return None, NO_BACKBONE
     notify(f"loading {config.run.backbone}")
     weights = Path(config.run.weights) if config.run.weights else None
-    backbone = engines.load("torch", config.run.backbone, weights, "cpu")
+    backbone = engines.load(
+        "torch", config.run.backbone, weights, "cpu", image_size=config.run.image_size or None
+    )
     return backbone, backbone.info
 
 

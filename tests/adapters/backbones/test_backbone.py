@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from adapters.kit import DIM, SIZE, toy_backbone
 from fcil_adapters.backbones import backbone as backbones
@@ -91,6 +93,53 @@ class TestEmbedded:
     def test_a_device_of_the_other_engine_names_it(self):
         with pytest.raises(ConfigError, match="--engine onnx"):
             load_backbone(device="tensorrt")
+
+
+class TestImageSize:
+    """A transformer at another image size: only its position embedding is resampled."""
+
+    @pytest.mark.parametrize("size", [16, 20, 48])
+    def test_resamples_positions_as_pillow_scales_pictures(self, embedded, size):
+        sized, side = load_backbone(image_size=size), size // 4
+        own = embedded.module.pos_embed.detach().numpy()[0]  # (1 + 64, d)
+        grid = own[1:].reshape(8, 8, -1)
+        scaled = np.stack(
+            [
+                np.asarray(Image.fromarray(plane).resize((side, side), Image.Resampling.BICUBIC))
+                for plane in np.ascontiguousarray(grid.transpose(2, 0, 1))
+            ],
+            axis=-1,
+        ).reshape(side * side, -1)
+        found = sized.module.pos_embed.detach().numpy()[0]
+        np.testing.assert_allclose(found, np.concatenate([own[:1], scaled]), atol=1e-6)
+        assert sized.info.preprocessing.size == size
+        others = sized.module.state_dict()
+        assert all(
+            torch.equal(others[n], t)
+            for n, t in embedded.module.state_dict().items()
+            if n != "pos_embed"
+        )
+
+    def test_takes_images_of_that_size(self):
+        sized = load_backbone(image_size=16)
+        assert sized.features(np.zeros((3, 16, 16, 3), np.uint8)).shape == (3, 128)
+
+    def test_digest_covers_the_size_and_not_the_resampled_bits(self, embedded):
+        own = embedded.info.digest
+        sizes = {size: load_backbone(image_size=size).info.digest for size in (16, 48)}
+        assert len({own, *sizes.values()}) == 3
+        words = f"{own} image_size=16".encode()
+        assert sizes[16] == hashlib.sha256(words).hexdigest()
+
+    @pytest.mark.parametrize("size", [None, 32])
+    def test_its_own_size_changes_nothing(self, embedded, size):
+        same = load_backbone(image_size=size)
+        assert same.info == embedded.info
+        assert same.positions is None
+
+    def test_a_size_that_patches_do_not_divide_is_refused(self):
+        with pytest.raises(DataError, match="patches of 4.*such as 28 or 32"):
+            load_backbone(image_size=30)
 
 
 class TestDigest:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from digits import load_digits
 from fcil_adapters.backbones import onnx_session
 from fcil_adapters.backbones.backbone import load_backbone
-from fcil_adapters.backbones.known import EMBEDDED, embedded_file
+from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_DIGEST, embedded_file
 from fcil_adapters.backbones.onnx_backbone import METADATA, load_onnx_backbone
 from fcil_adapters.backbones.onnx_session import CPU, CUDA, TENSORRT, open_session
 from fcil_adapters.backbones.probes import compare_probes, probe_features, probe_images
@@ -61,6 +61,61 @@ def files(tmp_path):
 def digits(count):
     pictures = (load_digits().images[:count] * (255 / 16)).round().astype(np.uint8)
     return np.repeat(np.kron(pictures, np.ones((1, 4, 4), np.uint8))[..., None], 3, axis=3)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Return the folder of the embedded backbone exported for images of 16 pixels."""
+    folder = tmp_path_factory.mktemp("small")
+    done = CliRunner().invoke(
+        app,
+        [
+            "backbone",
+            "export",
+            "embedded",
+            "--image-size",
+            "16",
+            "--out",
+            str(folder),
+            "--json",
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["data"]["image_size"] == 16
+    return folder
+
+
+class TestImageSize:
+    def test_features_and_description_equal_torchs(self, small):
+        ours = load_onnx_backbone(weights=small / f"{EMBEDDED}.onnx", device="cpu", image_size=16)
+        theirs = load_backbone(image_size=16)
+        assert ours.info == theirs.info
+        images = digits(9)[:, ::2, ::2]
+        error = compare_probes(ours.features(images), theirs.features(images))
+        assert 0 < error < CLOSE
+
+    def test_the_weights_file_is_that_of_every_size(self, small):
+        """So torch loads it at any size, and it is stored once."""
+        weights = WeightsFile.open(small / f"{EMBEDDED}.safetensors")
+        assert weights.digest() == EMBEDDED_DIGEST
+
+    def test_another_size_than_the_graphs_is_refused(self, small):
+        with pytest.raises(DataError, match="images of 16 pixels, and the run's have 32") as raised:
+            load_onnx_backbone(weights=small / f"{EMBEDDED}.onnx", device="cpu", image_size=32)
+        assert "--image-size 32" in raised.value.action
+
+    def test_a_graph_that_denies_its_size_is_refused(self, small, tmp_path):
+        """Without the word that positions are resampled, the digest is not that of its weights."""
+        for name in (f"{EMBEDDED}.onnx", f"{EMBEDDED}.safetensors"):
+            shutil.copy(small / name, tmp_path)
+        model = onnx.load(tmp_path / f"{EMBEDDED}.onnx", load_external_data=False)
+        (entry,) = (e for e in model.metadata_props if e.key == METADATA)
+        claim = json.loads(entry.value)
+        del claim["resampled"]
+        entry.value = json.dumps(claim)
+        onnx.save(model, tmp_path / f"{EMBEDDED}.onnx")
+        with pytest.raises(DataError, match="was exported with the weights"):
+            load_onnx_backbone(weights=tmp_path / f"{EMBEDDED}.onnx", device="cpu")
 
 
 class TestFeatures:

@@ -169,7 +169,7 @@ def test_a_context_comes_through_its_fields_unchanged():
 
 def test_a_backbone_with_another_digest_than_the_runs_is_refused():
     engine = LoadedModels()
-    engine._meant = ("torch", "embedded", None, "cpu")
+    engine._meant = ("torch", "embedded", None, "cpu", None)
     other = replace(NO_BACKBONE, digest="1" * 64)
     engine._loaded = SimpleNamespace(info=other, device="cpu", choose_precision=str)
     fields = fields_of("pilora", context("pilora"))

@@ -136,6 +136,7 @@ class Wanted:
     needed: bool = True  # the run's method uses one
     gradient: bool = False  # it trains, which needs torch
     weights: str = ""  # the file that they were taken from the last time, if one was given
+    image_size: int | None = None  # side of its images; None: the model's own
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_DIGEST
-from fcil_adapters.contract import registry
+from fcil_adapters.contract import BackboneInfo, Method, registry
 from fcil_adapters.contract.backbone_info import backbone_from_fields
 from fcil_client.doctor.checks.facts import (
     ClientFacts,
@@ -172,7 +172,10 @@ def _wanted(home: Home, status: Mapping[str, Any] | None, terms: Terms | None) -
     if status is not None and status.get("run") and status.get("backbone"):
         digest = str(status.get("backbone_digest") or "")
         source = f"as the running client says (run {status['run']})"
-        return Wanted(str(status["backbone"]), digest, source, bool(digest), weights=weights)
+        size = status.get("image_size")
+        return Wanted(
+            str(status["backbone"]), digest, source, bool(digest), weights=weights, image_size=size
+        )
     return _of_record(record) if record is not None else None
 
 
@@ -183,14 +186,20 @@ def _of_record(record: current_model.ModelRecord) -> Wanted | None:
     except (FcilError, KeyError):  # of a method that is installed no more: join says so
         return None
     source = f"as the model stored here uses it (run {record.run})"
-    needed, gradient = method.needs_backbone, not method.frozen
-    return Wanted(info.name, info.digest, source, needed, gradient, record.weights or "")
+    return replace(_of(method, info, source), weights=record.weights or "")
 
 
 def _of_terms(terms: Terms, source: str) -> Wanted:
     info, method = terms.backbone, terms.method
     source = f"{source} (run {terms.run})" if terms.run else source
-    return Wanted(info.name, info.digest, source, method.needs_backbone, not method.frozen)
+    return _of(method, info, source)
+
+
+def _of(method: Method, info: BackboneInfo, source: str) -> Wanted:
+    size = info.preprocessing.size
+    return Wanted(
+        info.name, info.digest, source, method.needs_backbone, not method.frozen, image_size=size
+    )
 
 
 def embedded() -> Wanted:

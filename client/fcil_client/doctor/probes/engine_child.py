@@ -74,7 +74,7 @@ def forward(request: dict[str, Any]) -> dict[str, Any]:
     """Load a backbone as a client would, compute the probe features and time some passes.
 
     Fields: ``engine``, ``gradient`` (the method trains), ``name``, ``weights`` (path or None),
-    ``device``.
+    ``device``, ``image_size`` (or None).
     """
     from fcil_adapters.backbones import engines
     from fcil_adapters.backbones.probes import probe_images
@@ -83,7 +83,9 @@ def forward(request: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     engine = engines.choose(request["engine"], needs_gradient=request["gradient"])
     weights = Path(request["weights"]) if request["weights"] else None
-    backbone = engines.load(engine, request["name"], weights, request["device"])
+    backbone = engines.load(
+        engine, request["name"], weights, request["device"], image_size=request["image_size"]
+    )
     loaded_s = time.perf_counter() - began
     probe = backbone.features(probe_images(backbone.info))
     size = backbone.info.preprocessing.size

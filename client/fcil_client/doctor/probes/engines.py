@@ -75,6 +75,7 @@ def load(wanted: Wanted, engine: str, device: str) -> Loaded:
         name=wanted.name,
         weights=wanted.weights or None,
         device=device,
+        image_size=wanted.image_size,
     )
     return Loaded(
         engine=said["engine"],
