@@ -125,7 +125,6 @@ KNOWN_SMALL = {
     "fcil_client.data.inventory",
     "fcil_client.rounds.options",
     "fcil_client.swarm.summary",
-    "fcil_protocol.link.backlog",
     "fcil_protocol.link.dial",
     "fcil_protocol.payloads.upload_rules",
     "fcil_protocol.process.overrides",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fcil_protocol.link.backlog import UnreadBytes
@@ -66,11 +66,11 @@ class ConnectionCounts:
                 watched.conn = conn
                 watched.unread.allowed = allowed
 
-    def delivered(self, fd: int, size: int) -> None:
-        """Count a message that was read, of this many bytes on the wire."""
+    def delivered(self, fd: int, frames: Sequence[int]) -> None:
+        """Count a message that was read, by the bytes of its frames on the wire."""
         watched = self._live.get(fd)
         if watched is not None:
-            watched.unread.delivered += size
+            watched.unread.read(frames)
 
     def cut_floods(self, now: float) -> list[tuple[int, int]]:
         """Cut every connection with more unread bytes than allowed.

@@ -220,7 +220,7 @@ class Router:
             if before is not None:  # its descriptor now belongs to this one
                 self._reader.tell(before)
             self._counts.spoke(fd, conn, self._allowance(key))
-        self._counts.delivered(fd, sum(frame_wire_bytes(len(f)) for f in frames[1:]))
+        self._counts.delivered(fd, [frame_wire_bytes(len(f)) for f in frames[1:]])
         return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
 
     def _allowance(self, key: bytes) -> int:

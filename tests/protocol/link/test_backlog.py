@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fcil_protocol.link.backlog import FORGIVEN_BYTES_S, UNSPOKEN_BYTES, UnreadBytes
+from fcil_protocol.link.backlog import (
+    BUFFER_BYTES,
+    FEW_BYTES,
+    FORGIVEN_BYTES_S,
+    UNSPOKEN_BYTES,
+    UnreadBytes,
+)
 from fcil_protocol.link.flood_watch import (
     GROWING_BYTES,
     HASTE_MS,
@@ -13,6 +19,7 @@ from fcil_protocol.link.flood_watch import (
     TICK_MS,
     FloodWatch,
 )
+from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages.frames import MAX_BODY_BYTES
 
 MONTH_S = 30 * 86_400
@@ -34,6 +41,37 @@ def test_what_was_read_makes_room() -> None:
     unread.delivered += 50_000
     assert not over(unread, 51_000)
     assert over(unread, 51_001)
+
+
+def test_small_frames_count_with_the_buffers_that_they_keep() -> None:
+    unread = UnreadBytes(allowed=100 << 20)
+    for _ in range(5000):
+        unread.read([95, 95])
+    each = 1 + BUFFER_BYTES / 95
+    assert unread.overhead == pytest.approx(each - 1, rel=1e-3)
+    assert not over(unread, 950_000 + int(0.99 * (100 << 20) / each))
+    assert over(unread, 950_000 + int(1.01 * (100 << 20) / each))
+
+
+def test_a_few_small_frames_may_always_wait_unless_they_are_a_guests() -> None:
+    member, guest = UnreadBytes(allowed=12 << 20), UnreadBytes(allowed=16 << 10)
+    for unread in (member, guest):
+        for _ in range(5000):
+            unread.read([95])
+    assert not over(member, 475_000 + FEW_BYTES)
+    assert over(member, 475_000 + FEW_BYTES + 1)
+    assert not over(guest, 475_000 + 50)
+    assert over(guest, 475_000 + (16 << 10) + 1)
+
+
+@pytest.mark.parametrize("chunk", [128 << 10, 256 << 10])
+def test_after_small_messages_alone_a_whole_window_of_chunks_may_wait(chunk: int) -> None:
+    """A client says little things for hours, and then it sends an update."""
+    unread = UnreadBytes(allowed=MEMBER_BYTES + (8 << 20))
+    for _ in range(5000):
+        unread.read([150])
+    unread.read([100, 200, chunk])
+    assert not over(unread, unread.delivered + (8 << 20))
 
 
 def test_the_first_message_of_anybody_has_room_before_it_is_known_whose_it_is() -> None:

@@ -132,7 +132,7 @@ def test_who_is_beyond_its_allowance_is_cut_once_and_told_with_its_number(counts
     counts.began(wire.fd)
     counts.spoke(wire.fd, 7, 100)
     wire.up(150)
-    counts.delivered(wire.fd, 60)
+    counts.delivered(wire.fd, [60])
     assert counts.cut_floods(0.0) == []
     wire.up(20)
     assert counts.cut_floods(0.0) == [(7, 110)]

@@ -150,7 +150,8 @@ def test_a_stranger_hears_that_it_is_refused_and_nothing_of_it_gets_through() ->
             assert not stranger.send([b"let me in"])
             await up(alice)
             assert (await echo(router, alice, b"me")).key == ALICE.public.curve
-            assert router.refused_handshakes >= 1
+            while router.refused_handshakes < 1:  # the gate's thread counts it when it likes
+                await asyncio.sleep(0)
 
     run(test)
 
