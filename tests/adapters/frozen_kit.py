@@ -35,12 +35,39 @@ def pooled(clients) -> Images:
     )
 
 
-def exact_ridge(phi, labels, rho, balance):
-    """Rows (C, D) of the ridge classifier, by one formula in float64; classes ascending."""
+def exact_analytic(h, phi, labels):
+    """Return classes, rows (C, D) and biases (C,) of all images at once, by definition."""
     classes = np.unique(labels)
-    gram = phi.T @ phi
-    penalty = rho * np.trace(gram) / len(gram)
-    targets = np.stack([phi[labels == c].sum(0) for c in classes])
-    if balance == "server":
-        targets /= np.array([(labels == c).sum() for c in classes])[:, None]
-    return classes, targets @ np.linalg.inv(gram + penalty * np.eye(len(gram)))
+    targets = (labels[:, None] == classes).astype(float)  # (N, C)
+    counts = targets.sum(0)
+    means = targets.T @ phi / counts[:, None]
+    size = np.trace(phi.T @ phi) / phi.shape[1]
+    penalty = size * (h.rho if h.rho != "gcv" else cross_validated(phi, targets)[0])
+    if h.form == "ridge":
+        gram = phi.T @ phi
+        weight = (means if h.balance == "server" else targets.T @ phi) @ np.linalg.inv(
+            gram + penalty * np.eye(len(gram))
+        )
+        return classes, weight, np.zeros(len(classes))
+    residuals = phi - targets @ means
+    solved = np.linalg.inv(residuals.T @ residuals + penalty * np.eye(phi.shape[1]))
+    degrees = len(phi) - len(classes)
+    weight = max(degrees, 1) * means @ solved
+    bias = np.array([-0.5 * row @ mean for row, mean in zip(weight, means, strict=True)])
+    if h.prior == "counts" and degrees > 0:
+        freedom = phi.shape[1] - penalty * np.trace(solved)
+        bias += freedom / (2 * counts) + np.log(counts)
+    return classes, weight, bias
+
+
+def cross_validated(phi, targets):
+    """Return the best rho of the grid and all GCV values, from the hat matrix of each."""
+    n, size = len(phi), np.trace(phi.T @ phi) / phi.shape[1]
+    found = {}
+    for rho in 10.0 ** np.arange(-6, 3.125, 0.25):
+        kernel = phi @ phi.T
+        hat = np.linalg.solve(kernel + rho * size * np.eye(n), kernel)
+        if np.trace(hat) <= 0.9 * n:
+            rss = np.square(targets - hat @ targets).sum()
+            found[rho] = rss / n / (1 - np.trace(hat) / n) ** 2
+    return min(found, key=lambda rho: (found[rho], -rho), default=1e3), found

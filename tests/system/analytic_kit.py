@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 
-from adapters.frozen_kit import exact_ridge
+from adapters.frozen_kit import exact_analytic
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.images.decoding import open_source
 from fcil_adapters.methods.analytic.lift import make_lift
@@ -53,7 +53,7 @@ def outcome(federation, folders):
     features = np.concatenate([features for _, features in doors])
     h = AnalyticHparams(projection=WIDTH)
     phi = make_lift(h, backbone.info.dim, state.i64("seed"))(features)
-    _, weight = exact_ridge(phi, labels, h.rho, h.balance)
+    _, weight, _ = exact_analytic(h, phi, labels)
     counts = np.bincount(labels, minlength=len(names)).tolist()
     assert state.f32("total.count").tolist() == counts, "every train image counts once"
     return state.f32("weight").astype(float), weight, data.headline[0]

@@ -167,7 +167,10 @@ def _fault(method: Method, error: Any) -> str:
         near = difflib.get_close_matches(key, method.hparams.model_fields, 1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         return f"method {method.name} has no option {key!r}{hint}"
-    return f"option {key!r} of method {method.name}: {error['msg']}, got {error['input']!r}"
+    text = error["msg"].removeprefix("Value error, ")
+    if not key:  # several options together
+        return f"method {method.name}: {text}"
+    return f"option {key!r} of method {method.name}: {text}, got {error['input']!r}"
 
 
 def schema_digest(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcil_adapters.methods.analytic.lift import lift
-from fcil_adapters.methods.analytic.model import score as ridge
+from fcil_adapters.methods.analytic.model import score_both, score_linear, score_projected
 from fcil_adapters.methods.running_mean.model import score as nearest_thumbnail
 from fcil_adapters.methods.running_mean.thumbnails import area_weights
 from fcil_adapters.numerics.scores import cosines, linear, negative_distances, unit_rows
@@ -15,6 +14,7 @@ from fcil_adapters.numerics.scores import cosines, linear, negative_distances, u
 RNG = np.random.default_rng(3)
 ROWS = np.vstack([RNG.normal(size=(4, 6)), np.zeros((1, 6))])  # one of length 0
 POINTS = RNG.normal(size=(3, 6))
+BIAS = RNG.normal(size=3)
 PIXELS = RNG.integers(0, 256, (2, 10, 10, 3)).astype(np.float64)
 
 
@@ -25,9 +25,9 @@ PIXELS = RNG.integers(0, 256, (2, 10, 10, 3)).astype(np.float64)
         (cosines, (ROWS, POINTS)),
         (negative_distances, (ROWS, POINTS)),
         (linear, (ROWS, POINTS, RNG.normal(size=3))),
-        (lift, (ROWS,)),
-        (lift, (ROWS, RNG.normal(size=(6, 9)))),
-        (ridge, (ROWS, RNG.normal(size=(3, 9)), RNG.normal(size=(6, 9)))),
+        (score_linear, (ROWS, POINTS, BIAS)),
+        (score_projected, (ROWS, RNG.normal(size=(3, 9)), BIAS, RNG.normal(size=(6, 9)))),
+        (score_both, (ROWS, RNG.normal(size=(3, 15)), BIAS, RNG.normal(size=(6, 9)))),
         (nearest_thumbnail, (PIXELS, area_weights(10, 4), RNG.random((3, 16)))),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from adapters.frozen_kit import WIDTH, exact_ridge, pooled
+from adapters.frozen_kit import WIDTH, exact_analytic, pooled
 from adapters.kit import client_id, toy_images
 from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.privacy import Privacy
@@ -45,10 +45,10 @@ CLIENTS = [
     toy_images({0: 2, 2: 4, 4: 3}, 2),
     toy_images({1: 6, 2: 1, 3: 2, 4: 5}, 3),
 ]
-ANALYTIC = {"projection": 20, "precision": "double"}
+ANALYTIC = {"projection": 20, "precision": "double", "rho": 1e-3}
 VARIANTS = {
     "analytic": ("analytic", ANALYTIC, ()),
-    "of all images alike": ("analytic", ANALYTIC | {"balance": "plain"}, ()),
+    "of all images alike": ("analytic", ANALYTIC | {"form": "ridge", "balance": "plain"}, ()),
     "single precision": ("analytic", {"projection": 20}, ()),
     "capped": ("analytic", ANALYTIC | {"weights": "capped"}, ("trust.max_weight_share=0.4",)),
     "truncated": ("analytic", ANALYTIC | {"truncate": 2}, ()),
@@ -89,10 +89,10 @@ def test_it_is_the_solution_of_one_machine_with_the_images_of_the_others(tmp_pat
     done = whole.forget("cat")
     state, h, data = whole.newest(done.run), whole.method.hparams, pooled(CLIENTS[:2])
     phi = make_lift(h, WIDTH, state.i64("seed"))(COLOURS.features(data.pictures))
-    classes, expected = exact_ridge(phi, data.labels, h.rho, h.balance)
-    got, weight = solve(h, Sums.read(state.tensors, "total"))
-    assert got.tolist() == classes.tolist() == [0, 1, 2, 4]
-    assert np.abs(weight - expected).max() < 1e-9 * np.abs(expected).max()
+    classes, expected, _ = exact_analytic(h, phi, data.labels)
+    found = solve(h, Sums.read(state.tensors, "total"))
+    assert found.classes.tolist() == classes.tolist() == [0, 1, 2, 4]
+    assert np.abs(found.weight - expected).max() < 1e-9 * np.abs(expected).max()
     assert np.abs(state.f32("weight") - expected).max() < 1e-6 * np.abs(expected).max()
 
 
@@ -124,7 +124,7 @@ def test_one_after_the_other_can_be_forgotten_down_to_nobody(tmp_path):
     whole = story(tmp_path).write()
     runs = [whole.forget(name).run for name in ("cat", "ann", "ben")]
     last = whole.newest(runs[-1])
-    assert last.f32("weight").shape == (0, 20)
+    assert last.f32("weight").shape == (0, 26)
     assert not last.f32("total.triangle").any()
     with whole.ledger() as ledger:
         assert [r.emptied_at is None for r in ledger.runs.all()] == [False, False, False, True]

@@ -37,6 +37,7 @@ from fcil_adapters.methods.analytic.lift import SEED_WORDS
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.sums import LOW, triangle_size
 from fcil_adapters.numerics.class_reports import count_spec
+from fcil_protocol.errors import ConfigError
 
 # The length of phi is about 1 and at most some tens; images are at most 10^9.
 _LARGEST_SUM = 1e12
@@ -66,9 +67,10 @@ def _suffixes(h: AnalyticHparams) -> tuple[str, ...]:
 def broadcast(_h: AnalyticHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the classifier and of the projection's seed."""
     weight = TensorSpec("weight", Kind.HEAD, ("known", "D"), max_abs=_LARGEST_SUM)
+    bias = TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST_SUM)
     return {
         "current": PayloadSchema(
-            (weight, count_spec("classes", "known")), at_most=(("known", "s"),)
+            (weight, bias, count_spec("classes", "known")), at_most=(("known", "s"),)
         ),
         "projection": PayloadSchema((count_spec("seed", SEED_WORDS),)),
     }
@@ -94,7 +96,17 @@ def largest(h: AnalyticHparams, _b: BackboneInfo, _task: TaskInfo, _clients: int
 
 
 def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return the protected statistics: all tensors sent but counts."""
+    """Return the protected statistics: all tensors sent but counts.
+
+    Raises:
+        ConfigError: groups of images are asked for.
+    """
+    if h.group:
+        raise ConfigError(
+            f"method.group is {h.group}, and blanking one image of a group moves the feature "
+            "products by up to twice as much as noise covers.",
+            action="Set method.group to 0, or privacy.noise_multiplier to 0.",
+        )
     names = [spec.name for spec in _sum_specs(h)]
     sums = tuple(n for n in names if n.startswith("sum"))
     products = tuple(n for n in names if n not in sums)
@@ -113,7 +125,7 @@ def cap_ignored_reason(h: AnalyticHparams) -> str:
 
 METHOD = Method(
     name="analytic",
-    version="1",
+    version="2",
     title="Analytic: exact ridge classifier from sums of frozen features",
     citation="AFCL, https://arxiv.org/abs/2505.12245; RanPAC, NeurIPS 2023, "
     "https://arxiv.org/abs/2307.02251",

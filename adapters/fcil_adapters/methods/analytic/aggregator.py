@@ -25,7 +25,8 @@ _LARGEST_WORD = 2**62
 class Aggregator:
     """The state: ``seed``, the sums, and their classifier.
 
-    ``total.*`` (`Sums.tensors`); ``weight`` (C, D) and ``classes`` (C,), the classifier.
+    ``total.*`` (`Sums.tensors`); ``weight`` (C, D), ``bias`` (C,) and ``classes`` (C,), the
+    classifier.
     """
 
     def init(self, ctx: Context) -> State:
@@ -49,14 +50,18 @@ class Aggregator:
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the classifier, and the seed that never changes. Sums stay on the server."""
-        head = State({name: state.tensors[name] for name in ("weight", "classes")})
+        head = State({name: state.tensors[name] for name in ("weight", "bias", "classes")})
         return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
 
 
 def _with_total(h: AnalyticHparams, state: State, total: Sums) -> State:
     """Return the state with the total, and its classifier."""
-    classes, weight = solve(h, total)
-    rows: dict[str, Array] = {"classes": classes, "weight": weight.astype(np.float32)}
+    found = solve(h, total)
+    rows: dict[str, Array] = {
+        "classes": found.classes,
+        "weight": found.weight.astype(np.float32),
+        "bias": found.bias.astype(np.float32),
+    }
     return State({**state.tensors, **total.tensors(_TOTAL), **rows}, state.meta)
 
 
@@ -67,5 +72,5 @@ def _sent(ctx: Context, updates: Updates) -> Iterator[Sums]:
     if ctx.hparams.weights == "capped":
         factors = allowed_counts(updates.samples, ctx.max_weight_share) / samples
     for update, factor in zip(updates, factors.tolist(), strict=True):
-        sums = read_upload(update.payload)
+        sums = read_upload(ctx.hparams, update.payload)
         yield sums if factor == 1 else sums.scaled(factor)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fcil_adapters.contract import Payload, TaskInfo
 from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_adapters.methods.analytic.sums import F64, LOW, Sums, joined, pack_triangle
+from fcil_adapters.methods.analytic.sums import F64, I64, LOW, Sums, joined, pack_triangle
 from fcil_adapters.numerics.class_reports import count_faults
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
@@ -44,7 +44,7 @@ def leading_factor_of(square: F64, most: int) -> F64:
     return factor
 
 
-def read_upload(payload: Payload) -> Sums:
+def read_upload(h: AnalyticHparams, payload: Payload) -> Sums:
     """Return a client's upload as sums, independent of its form."""
     tensors = payload.tensors
     if TRIANGLE in tensors:
@@ -54,12 +54,19 @@ def read_upload(payload: Payload) -> Sums:
         rest = joined(tensors, REST) if REST in tensors else np.zeros(factor.shape[1])
         triangle = pack_triangle(factor.T @ factor + np.diag(rest))
     order = np.argsort(payload.i64("classes"))
+    counts = payload.i64("count")[order]
     return Sums(
         triangle,
         payload.i64("classes")[order],
         joined(tensors, "sum")[order],
-        payload.i64("count")[order].astype(np.float64),
+        counts.astype(np.float64),
+        float(group_counts(h, counts).sum()),
     )
+
+
+def group_counts(h: AnalyticHparams, counts: I64) -> I64:
+    """Return how many rows the images of each class (c,) become: groups, or the images."""
+    return counts // h.group if h.group else counts
 
 
 def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
@@ -73,7 +80,10 @@ def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[
         low = payload.tensors.get(name + LOW)
         if low is None or low.shape != payload.tensors[name].shape:
             faults.append(f"'{name + LOW}' is not of the shape of {name!r}")
-    absent = payload.i64("count") == 0
+    counts = payload.i64("count")
+    absent = counts == 0
+    if ((counts > 0) & (counts < h.group)).any():
+        faults.append(f"'count' has a class with fewer images than a group of {h.group}")
     if joined(payload.tensors, "sum")[absent].any():
         faults.append("'sum' holds more than zero for a class without images")
     if REST in payload.tensors and (joined(payload.tensors, REST) < 0).any():

@@ -12,8 +12,10 @@ from fcil_adapters.methods.analytic import forms
 from fcil_adapters.methods.analytic.lift import make_lift
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.parts import read_seed
-from fcil_adapters.methods.analytic.sums import F64, LOW, pack_triangle, split
+from fcil_adapters.methods.analytic.sums import F64, I64, LOW, pack_triangle, split
 from fcil_adapters.numerics.class_means import class_sums
+
+_GROUPS = 1  # purpose of the random stream
 
 
 class Learner:
@@ -26,14 +28,26 @@ class Learner:
         h: AnalyticHparams = ctx.hparams
         classes, d = ctx.task.classes, ctx.backbone_info.dim
         lift = make_lift(h, d, read_seed(broadcast))
-        products = _Products(h, h.width(d), ctx.privacy, len(data))
+        group_of = draw_groups(ctx, data.labels)  # (N,)
+        groups = int(group_of.max(initial=-1)) + 1 if h.group else 0
+        grouped = np.zeros((groups, h.width(d)))  # (M, D)
+        products = _Products(h, h.width(d), ctx.privacy, groups if h.group else len(data))
         sums = np.zeros((len(classes), h.width(d)))  # (c, D)
         counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
+        done = 0
         for features, labels in feature_batches(ctx, data):
-            phi = ctx.privacy.clipped(lift(features))  # (B, D)
-            more = class_sums(phi, labels, classes)
+            mine = group_of[done : done + len(labels)]
+            done += len(labels)
+            phi = ctx.privacy.clipped(lift(features[mine >= 0]))  # (B, D)
+            more = class_sums(phi, labels[mine >= 0], classes)
             sums, counts = sums + more[0], counts + more[1]
-            products.add(phi)
+            if h.group:
+                np.add.at(grouped, mine[mine >= 0], phi)
+            else:
+                products.add(phi)
+        if h.group:
+            sizes = np.bincount(group_of[group_of >= 0], minlength=groups)  # (M,)
+            products.add(grouped / np.sqrt(sizes)[:, None])
         numbers = {**products.released(), "sum": ctx.privacy.released_sums(sums, counts)}
         sent: dict[str, Array] = {
             name: array
@@ -44,6 +58,27 @@ class Learner:
         sent["count"] = counts
         sent["n"] = counts.sum(dtype=np.int64).reshape(1)
         return state, Payload(sent)
+
+
+def draw_groups(ctx: Context, labels: I64) -> I64:
+    """Return each image's group (N,), from 0; -1: it stays at home.
+
+    A class's images are divided at random into as many groups as have ``group`` images each; the
+    rest is distributed among them. Without groups every image has one of its own.
+    """
+    size = ctx.hparams.group
+    if not size:
+        return np.arange(len(labels), dtype=np.int64)
+    rng = ctx.rng(_GROUPS)
+    found = np.full(len(labels), -1, dtype=np.int64)
+    first = 0
+    for c in np.unique(labels):
+        images = rng.permutation(np.flatnonzero(labels == c))
+        count = len(images) // size
+        if count:
+            found[images] = first + np.arange(len(images)) % count
+        first += count
+    return found
 
 
 class _Products:

@@ -24,33 +24,32 @@ SEED_WORDS = 4
 
 
 def make_lift(h: AnalyticHparams, d: int, seed: I64) -> Lift:
-    """Return the map from features to phi; its arguments are those of `lift_matrices`."""
-    matrices = lift_matrices(h, d, seed)
-
-    def in_double(features: NDArray[Any]) -> F64:
-        phi: F64 = lift(features.astype(np.float64), *matrices)
-        return phi
-
-    return in_double
-
-
-def lift_matrices(h: AnalyticHparams, d: int, seed: I64) -> tuple[F64, ...]:
-    """Return the arguments of `lift` besides the features.
+    """Return the map from features (B, d) to phi (B, D), in float64.
 
     Args:
         h: kind and width of the map.
         d: width of the backbone's features.
         seed: `SEED_WORDS` whole numbers >= 0, the server's; they determine the projection.
     """
+    matrices = lift_matrices(h, d, seed)
+
+    def lift(features: NDArray[Any]) -> F64:
+        rows: F64 = unit_rows(features.astype(np.float64))
+        parts = [] if h.features == "relu_projection" else [rows]
+        parts += [projected(rows, matrix) for matrix in matrices]
+        return np.concatenate(parts, axis=1)
+
+    return lift
+
+
+def lift_matrices(h: AnalyticHparams, d: int, seed: I64) -> tuple[F64, ...]:
+    """Return the random projection (d, `projection`), if the features need it."""
     return () if h.features == "linear" else (projection(seed, d, h.projection),)
 
 
-def lift(features: Any, *matrices: Any) -> Any:
-    """Return phi (B, D) of features (B, d); arrays or tensors, see `numerics.scores`."""
-    rows = unit_rows(features)
-    for matrix in matrices:
-        rows = (rows @ matrix).clip(0.0)
-    return rows
+def projected(rows: Any, matrix: Any) -> Any:
+    """Return ``relu(rows R)`` of rows (B, d), arrays or tensors (`numerics.scores`)."""
+    return (rows @ matrix).clip(0.0)
 
 
 def projection(seed: I64, d: int, width: int) -> F64:

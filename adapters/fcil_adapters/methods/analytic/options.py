@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from fcil_adapters.contract import Hparams
+
+GCV: Literal["gcv"] = "gcv"
+LEAST_RHO, MOST_RHO = 1e-9, 1e3
 
 
 class AnalyticHparams(Hparams):
     """Defaults from measurements on small backbones (NOTES.md)."""
 
-    features: Literal["relu_projection", "linear"] = Field(
-        default="relu_projection",
-        description="Features of the classifier: ReLU of a fixed random projection, or the "
-        "frozen feature itself.",
+    features: Literal["both", "relu_projection", "linear"] = Field(
+        default="both",
+        description="Features of the classifier: the frozen feature itself and the ReLU of a fixed "
+        "random projection side by side, or one of them.",
     )
     projection: int = Field(
-        default=2000, ge=1, le=10_000, description="Width D of the random projection."
+        default=2000, ge=1, le=10_000, description="Width of the random projection."
     )
-    rho: float = Field(
-        default=1e-3,
-        ge=1e-9,
-        le=1e3,
-        description="Ridge: lambda is rho times the mean of G's diagonal, tr(G) / D.",
+    rho: Literal["gcv"] | float = Field(
+        default=GCV,
+        description="Ridge: lambda is rho times the mean of G's diagonal, tr(G) / D; gcv: chosen "
+        "after each round by generalised cross-validation, from the sums alone.",
+    )
+    form: Literal["within", "ridge"] = Field(
+        default="within",
+        description="Scatter that the ridge is added to: of the features within their classes "
+        "(nearest class means for a large ridge, LDA for a small one), or G (regression on "
+        "one-hot labels).",
+    )
+    prior: Literal["counts", "none"] = Field(
+        default="counts",
+        description="Correction of the form within for unequal numbers of images: means of few "
+        "images are less certain, and frequent classes likelier; or none.",
     )
     balance: Literal["server", "plain"] = Field(
         default="server",
-        description="Every class weighs alike (its sums are divided by its images on the server), "
-        "or every image does.",
+        description="In the form ridge every class weighs alike (its sums are divided by its "
+        "images on the server), or every image does.",
+    )
+    group: int = Field(
+        default=0,
+        ge=0,
+        description="Images whose sum replaces them in G, drawn at random within a class; a class "
+        "of fewer stays at home. 0: every image by itself.",
     )
     truncate: int = Field(
         default=0,
@@ -48,6 +67,28 @@ class AnalyticHparams(Hparams):
         "max_weight_share in its round counts with less.",
     )
 
+    @field_validator("rho", mode="plain")
+    @classmethod
+    def _read_rho(cls, value: object) -> object:
+        if value == GCV:
+            return value
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            number = float(value)
+            if LEAST_RHO <= number <= MOST_RHO:
+                return number
+        raise ValueError(f"expected 'gcv' or a number from {LEAST_RHO:g} to {MOST_RHO:g}")
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.group == 1:
+            raise ValueError("group: expected 0 or at least 2 images, got 1")
+        if self.form == "within" and self.balance == "plain":
+            raise ValueError("balance = 'plain' has no effect unless form = 'ridge'")
+        if self.form == "ridge" and "prior" in self.model_fields_set and self.prior == "none":
+            raise ValueError("prior = 'none' has no effect unless form = 'within'")
+        return self
+
     def width(self, d: int) -> int:
         """Return D, the length of a feature in the sums (d: of the backbone's)."""
-        return d if self.features == "linear" else self.projection
+        own = 0 if self.features == "relu_projection" else d
+        return own + (0 if self.features == "linear" else self.projection)

@@ -32,18 +32,20 @@ class Sums:
         classes: (m,) ids, ascending.
         sums: (m, D), the sum of phi of each class.
         counts: (m,), images of each class; a capped client's are lowered with its sums.
+        observations: the number of rows whose products are in G: images, or groups of them.
     """
 
     triangle: F64
     classes: I64
     sums: F64
     counts: F64
+    observations: float
 
     @classmethod
     def zero(cls, width: int) -> Sums:
         """Return the sums over no image; D is ``width``."""
         none = np.zeros((0, width))
-        return cls(np.zeros(triangle_size(width)), np.zeros(0, np.int64), none, np.zeros(0))
+        return cls(np.zeros(triangle_size(width)), np.zeros(0, np.int64), none, np.zeros(0), 0.0)
 
     def __add__(self, other: Sums) -> Sums:
         """Return the sums over the images of both."""
@@ -54,25 +56,39 @@ class Sums:
             rows = np.searchsorted(classes, one.classes)
             sums[rows] += one.sums
             counts[rows] += one.counts
-        return Sums(self.triangle + other.triangle, classes, sums, counts)
+        observations = self.observations + other.observations
+        return Sums(self.triangle + other.triangle, classes, sums, counts, observations)
 
     def scaled(self, factor: float) -> Sums:
         """Return the sums of these images if each counts ``factor`` times."""
-        return Sums(self.triangle * factor, self.classes, self.sums * factor, self.counts * factor)
+        return Sums(
+            self.triangle * factor,
+            self.classes,
+            self.sums * factor,
+            self.counts * factor,
+            self.observations * factor,
+        )
 
     def tensors(self, prefix: str) -> dict[str, Array]:
         """Return the tensors by which a state holds them."""
-        named = {"triangle": self.triangle, "sum": self.sums, "count": self.counts}
+        named = {
+            "triangle": self.triangle,
+            "sum": self.sums,
+            "count": self.counts,
+            "observations": np.array([self.observations]),
+        }
         pairs = {f"{prefix}.{name}": array for name, array in named.items()}
         return {**split(pairs), f"{prefix}.classes": self.classes}
 
     @classmethod
     def read(cls, tensors: Mapping[str, Array], prefix: str) -> Sums:
         """Read the result of `tensors`."""
-        triangle, sums, counts = (
-            joined(tensors, f"{prefix}.{name}") for name in ("triangle", "sum", "count")
+        triangle, sums, counts, (observations,) = (
+            joined(tensors, f"{prefix}.{name}")
+            for name in ("triangle", "sum", "count", "observations")
         )
-        return cls(triangle, np.asarray(tensors[f"{prefix}.classes"], np.int64), sums, counts)
+        classes = np.asarray(tensors[f"{prefix}.classes"], np.int64)
+        return cls(triangle, classes, sums, counts, float(observations))
 
 
 def split(arrays: Mapping[str, F64]) -> dict[str, Array]:
