@@ -10,10 +10,8 @@ import contextlib
 import os
 import platform
 import sys
-import tempfile
 import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 KEPT = 20  # a daemon that its supervisor restarts again and again must not fill the disk
@@ -43,6 +41,9 @@ def keep_details(error: BaseException) -> Path | None:
 
 def own_version() -> str:
     """Return the version of the installed distribution."""
+    # Every command reaches this module, and hardly any needs it: 20 ms of each start.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("fcil")
     except PackageNotFoundError:  # the packages are on the path, but were never installed
@@ -50,6 +51,8 @@ def own_version() -> str:
 
 
 def _folders() -> list[Path]:
+    import tempfile
+
     import platformdirs
 
     state = Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "defects"
@@ -63,6 +66,8 @@ def _write(folder: Path, data: bytes) -> Path:
         for old in kept[: max(0, len(kept) - KEPT + 1)]:
             old.unlink(missing_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    import tempfile
+
     number, name = tempfile.mkstemp(".txt", f"defect-{stamp}-", folder)
     with os.fdopen(number, "wb") as file:
         file.write(data)
