@@ -46,6 +46,7 @@ PARENTS = {
 STARTERS = {
     "fcil_client/doctor/probes/system.py",  # systemctl, by its whole path
     "fcil_server/lab/data.py",
+    "fcil_server/lab/results.py",
 }
 PYTHON = {
     "fcil_protocol/process/child.py",  # runs a module in this process, which is a child

@@ -88,6 +88,12 @@ def package_of(name: str) -> str:
     return _package(entries[0]) if entries else ""
 
 
+def module_of(name: str) -> str:
+    """Return the module with a method's manifest; "" if no package offers it."""
+    entries = _entries(name)
+    return entries[0].value.partition(":")[0] if entries else ""
+
+
 def _entries(name: str, doors: EntryPoints | None = None) -> list[EntryPoint]:
     return [e for e in (installed() if doors is None else doors) if e.name == name]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from fcil_adapters.contract import Hparams, Method, registry
+from fcil_adapters.contract import Hparams, Method, registry, source_code
 from fcil_protocol.errors import ConfigError, FcilError
 from fcil_protocol.ids import digest_of
 from fcil_server.federation import config as configuration
@@ -118,9 +119,15 @@ class Cell:
             "method": method.name,
             "method_version": method.version,
             "package": registry.package_of(method.name),
+            "code": _code_of(method.name),
             "hparams": dict(self.hparams),
             "settings": settings,
         }
+
+
+@lru_cache
+def _code_of(method: str) -> str:
+    return source_code.method_digest(registry.load_method(method), registry.module_of(method))
 
 
 def make(experiment: Experiment) -> list[Cell]:

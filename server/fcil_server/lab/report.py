@@ -312,6 +312,27 @@ def _matrices(found: Sequence[RowSummary]) -> Iterator[Block]:
     yield from (Matrix(f"{e.row}, {e.partition} ({_seeds(e.faa)})", e.matrix) for e in found)
 
 
+def _sources(finished: Mapping[str, Content]) -> Iterator[Block]:
+    """Yield which code made the cells."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, content in finished.items():
+        digest = str(content["environment"].get("source_digest", ""))
+        key = str(content.get("revision", "")), digest[:16]
+        found.setdefault(key, []).append(name)
+    if len(found) > 1:
+        yield Text(
+            f"{len(found)} revisions of the code made these cells. A cell is computed again when "
+            "the code of its method changes, so within a row they agree on that."
+        )
+    yield Items(
+        [
+            f"code: {len(names)} cells by "
+            + (f"revision {revision or 'unknown'}, digest {digest}" if digest else "unknown")
+            for (revision, digest), names in sorted(found.items())
+        ]
+    )
+
+
 def _environment(finished: Mapping[str, Content], command: str) -> Iterator[Block]:
     yield Heading("Environment and digests")
     yield Text("To make it again:")
@@ -326,6 +347,7 @@ def _environment(finished: Mapping[str, Content], command: str) -> Iterator[Bloc
             f"{count} cells with environment {digest[:12]}: {', '.join(told)}, "
             f"{facts.get('cores')} cores, {facts.get('threads')} threads; {packages}."
         )
+    yield from _sources(finished)
     backbones = {
         f"{c['backbone'].get('name')}, digest {str(c['backbone'].get('digest'))[:16]}"
         for c in finished.values()

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from fcil_server.lab.plan import RESULT_VERSION, Cell
 
 KEY_DIGITS = 24  # of the SHA-256; enough for a few thousand cells
 PLAN = "plan.json"
+_GIT_S = 10.0  # for an answer of git
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Results:
             "cell": cell.name,
             "seed": cell.seed,
             "identity": cell.identity(one["digest"], known.backbone),
+            "revision": revision(Path(__file__).parent),
             "train_images": one["images"],
             "notes": one["notes"],
         }
@@ -159,3 +162,26 @@ class Results:
             if content is not None:
                 found[cell.name] = content
         return found
+
+
+def revision(folder: Path) -> str:
+    """Return git's name of the revision that a folder is checked out of.
+
+    It ends in ``-dirty`` if files differ from it, and is empty where there is no checkout, or no
+    git.
+    """
+    here = ["git", "-C", str(folder)]
+    try:
+        tracked = subprocess.run(
+            [*here, "ls-files", "--error-unmatch", "__init__.py"],
+            capture_output=True, timeout=_GIT_S, check=False,
+        )  # fmt: skip
+        if tracked.returncode:
+            return ""
+        done = subprocess.run(
+            [*here, "describe", "--always", "--abbrev=12", "--dirty"],
+            capture_output=True, text=True, timeout=_GIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from fcil_adapters.contract import source_code
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
@@ -243,6 +244,7 @@ def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str
         "threads": threads,
         "device": dict(device),
         "packages": _versions(_PACKAGES),
+        "source_digest": source_code.tree_digest(),
     }
 
 

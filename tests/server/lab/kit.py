@@ -67,6 +67,7 @@ def content(name: str, faa: float, aia: float = 50.0, wall_s: float = 10.0) -> d
         "rounds": {"all": 4, "not_done": 0, "updates": 12, "excluded": 0, "silent": {}},
         "backbone": {"name": "vit", "digest": "b" * 64},
         "method_version": "1",
-        "environment": {"python": "3.11", "packages": {"numpy": "2"}},
+        "revision": "0123456789ab",
+        "environment": {"python": "3.11", "packages": {"numpy": "2"}, "source_digest": "d" * 64},
         "environment_digest": "e" * 64,
     }

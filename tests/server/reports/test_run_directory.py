@@ -234,6 +234,7 @@ class TestFiles:
         found = run_directory.describe_environment({"name": "cpu"}, threads=3)
         assert (found["threads"], found["device"]) == (3, {"name": "cpu"})
         assert found["packages"]["numpy"] == np.__version__
+        assert len(found["source_digest"]) == 64
         assert str(Path.home()) not in json.dumps(found)
 
     def test_a_run_without_any_round_can_be_reported(self, empty: Ledger, tmp_path: Path) -> None:
