@@ -1,8 +1,9 @@
 """Classifiers in closed form on frozen features of all classes at once, in one process.
 
-Nearest class means and `analytic` with several options, on the first images of each class of a
-folder or zip with ``train/<class>/`` and ``test/<class>/``; the projection is another one for each
-seed, and ``--tail`` takes from ``--train`` images down to a twentieth of it::
+Nearest class means, `analytic` and `gaussian_head` with several options, on the first images of
+each class of a folder or zip with ``train/<class>/`` and ``test/<class>/``; the projection is
+another one for each seed (0: without `analytic`), and ``--tail`` takes from ``--train`` images down
+to a twentieth of it::
 
     export OMP_NUM_THREADS=1
     python scripts/bench/closed_form.py --data cifar100.zip --train 20 --test 10
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
@@ -31,6 +33,15 @@ from fcil_adapters.methods.analytic.lift import SEED_WORDS, make_lift
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.solving import solve
 from fcil_adapters.methods.analytic.sums import Sums, pack_triangle
+from fcil_adapters.numerics.scores import quadratic
+from fcil_adapters.toolkit.gaussians.discriminants import (
+    Quadratic,
+    linear_discriminant,
+    quadratic_discriminant,
+)
+from fcil_adapters.toolkit.gaussians.gaussian import describe
+from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
+from fcil_adapters.toolkit.gaussians.store import ClassEntry
 
 ROWS = {
     "both, within, gcv (default)": {},
@@ -42,6 +53,12 @@ ROWS = {
         "features": "relu_projection", "form": "ridge", "rho": 1e-3
     },
 }  # fmt: skip
+SHARES = (0.1, 1.0, 0.3)  # the quadratic head's defaults
+HEADS: dict[str, Callable[[Mixture], Quadratic]] = {
+    "lda, shrinkage = 0.01": lambda mixture: linear(mixture, 0.01),
+    "lda (default)": lambda mixture: linear(mixture, 0.1),
+    "quadratic (default)": lambda mixture: quadratic_discriminant(mixture, 8, SHARES),
+}
 
 
 def main() -> None:
@@ -70,12 +87,35 @@ def main() -> None:
     print("| classifier | right, % | seeds |")
     print("|---|---|---|")
     print(f"| nearest class mean, cosine | {nearest_mean(found):.1f} | |", flush=True)
-    for title, options in ROWS.items():
+    for title, options in ROWS.items() if args.seeds else ():
         h = AnalyticHparams.model_validate(options)
         right = [accuracy(h, found, seed) for seed in range(args.seeds)]
         print(
             f"| {title} | {mean(right):.1f} | {', '.join(f'{r:.1f}' for r in right)} |", flush=True
         )
+    gaussians = mixture_of(found)
+    for title, make in HEADS.items():
+        head = make(gaussians)
+        scores = quadratic(found.test, head.weight, head.bias, head.turn, head.offset)
+        right = 100 * float((scores.argmax(axis=1) == found.answers).mean())
+        print(f"| gaussian_head, {title} | {right:.1f} | |", flush=True)
+
+
+def mixture_of(features: Features) -> Mixture:
+    """Return Gaussians of the classes as one client would send them by default."""
+    entries = [
+        ClassEntry(0, c, "one", describe(features.train[features.labels == c], "lowrank", 16))
+        for c in range(int(features.labels.max()) + 1)
+    ]
+    return make_mixture(entries, range(len(entries)), "counts")
+
+
+def linear(mixture: Mixture, shrinkage: float) -> Quadratic:
+    """Return LDA as a quadratic head without directions."""
+    weight, bias = linear_discriminant(mixture, shrinkage)
+    return Quadratic(
+        weight, bias, np.zeros((len(bias), 0, weight.shape[1])), np.zeros((len(bias), 0))
+    )
 
 
 def long_tail(features: Features) -> Features:

@@ -25,6 +25,12 @@ def linear(rows: Rows, weight: Any, bias: Any) -> Rows:
     return rows @ weight.T + bias
 
 
+def quadratic(rows: Rows, weight: Any, bias: Any, turn: Any, offset: Any) -> Rows:
+    """Return ``W x + b + |T_c x - t_c|^2 / 2`` for turn (C, r, d) and offset (C, r): (B, C)."""
+    bent = ((turn @ rows.T - offset[:, :, None]) ** 2).sum(axis=1)  # (C, B)
+    return linear(rows, weight, bias) + bent.T / 2
+
+
 def cosines(rows: Rows, others: Any) -> Rows:
     """Return the cosines between rows (B, d) and others (C, d): (B, C)."""
     return unit_rows(rows) @ unit_rows(others).T

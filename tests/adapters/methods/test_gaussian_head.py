@@ -8,9 +8,15 @@ import pytest
 from adapters.frozen_kit import Colours, pooled
 from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update
-from fcil_adapters.methods.gaussian_head.discriminant import discriminant
+from fcil_adapters.numerics.scores import quadratic
+from fcil_adapters.toolkit.gaussians.discriminants import (
+    FEW_IMAGES,
+    linear_discriminant,
+    quadratic_discriminant,
+)
+from fcil_adapters.toolkit.gaussians.gaussian import describe
 from fcil_adapters.toolkit.gaussians.mixture import make_mixture
-from fcil_adapters.toolkit.gaussians.store import read_entries
+from fcil_adapters.toolkit.gaussians.store import ClassEntry, read_entries
 from fcil_protocol.payloads.payload import Payload, pack
 
 COLOURS = Colours()
@@ -72,7 +78,7 @@ def test_lda_is_that_of_everybodys_moments(uniform):
 
 
 @pytest.mark.parametrize("cov", ["lowrank", "full", "diag"])
-@pytest.mark.parametrize("head", ["trained", "lda"])
+@pytest.mark.parametrize("head", ["trained", "lda", "quadratic"])
 def test_it_recognises_new_pictures_of_all_tasks(cov, head):
     assert accuracy(learned(cov=cov, head=head)) > 0.9
 
@@ -112,7 +118,7 @@ def test_a_class_of_single_images_borrows_a_covariance():
 
 
 def test_one_class_in_all_is_its_only_candidate():
-    for head in ("trained", "lda"):
+    for head in ("trained", "lda", "quadratic"):
         fed = learned([toy_images({3: 1})], make_tasks([3]), head=head)
         assert fed.predictor().classes == (3,)
         assert np.isfinite(fed.state.f32("weight")).all()
@@ -141,8 +147,71 @@ def test_a_claimed_million_images_weigh_no_more_than_the_cap():
     fed.round(alter=inflated)
     mixture = make_mixture(read_entries(fed.state, [0]), (0, 1, 2), "counts", 0.5)
     assert mixture.pi[0].max() == pytest.approx(0.5)
-    weight, _ = discriminant(mixture, 0.01)
+    weight, _ = linear_discriminant(mixture, fed.hparams.shrinkage)
     np.testing.assert_allclose(fed.state.f32("weight"), weight, rtol=1e-5)
+
+
+class TestQuadratic:
+    SHARES = (0.4, 0.7, 0.2)
+
+    def mixture(self, **more):
+        """Return one of three classes, one of them too small for a covariance of its own."""
+        rng = np.random.default_rng(5)
+        entries = []
+        for c, sizes in enumerate([(30, 9), (12,), (4, 3)]):
+            for k, n in enumerate(sizes):
+                x = rng.normal(size=(n, 6)) @ rng.normal(size=(6, 6)) + 2 * c + k
+                gaussian = describe(x, more.get("cov", "full"), 2)
+                entries.append(ClassEntry(0, c, str(client_id(k)), gaussian))
+        return make_mixture(entries, (0, 1, 2), "counts")
+
+    @pytest.mark.parametrize("cov", ["full", "lowrank", "diag"])
+    @pytest.mark.parametrize("rank", [1, 3, 20])
+    def test_it_is_the_log_posterior_of_the_regularised_gaussians(self, cov, rank):
+        """By dense inverses and determinants, class by class."""
+        mixture = self.mixture(cov=cov)
+        found = quadratic_discriminant(mixture, rank, self.SHARES)
+        x = np.random.default_rng(6).normal(size=(40, 6)) * 3
+        covariances, own = [], []
+        for pi, gaussians in zip(mixture.pi, mixture.gaussians, strict=True):
+            mean = sum(p * g.mean for p, g in zip(pi, gaussians, strict=True))
+            apart = [np.outer(g.mean - mean, g.mean - mean) for g in gaussians]
+            whole = [g.covariance() + a for g, a in zip(gaussians, apart, strict=True)]
+            parts = [g.factor.T @ g.factor + a for g, a in zip(gaussians, apart, strict=True)]
+            covariances.append(sum(p * s for p, s in zip(pi, whole, strict=True)))
+            values, vectors = np.linalg.eigh(sum(p * s for p, s in zip(pi, parts, strict=True)))
+            count = sum(g.count for g in gaussians)
+            top = slice(max(0, 6 - min(rank, count - 1)), None)
+            kept = vectors[:, top] * values[top] @ vectors[:, top].T
+            own.append(kept if count >= FEW_IMAGES else np.zeros((6, 6)))
+        pool = sum(w * s for w, s in zip(mixture.omega, covariances, strict=True))
+        shared = 0.7 * pool + 0.2 * np.trace(pool) / 6 * np.eye(6)
+        wanted = []
+        for c in range(3):
+            sigma = 0.4 * own[c] + shared
+            apart = x - mixture.mean(c)
+            square = np.einsum("ni,ij,nj->n", apart, np.linalg.inv(sigma), apart)
+            wanted.append(np.log(mixture.omega[c]) - (square + np.linalg.slogdet(sigma)[1]) / 2)
+        scores = quadratic(x, found.weight, found.bias, found.turn, found.offset)
+        wanted = np.stack(wanted, 1)
+        np.testing.assert_allclose(
+            scores - scores[:, :1], wanted - wanted[:, :1], rtol=1e-6, atol=1e-8
+        )
+        assert not found.turn[2].any(), "seven images are too few for a covariance"
+        assert found.turn[0].any()
+
+    def test_without_a_covariance_of_its_own_it_is_linear(self):
+        mixture = self.mixture()
+        found = quadratic_discriminant(mixture, 4, (0.0, 0.9, 0.1))
+        weight, bias = linear_discriminant(mixture, 0.1)
+        assert not found.turn.any()
+        np.testing.assert_allclose(found.weight, weight, rtol=1e-9)
+        np.testing.assert_allclose(found.bias, bias, rtol=1e-9)
+
+    def test_images_that_are_all_alike_end_with_finite_numbers(self):
+        fed = learned([toy_images({0: 1, 1: 1})], make_tasks([0, 1]), head="quadratic")
+        for name in ("weight", "bias", "turn", "offset"):
+            assert np.isfinite(fed.state.f32(name)).all()
 
 
 def test_gaussians_that_contradict_the_counts_are_named():

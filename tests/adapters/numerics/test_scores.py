@@ -9,7 +9,7 @@ import torch
 from fcil_adapters.methods.analytic.model import score_both, score_linear, score_projected
 from fcil_adapters.methods.running_mean.model import score as nearest_thumbnail
 from fcil_adapters.methods.running_mean.thumbnails import area_weights
-from fcil_adapters.numerics.scores import cosines, linear, negative_distances, unit_rows
+from fcil_adapters.numerics.scores import cosines, linear, negative_distances, quadratic, unit_rows
 
 RNG = np.random.default_rng(3)
 ROWS = np.vstack([RNG.normal(size=(4, 6)), np.zeros((1, 6))])  # one of length 0
@@ -24,6 +24,7 @@ PIXELS = RNG.integers(0, 256, (2, 10, 10, 3)).astype(np.float64)
         (unit_rows, (ROWS,)),
         (cosines, (ROWS, POINTS)),
         (negative_distances, (ROWS, POINTS)),
+        (quadratic, (ROWS, POINTS, BIAS, RNG.normal(size=(3, 2, 6)), RNG.normal(size=(3, 2)))),
         (linear, (ROWS, POINTS, RNG.normal(size=3))),
         (score_linear, (ROWS, POINTS, BIAS)),
         (score_projected, (ROWS, RNG.normal(size=(3, 9)), BIAS, RNG.normal(size=(6, 9)))),

@@ -43,20 +43,25 @@ def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange
     return (gaussian_exchange(h, "train"),)
 
 
-def broadcast(_h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+def broadcast(h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schema of the only part: the head of all described classes."""
-    head = (
+    head: tuple[TensorSpec, ...] = (
         TensorSpec("weight", Kind.HEAD, ("known", "d"), max_abs=_LARGEST),
         TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST),
         count_spec("classes", "known"),
     )
+    if h.head == "quadratic":
+        head += (
+            TensorSpec("turn", Kind.HEAD, ("known", "own_rank", "d"), max_abs=_LARGEST),
+            TensorSpec("offset", Kind.HEAD, ("known", "own_rank"), max_abs=_LARGEST),
+        )
     return {"current": PayloadSchema(head, at_most=(("known", "s"),))}
 
 
 def dims(h: GaussianHeadHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return d, classes c of the task and s so far, and the Gaussians' bounds."""
     known = {"d": backbone.dim, "c": len(task.classes), "s": len(task.seen)}
-    return {**known, **gaussian_dims(h, backbone, task)}
+    return {**known, "own_rank": h.own_rank, **gaussian_dims(h, backbone, task)}
 
 
 def largest(h: GaussianHeadHparams, _b: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
@@ -71,7 +76,7 @@ def statistics(h: GaussianHeadHparams, _kind: str, _task: TaskInfo) -> tuple[Sta
 
 METHOD = Method(
     name="gaussian_head",
-    version="1",
+    version="2",
     title="Gaussian head: linear head from Gaussians of frozen features",
     citation="After R. Salami et al., https://arxiv.org/abs/2406.02447, and M. Luo et al., "
     "NeurIPS 2021, https://arxiv.org/abs/2106.05001",

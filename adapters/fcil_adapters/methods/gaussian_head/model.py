@@ -8,21 +8,20 @@ import numpy as np
 
 from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.contract import Context, Payload, Predictor
-from fcil_adapters.numerics.scores import linear
+from fcil_adapters.numerics.scores import linear, quadratic
 from fcil_adapters.numerics.task_parts import CURRENT, find_part
 
 
 class Model:
-    """Scores are W f(x) + b; the candidates are the described classes."""
+    """Scores are W f(x) + b, or a quadratic form; the candidates are the described classes."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Extractor
     ) -> Predictor:
         """Read the head."""
-        head = find_part(broadcast, CURRENT)
-        weights = (
-            head.f32("weight").astype(np.float64),  # (C, d)
-            head.f32("bias").astype(np.float64),  # (C,)
-        )
+        head, bends = find_part(broadcast, CURRENT), ctx.hparams.head == "quadratic"
+        names = ("weight", "bias", *(("turn", "offset") if bends else ()))
+        weights = tuple(head.f32(name).astype(np.float64) for name in names)
         classes = tuple(head.i64("classes").tolist())
-        return FeatureScorer(classes, backbone, linear, weights, ctx.micro_batch)
+        score = quadratic if bends else linear
+        return FeatureScorer(classes, backbone, score, weights, ctx.micro_batch)

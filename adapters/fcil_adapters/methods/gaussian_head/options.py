@@ -24,13 +24,30 @@ class GaussianHeadHparams(Hparams):
         description="Classes with fewer local images keep their Gaussian at home. 2 or more: no "
         "single image's feature leaves a client.",
     )
-    head: Literal["trained", "lda"] = Field(
+    head: Literal["trained", "lda", "quadratic"] = Field(
         default="trained",
         description="The server fits a linear head to features drawn from the Gaussians; or "
-        "computes linear discriminant analysis from their moments.",
+        "computes linear or quadratic discriminant analysis from their moments.",
+    )
+    own_rank: int = Field(
+        default=8, ge=1, description="Directions of its own that 'quadratic' gives each class."
+    )
+    own_share: float = Field(
+        default=0.1,
+        ge=0,
+        description="Factor of a class's own covariance in 'quadratic'; 0 for a class of fewer "
+        "than 8 images.",
+    )
+    pooled_share: float = Field(
+        default=1.0, ge=0, description="Factor of the classes' mean covariance in 'quadratic'."
+    )
+    identity_share: float = Field(
+        default=0.3,
+        gt=0,
+        description="Factor of the identity in 'quadratic', in units of the mean variance.",
     )
     shrinkage: float = Field(
-        default=1e-2,
+        default=0.1,
         gt=0,
         le=1,
         description="Share of the identity, of the same trace, in the covariance that 'lda' "
@@ -58,6 +75,11 @@ class GaussianHeadHparams(Hparams):
     server_batch: int = Field(default=256, ge=1, description="Samples per step of the head.")
     server_lr: float = Field(default=0.01, gt=0, description="SGD's first step for the head.")
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD's momentum.")
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The factors of a class's own covariance, of the mean one, and of the identity."""
+        return self.own_share, self.pooled_share, self.identity_share
 
     @property
     def sampling_scale(self) -> float:
