@@ -75,7 +75,11 @@ def test_a_worker_without_its_daemon_is_noticed(tmp_path, checks, monkeypatch):
     federation = LocalFederation(tmp_path)
     assert checks.orphan_faults(federation) == []
     environment = {**os.environ, "XDG_STATE_HOME": str(federation.directory / "state")}
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as orphan:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["cat"], env=environment, **pipes) as orphan:
+        orphan.stdin.write(b"I run\n")  # its environment is there a moment after its start
+        orphan.stdin.flush()
+        assert orphan.stdout.readline() == b"I run\n"
         assert checks.orphan_faults(federation) == [f"process {orphan.pid} outlived its daemon"]
         orphan.stdin.close()
 
