@@ -85,6 +85,7 @@ def small(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 class TestImageSize:
     def test_features_and_description_equal_torchs(self, small):
         ours = load_onnx_backbone(weights=small / f"{EMBEDDED}.onnx", device="cpu", image_size=16)
