@@ -486,7 +486,9 @@ class TestGroups:
     def test_they_give_nearly_the_classifier_of_all_images(self):
         many = toy_images(dict.fromkeys(CLASSES, 24), 5)
         test = toy_images(dict.fromkeys(CLASSES, 6), 9)
-        fed = learned(split(many, np.arange(len(many)) % 3), ((0, 1), (2, 3, 4)), group=4, projection=40)
+        fed = learned(
+            split(many, np.arange(len(many)) % 3), ((0, 1), (2, 3, 4)), group=4, projection=40
+        )
         predictor = fed.predictor()
         best = np.array(predictor.classes)[predictor.logits(test.pictures).argmax(1)]
         assert (best == test.labels).mean() > 0.9
