@@ -60,23 +60,29 @@ async def decline_flood(client, *, size=1900, most_bytes=BYTES, most_s=SECONDS):
     return await hose.close()
 
 
-async def bad_signatures(client, *, most_bytes=BYTES, most_s=SECONDS):
-    """Say what is well formed and signed by nobody."""
+async def bad_signatures(client, *, most_bytes=BYTES, most_s=SECONDS, patient=False):
+    """Say what is well formed and signed by nobody; patient: as for `junk`."""
     hose = await _begin(client, most_bytes, most_s)
+    number = 0
     while hose.goes_on:
+        number += 1
         said = Progress(
             run=client.welcome.run, task=0, kind="train", round=0, phase="working", done=0, total=1
         )
         body, _, *blobs = client.frames(said)
         await hose.send([body, os.urandom(64), *blobs])
+        if patient:
+            await hose.answered(number, "bad_signature", "cut_off")
     return await hose.close()
 
 
-async def junk(client, *, most_bytes=BYTES, most_s=SECONDS):
-    """Say what is no message at all."""
+async def junk(client, *, most_bytes=BYTES, most_s=SECONDS, patient=False):
+    """Say what is no message at all; patient: one after the other has been answered."""
     hose = await _begin(client, most_bytes, most_s)
     number = 0
     while hose.goes_on:
         number += 1
         await hose.send([os.urandom(60)] * (1 + number % 6))
+        if patient:
+            await hose.answered(number, "malformed", "cut_off")
     return await hose.close()

@@ -144,9 +144,19 @@ def test_a_flood_of_refusals_is_counted_and_a_few_lines(siege, endure, attack):
     name = attack.__name__
     client, who = member(siege, name)
     before = siege.refused()
-    poured = endure(attack(client, most_s=SECONDS))
+    poured = endure(attack(client, most_s=SECONDS, patient=True))
     assert MOST <= siege.refused() - before <= poured.messages
     must_be_cut_off(siege, name, who, poured)
+
+
+@pytest.mark.parametrize("attack", [notes.bad_signatures, notes.junk])
+def test_who_does_not_wait_for_answers_is_cut_before_much_of_it_is_read(siege, endure, attack):
+    """Its unread messages keep more memory than a member may."""
+    client, who = member(siege, f"hasty-{attack.__name__}")
+    poured = endure(attack(client, most_s=SECONDS))
+    assert poured.cut
+    events, refusals, _ = rows(siege, who)
+    assert sum(events.values()) + sum(refusals.values()) <= 2 * BURST + 60
 
 
 def test_a_relay_that_floods_and_does_not_read_stops_nobody(siege, endure):
