@@ -30,6 +30,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedncm", {"metric": "euclidean"}),
     ("gaussian_head", {}),
     ("gaussian_head", {"head": "lda"}),
+    ("gaussian_head", {"head": "quadratic"}),
     ("gaussian_head", {"cov": "full", "head": "lda"}),
     ("gaussian_head", {"cov": "diag", "head": "lda"}),
     ("analytic", {}),

@@ -36,6 +36,7 @@ from fcil_adapters.backbones.precision import Precision
 from fcil_adapters.backbones.torch_imports import ensure_torchvision, without_compiler
 from fcil_adapters.backbones.weights import HEAD, digest_at, weights_digest
 from fcil_adapters.contract import BackboneInfo, Preprocessing
+from fcil_adapters.contract.backbone_info import MOST_PIXELS
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 
@@ -211,12 +212,12 @@ def wrap_backbone(
 def _resize(module: Any, name: str, image_size: int) -> Tensor:
     """Set another image size; return the position embedding of the model's own."""
     patch = int(module.patch_embed.patch_size[0])
-    if image_size % patch:
-        below = max(1, image_size // patch) * patch
+    if image_size % patch or not 0 < image_size <= MOST_PIXELS:
+        below = min(max(1, image_size // patch), MOST_PIXELS // patch - 1) * patch
         raise DataError(
             f"the backbone {name!r} cannot have images of {image_size} pixels: it divides them "
             f"into patches of {patch}.",
-            action=f"Set a multiple of {patch} as [run] image_size, such as {below} or "
+            action=f"Choose a multiple of {patch} up to {MOST_PIXELS}, such as {below} or "
             f"{below + patch}.",
         )
     own: Tensor = module.pos_embed.detach()

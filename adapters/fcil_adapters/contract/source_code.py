@@ -40,8 +40,8 @@ def method_digest(method: Method, manifest: str) -> str:
         method: the method.
         manifest: the module with its manifest (`registry.module_of`).
     """
-    halves = [h for h in (method.learner, method.aggregator, method.model) if isinstance(h, str)]
-    starts = {*filter(None, [manifest]), *(half.partition(":")[0] for half in halves)}
+    halves = (method.learner, method.aggregator, method.model)
+    starts = {manifest, *(half.partition(":")[0] for half in halves)}
     within = {_OURS, *(start.partition(".")[0] for start in starts)}
     found: dict[str, Path] = {}
     pending = [name for start in starts for name in _with_parents(start)]

@@ -19,7 +19,7 @@ FORGIVEN_BYTES_S = 256  # three heartbeats a second and more
 # bookkeeping, until it is read: alone, if it came alone.
 SMALL_FRAME_BYTES, BUFFER_BYTES = 8 << 10, 18 << 10
 RECENT_BYTES = 64 << 10  # read last: frames that wait are taken to be like these
-FEW_BYTES = 256 << 10  # that may always wait: a client's first window, after small messages alone
+FEW_BYTES = 192 << 10  # that may always wait: a client's first window, after small messages alone
 
 
 @dataclass

@@ -137,9 +137,12 @@ class TestImageSize:
         assert same.info == embedded.info
         assert same.positions is None
 
-    def test_a_size_that_patches_do_not_divide_is_refused(self):
-        with pytest.raises(DataError, match="patches of 4.*such as 28 or 32"):
-            load_backbone(image_size=30)
+    @pytest.mark.parametrize(
+        ("size", "near"), [(30, "28 or 32"), (2, "4 or 8"), (-4, "4 or 8"), (8192, "4092 or 4096")]
+    )
+    def test_a_size_that_patches_do_not_divide_is_refused(self, size, near):
+        with pytest.raises(DataError, match=f"patches of 4.*such as {near}"):
+            load_backbone(image_size=size)
 
 
 class TestDigest:

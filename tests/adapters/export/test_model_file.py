@@ -56,8 +56,8 @@ class Case:
 
 
 @cache
-def learned(name: str) -> Case:
-    fed = Federation.of(name, CLIENTS, toy_backbone(), **SMALL[name])
+def learned(name: str, **options) -> Case:
+    fed = Federation.of(name, CLIENTS, toy_backbone(), **{**SMALL[name], **options})
     for task in TASKS:
         fed.run(task)
     return Case(fed)
@@ -99,6 +99,16 @@ def traced_once(monkeypatch):
         return model
 
     monkeypatch.setattr(export, "_graph", once)
+
+
+@pytest.mark.full
+def test_a_quadratic_head_is_exported_for_any_number_of_images(target):
+    case = learned("gaussian_head", head="quadratic")
+    case.export(target, images=IMAGES[:8])
+    model = ExportedModel.load(target, "cpu", 1)
+    assert case.fed.state.f32("turn").any()
+    for count in (1, 3, len(IMAGES)):
+        assert error_of(model, case, IMAGES[:count]) < 1e-4
 
 
 @pytest.mark.parametrize("name", sampled(SMALL))

@@ -37,6 +37,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("analytic", {"weights": "capped"}),
     ("analytic", {"projection": 40, "truncate": 3}),
     ("gaussian_head", {"cov": "full", "head": "lda"}),
+    ("gaussian_head", {"head": "quadratic", "own_rank": 2}),
 ]
 NAMED = os.environ.get("FCIL_METHODS", "").split()
 CASES = [

@@ -1,4 +1,4 @@
-"""Analytic: the exact ridge classifier of all clients' images, from sums of frozen features.
+"""Analytic: the exact linear classifier of all clients' images, from sums of frozen features.
 
 After Tang et al., AFCL (arXiv 2505.12245), Guan et al., STSA (arXiv 2506.01327) and FedRAN (arXiv
 2606.11480), with the features of McDonnell et al., RanPAC, NeurIPS 2023 (arXiv 2307.02251).
@@ -126,7 +126,7 @@ def cap_ignored_reason(h: AnalyticHparams) -> str:
 METHOD = Method(
     name="analytic",
     version="2",
-    title="Analytic: exact ridge classifier from sums of frozen features",
+    title="Analytic: exact linear classifier from sums of frozen features",
     citation="AFCL, https://arxiv.org/abs/2505.12245; RanPAC, NeurIPS 2023, "
     "https://arxiv.org/abs/2307.02251",
     hparams=AnalyticHparams,

@@ -242,6 +242,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("hgp", {"cov": "diag"}),
     ("analytic", {"features": "linear", "precision": "double", "truncate": 3}),
     ("gaussian_head", {"cov": "full"}),
+    ("gaussian_head", {"head": "quadratic", "own_rank": 3}),
 ]
 # A round is one step: how much is sent does not depend on how long somebody trained.
 QUICK = {"batch_size": 64, "server_epochs": 1, "generator_steps": 2, "distillation_steps": 2}
