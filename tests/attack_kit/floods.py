@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import zmq
 
 import fcil_protocol
+from fcil_protocol.errors import CutOff
 from fcil_protocol.link.gate import MONITOR_EVENT
 from fcil_protocol.link.tcp_info import Probe, open_probe
 from fcil_protocol.messages.frames import parse
-from fcil_protocol.messages.messages import Hello, Update, Welcome
+from fcil_protocol.messages.messages import Hello, Nack, Update, Welcome
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
@@ -203,12 +204,17 @@ def update_headers(
         keys, federation, client: the member.
         count, size: how many, each with one header of so many bytes.
         limit_s: longest that it takes.
+
+    Raises:
+        ConnectionRefusedError: the gate lets the member in no more, or the server has cut it off.
     """
     with flooder(address, relay_key or server.curve, keys, limit_s=limit_s) as made:
         channel = Channel(keys, server)
         made.say(channel.frames(_hello(channel, federation, client)))
         received = parse(made.hear())
         welcome = received.message
+        if isinstance(welcome, Nack) and welcome.code == CutOff.code:
+            raise ConnectionRefusedError(welcome.text)
         assert isinstance(welcome, Welcome), f"the server answered {welcome.type}"
         channel.peer_nonce = welcome.server_nonce
         header = bytes(size)
