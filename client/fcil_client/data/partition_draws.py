@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -181,9 +182,9 @@ def _smallest(owner: I64, clients: int) -> int:
 def hepco_classes(classes: int, kappa: float) -> int:
     """Return the number of a task's classes of which a client sees images: C'.
 
-    By the paper's formula, also where floats make it odd: kappa = 0.9 of 10 classes keeps 10.
+    The paper's formula, C - floor(C (1 - kappa)), in decimals: in floats, 0.8 of 10 classes are 9.
     """
-    return classes - int(classes * (1 - kappa))
+    return classes - int(classes * (1 - Fraction(str(kappa))))
 
 
 def hepco_counts(classes: int, images: int, kappa: float, gamma: float, beta: float) -> list[int]:
@@ -198,7 +199,7 @@ def hepco_counts(classes: int, images: int, kappa: float, gamma: float, beta: fl
     """
     kept, most = hepco_classes(classes, kappa), images / classes
     exponents = [i / (kept - 1) if kept > 1 else 0.0 for i in range(kept)]
-    return [int(int(most * beta**e) * gamma) for e in exponents]
+    return [int(int(most * beta**e) * Fraction(str(gamma))) for e in exponents]
 
 
 def hepco(

@@ -257,14 +257,21 @@ def test_hepcos_imbalance_is_its_formula_and_small_tails_are_absent(beta):
     assert [len(rows) for rows in chosen.values()] == [1]
 
 
+@pytest.mark.parametrize(
+    ("kappa", "kept"), [(0.1, 1), (0.6, 6), (0.7, 7), (0.8, 8), (0.9, 9), (0.95, 10), (1.0, 10)]
+)
+def test_hepco_shows_the_share_of_the_classes_that_is_written(kappa, kept):
+    assert len(draws.hepco_counts(10, 1000, kappa, 1.0, 1.0)) == kept
+
+
+@pytest.mark.parametrize(("gamma", "shown"), [(0.29, 29), (0.57, 57), (0.1, 10), (1.0, 100)])
+def test_hepco_shows_the_share_of_the_images_that_is_written(gamma, shown):
+    assert draws.hepco_counts(10, 1000, 1.0, gamma, 1.0) == [shown] * 10
+
+
 def test_hepco_with_a_single_class_uses_the_exponent_zero():
     assert draws.hepco_counts(1, 80, 0.6, 0.25, 0.01) == [20]
     assert draws.hepco_counts(4, 320, 0.25, 0.25, 0.01) == [20]
-
-
-def test_hepco_keeps_as_many_classes_as_its_float_formula_says():
-    assert [draws.hepco_classes(10, k) for k in (1.0, 0.6, 0.5, 0.1)] == [10, 6, 5, 1]
-    assert draws.hepco_classes(10, 0.9) == 10 - int(10 * (1 - 0.9))
 
 
 def test_hepco_draws_anew_for_every_client_round_and_task_and_gives_small_classes_whole():

@@ -19,7 +19,10 @@ METHOD = pool_method(
     "S. Halbe, J. S. Smith, J. Tian, Z. Kira. TMLR 2024. https://arxiv.org/abs/2306.09970",
     PoolHparams,
     # The published code as it runs; few rounds on a small backbone.
-    presets={"repo": {"lr": 5e-3, "query": "view"}, "short": POOL_SHORT},
+    presets={
+        "repo": {"lr": 5e-3, "schedule": "cosine_repeat", "query": "view"},
+        "short": POOL_SHORT,
+    },
     claim=Claim(
         said="31.37 MB in each exchange (MiB; HePCo's paper)",
         up_bytes=32_894_000,

@@ -61,7 +61,7 @@ class Aggregator:
         drawn = draw_linear(ctx.rng(_HEAD), c, ctx.backbone_info.dim)
         for name, rows in zip(HEAD, drawn, strict=True):
             tensors[name] = np.concatenate([tensors[name], ctx.forms.commit(Kind.HEAD, rows)])
-        if task.index > 0 and h.old_batch > 0:
+        if task.index > 0 and h.replays:
             for name in (*pool_names(h.blocks), *HEAD):
                 tensors[f"prev.{name}"] = tensors[name]
         new = {
@@ -90,7 +90,7 @@ class Aggregator:
         known = counts["counted"] > 0  # (C,)
         sources = [task_source(ctx, state, updates, reports, known)]
         past = np.where(state.i64("task_of") < ctx.task.index, counts["counted"], 0)
-        if past.any() and h.old_batch > 0:
+        if past.any() and h.replays:
             sources.append(old_source(ctx, _previous(state), known, past))
         repaired = consolidate(ctx, provisional, known, sources)
         model = ctx.forms.commit_named({**provisional, **repaired})

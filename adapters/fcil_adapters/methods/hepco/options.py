@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prompts.options import PoolHparams
 
+GROWTH = 50  # steps that each task adds to the old generator's (published code)
+
 
 class HepcoHparams(PoolHparams):
     """Defaults are the published settings where they work as described (NOTES.md)."""
@@ -52,8 +54,8 @@ class HepcoHparams(PoolHparams):
     generator_steps: int = Field(default=100, ge=1, description="Steps of the new generator.")
     old_steps: Literal["growing", "fixed"] = Field(
         default="growing",
-        description="Steps of the old generator: generator_steps * (1 + t / 2) (published code), "
-        "or generator_steps (paper).",
+        description="Steps of the old generator: generator_steps + 50 t (published code), or "
+        "generator_steps (paper).",
     )
     lr_generator: float = Field(default=1e-4, gt=0, description="Adam's step for generators.")
     noise: int = Field(
@@ -92,6 +94,11 @@ class HepcoHparams(PoolHparams):
     )
 
     @property
+    def replays(self) -> bool:
+        """True if a server before the task teaches its classes again."""
+        return self.distill != "none" and self.old_batch > 0
+
+    @property
     def old_batch(self) -> int:
         """Latents of past classes per distillation step; 0: no replay."""
         wanted = round(self.replay_ratio * self.server_batch_size)
@@ -99,7 +106,7 @@ class HepcoHparams(PoolHparams):
 
     def old_generator_steps(self, task: int) -> int:
         """Return the steps of the old generator in task t >= 1."""
-        growth = self.generator_steps * task // 2 if self.old_steps == "growing" else 0
+        growth = GROWTH * task if self.old_steps == "growing" else 0
         return self.generator_steps + growth
 
     @model_validator(mode="after")
@@ -132,6 +139,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "repo": {
             "lr": 5e-3,
+            "schedule": "cosine_repeat",
             "query": "view",
             "pixels": "unit",
             "weights": "repo",

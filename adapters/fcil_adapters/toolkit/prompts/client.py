@@ -146,6 +146,8 @@ def schedule_factor(h: PromptHparams, epoch: int) -> float:
     """Return the factor of Adam's step in an epoch: cos(99 pi e / (200 (E - 1)))."""
     if h.schedule == "constant" or h.epochs == 1:
         return 1.0
+    if h.schedule == "cosine_repeat":
+        epoch = max(epoch - 1, 0)
     return math.cos(99 * math.pi * epoch / (200 * (h.epochs - 1)))
 
 

@@ -16,8 +16,10 @@ class PromptHparams(Hparams):
     epochs: int = Field(default=5, ge=1, description="Local epochs per round.")
     batch_size: int = Field(default=64, ge=1, description="Images per optimiser step.")
     lr: float = Field(default=1e-3, gt=0, description="Adam's step on clients.")
-    schedule: Literal["cosine", "constant"] = Field(
-        default="cosine", description="Steps over the local epochs of a round."
+    schedule: Literal["cosine", "cosine_repeat", "constant"] = Field(
+        default="cosine",
+        description="Steps over the local epochs of a round; cosine_repeat uses the first factor "
+        "twice, as HePCo's published code does.",
     )
     augment: Literal["flip_jitter", "jitter", "crop_flip", "none"] = Field(
         default="crop_flip",

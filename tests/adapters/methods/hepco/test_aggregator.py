@@ -191,13 +191,21 @@ class TestDistillation:
         fed.open(make_tasks([0, 1, 2], [5, 4], [7, 8])[2])
         fed.clients = [toy_images({7: 2, 8: 2})]
         updates = uploads(fed)
-        for steps, old in (("growing", 4 + 4), ("fixed", 4)):
+        for steps, old in (("growing", 4 + 100), ("fixed", 4)):
             fed.hparams = fed.hparams.model_copy(update={"old_steps": steps})
             fed.progress.clear()
             fed.aggregate("train", updates)
             total = 4 + old + 3 * (2 + 1)
             assert [p.done for p in fed.progress] == list(range(1, total + 1))
             assert {p.total for p in fed.progress} == {total}
+
+    @pytest.mark.parametrize("options", [{"distill": "none"}, {"replay_ratio": 0.0}])
+    def test_without_replay_no_previous_server_is_kept(self, options):
+        fed = Federation.of("hepco", CLIENTS, **{**SMALL, **options})
+        for task in TASKS:
+            fed.run(task)
+        assert not [name for name in fed.state.tensors if name.startswith("prev.")]
+        assert fed.predictor().classes
 
 
 class TestTeachers:

@@ -279,7 +279,8 @@ class TestOptions:
         assert (repo.detach_query, repo.mse_reduction, repo.kl) == (True, "sum", "teacher_student")
         assert (repo.weights, repo.labels, repo.lr) == ("repo", "counts", 5e-3)
         assert (repo.old_generator_steps(4), repo.batch_norm) == (300, True)
-        assert schedule_factor(repo, 9) < 0.02
+        steps = [np.cos(99 * np.pi * e / 1800) for e in (0, 0, 1, 8)]
+        np.testing.assert_allclose([schedule_factor(repo, e) for e in (0, 1, 2, 9)], steps)
         for h in (paper, repo):
             assert (h.query, h.pixels, h.average, h.replay_ratio) == (
                 "view",
@@ -316,6 +317,7 @@ class TestOptions:
     def test_old_steps_and_batches(self):
         h = make_hparams(METHOD, {})
         assert [h.old_generator_steps(t) for t in (1, 2, 5)] == [150, 200, 350]
+        assert make_hparams(METHOD, {"generator_steps": 7}).old_generator_steps(2) == 107
         assert make_hparams(METHOD, {"old_steps": "fixed"}).old_generator_steps(5) == 100
         assert h.old_batch == 32
         assert make_hparams(METHOD, {"replay_ratio": 0.0}).old_batch == 0
