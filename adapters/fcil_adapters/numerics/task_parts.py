@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fcil_adapters.contract import State
+from fcil_adapters.contract import Part, State
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.payloads.payload import Array, Payload
 
@@ -14,6 +14,18 @@ CURRENT = "current"  # the part that the current task still changes
 def task_part(task: int) -> str:
     """Return the name of the part that remains of a finished task."""
     return f"task/{task}"
+
+
+def kept(name: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return a part's tensors as a state names them: ``<part>.<tensor>``."""
+    return {f"{name}.{tensor}": array for tensor, array in tensors.items()}
+
+
+def kept_parts(state: State, name: str) -> tuple[Part, ...]:
+    """Return the part whose tensors a state keeps as `kept` does; none before there are any."""
+    start = f"{name}."
+    tensors = {n.removeprefix(start): a for n, a in state.tensors.items() if n.startswith(start)}
+    return (Part(name, Payload(tensors)),) if tensors else ()
 
 
 def find_part(broadcast: Mapping[str, Payload], name: str) -> Payload:

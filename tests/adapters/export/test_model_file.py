@@ -102,11 +102,15 @@ def traced_once(monkeypatch):
 
 
 @pytest.mark.full
-def test_a_quadratic_head_is_exported_for_any_number_of_images(target):
-    case = learned("gaussian_head", head="quadratic")
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("gaussian_head", "turn"), ("ccvr", "calibrated.turn"), ("hgp", "discriminant.turn")],
+)
+def test_a_quadratic_head_is_exported_for_any_number_of_images(name, tensor, target):
+    case = learned(name, head="quadratic")
     case.export(target, images=IMAGES[:8])
     model = ExportedModel.load(target, "cpu", 1)
-    assert case.fed.state.f32("turn").any()
+    assert case.fed.state.f32(tensor).any()
     for count in (1, 3, len(IMAGES)):
         assert error_of(model, case, IMAGES[:count]) < 1e-4
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from adapters.discriminant_reference import from_first, log_posteriors
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, toy_images
 from adapters.lora_reference import features, parameters
 from fcil_adapters.contract import Update
@@ -197,3 +198,34 @@ class TestCalibration:
         mixture = make_mixture(entries, (0, 1), "counts", 0.5)
         assert max(pi.max() for pi in mixture.pi) <= 0.5 + 1e-9
         assert torch.isfinite(torch.tensor(after.f32("calibrated.head.weight"))).all()
+
+
+class TestQuadraticHead:
+    OPTIONS = {"head": "quadratic", "own_rank": 2, "own_share": 0.3, "cov": "full"}
+
+    def test_scores_are_log_posteriors_of_the_sent_gaussians(self, backbone):
+        clients = [toy_images({0: 9, 1: 4, 5: 8}, 1), toy_images({0: 4, 1: 9, 5: 3}, 2)]
+        fed = federation(backbone, clients, **self.OPTIONS)
+        fed.run(TASKS[0])
+        fed.run(TASKS[1])
+        test = toy_images({0: 3, 1: 3, 5: 3}, 9)
+        x = features(backbone, parameters(fed.parts()), test).detach().numpy()
+        mixture = make_mixture(read_entries(fed.state, [0, 1]), (0, 1, 2, 5, 4), "counts")
+        wanted = log_posteriors(mixture, x, 2, (0.3, 1.0, 0.3))
+        predictor = fed.predictor()
+        assert predictor.classes == (0, 1, 5)
+        got = from_first(predictor.logits(test.pictures))
+        np.testing.assert_allclose(got, from_first(wanted), rtol=1e-3, atol=1e-3)
+
+    def test_a_class_joins_at_the_end_of_its_task(self, backbone):
+        fed = federation(backbone, **self.OPTIONS)
+        fed.open(TASKS[0])
+        fed.round("train")
+        assert fed.predictor().classes == (0, 1)  # trained rows score before there is a head
+        fed.round("finish")
+        fed.open(TASKS[1])
+        fed.round("train")
+        assert fed.predictor().classes == (0, 1)
+        fed.round("finish")
+        assert fed.predictor().classes == (0, 1, 5, 4)
+        assert "calibrated.head.weight" not in fed.state.tensors  # nothing is retrained

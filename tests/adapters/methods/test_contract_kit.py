@@ -30,6 +30,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("pilora", {"compose": "product_of_sums", "mean_from": "training", "augment": "crop_flip"}),
     ("fed_talora", {"residual": "off", "freeze_a": True, "head_average": "rows"}),
     ("hgp", {"cov": "full", "pool_sharing": "shared", "drop_stale": True}),
+    ("hgp", {"head": "quadratic", "own_rank": 2}),
+    ("ccvr", {"head": "quadratic", "own_rank": 2}),
     ("hepco", {"weights": "repo", "total_classes": 5}),
     ("fedncm", {"metric": "euclidean"}),
     ("analytic", {"features": "linear", "precision": "double", "group": 2}),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adapters.discriminant_reference import from_first, log_posteriors
 from adapters.frozen_kit import Colours, pooled
 from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update
 from fcil_adapters.numerics.scores import quadratic
 from fcil_adapters.toolkit.gaussians.discriminants import (
-    FEW_IMAGES,
     linear_discriminant,
     quadratic_discriminant,
 )
@@ -168,35 +168,12 @@ class TestQuadratic:
     @pytest.mark.parametrize("cov", ["full", "lowrank", "diag"])
     @pytest.mark.parametrize("rank", [1, 3, 20])
     def test_it_is_the_log_posterior_of_the_regularised_gaussians(self, cov, rank):
-        """By dense inverses and determinants, class by class."""
         mixture = self.mixture(cov=cov)
         found = quadratic_discriminant(mixture, rank, self.SHARES)
         x = np.random.default_rng(6).normal(size=(40, 6)) * 3
-        covariances, own = [], []
-        for pi, gaussians in zip(mixture.pi, mixture.gaussians, strict=True):
-            mean = sum(p * g.mean for p, g in zip(pi, gaussians, strict=True))
-            apart = [np.outer(g.mean - mean, g.mean - mean) for g in gaussians]
-            whole = [g.covariance() + a for g, a in zip(gaussians, apart, strict=True)]
-            parts = [g.factor.T @ g.factor + a for g, a in zip(gaussians, apart, strict=True)]
-            covariances.append(sum(p * s for p, s in zip(pi, whole, strict=True)))
-            values, vectors = np.linalg.eigh(sum(p * s for p, s in zip(pi, parts, strict=True)))
-            count = sum(g.count for g in gaussians)
-            top = slice(max(0, 6 - min(rank, count - 1)), None)
-            kept = vectors[:, top] * values[top] @ vectors[:, top].T
-            own.append(kept if count >= FEW_IMAGES else np.zeros((6, 6)))
-        pool = sum(w * s for w, s in zip(mixture.omega, covariances, strict=True))
-        shared = 0.7 * pool + 0.2 * np.trace(pool) / 6 * np.eye(6)
-        wanted = []
-        for c in range(3):
-            sigma = 0.4 * own[c] + shared
-            apart = x - mixture.mean(c)
-            square = np.einsum("ni,ij,nj->n", apart, np.linalg.inv(sigma), apart)
-            wanted.append(np.log(mixture.omega[c]) - (square + np.linalg.slogdet(sigma)[1]) / 2)
         scores = quadratic(x, found.weight, found.bias, found.turn, found.offset)
-        wanted = np.stack(wanted, 1)
-        np.testing.assert_allclose(
-            scores - scores[:, :1], wanted - wanted[:, :1], rtol=1e-6, atol=1e-8
-        )
+        wanted = log_posteriors(mixture, x, rank, self.SHARES)
+        np.testing.assert_allclose(from_first(scores), from_first(wanted), rtol=1e-6, atol=1e-8)
         assert not found.turn[2].any(), "seven images are too few for a covariance"
         assert found.turn[0].any()
 

@@ -24,6 +24,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.methods.ccvr.options import ECONOMIES, PRESETS, CcvrHparams
 from fcil_adapters.methods.ccvr.parts import CALIBRATED
 from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.gaussians.discriminant_head import quadratic_specs
 from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_dims,
     gaussian_exchange,
@@ -51,13 +52,17 @@ def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
 
 def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the current part and of the calibrated head."""
-    head = PayloadSchema(row_specs("calibrated"), at_most=(("calibrated", "seen"),))
+    if h.head == "quadratic":
+        head = PayloadSchema(quadratic_specs(), at_most=(("known", "seen"),))
+    else:
+        head = PayloadSchema(row_specs("calibrated"), at_most=(("calibrated", "seen"),))
     return {**broadcast_schemas(NAME, h, backbone), CALIBRATED: head}
 
 
 def dims(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return the sizes of `lora.manifest` and the Gaussians' bounds."""
-    return {**lora_dims(h, backbone, task), **gaussian_dims(h, backbone, task)}
+    gaussians = {"own_rank": h.own_rank, **gaussian_dims(h, backbone, task)}
+    return {**lora_dims(h, backbone, task), **gaussians}
 
 
 def largest(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.contract import Economy
+from fcil_adapters.toolkit.gaussians.discriminant_head import QuadraticHparams
 from fcil_adapters.toolkit.lora.manifest import LORA_ECONOMIES, SHORT
 from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
-class CcvrHparams(LoraHparams):
+class CcvrHparams(LoraHparams, QuadraticHparams):
     """FedAvg-LoRA's training, with HGP's names for the options of Gaussians and head."""
 
     cov: Literal["lowrank", "full", "diag"] = Field(
@@ -24,6 +25,11 @@ class CcvrHparams(LoraHparams):
     cov_rank: int = Field(default=16, ge=1, description="Eigenvalues that 'lowrank' keeps.")
     cov_scale: float = Field(
         default=1.0, gt=0, description="Factor of the covariances in sampling."
+    )
+    head: Literal["trained", "quadratic"] = Field(
+        default="trained",
+        description="The server retrains the head on samples; or makes a quadratic discriminant "
+        "of all Gaussians, in closed form.",
     )
     combine: Literal["mixture", "pooled"] = Field(
         default="mixture",

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, Payload, State
+from fcil_adapters.contract import Array, Context, Payload, State
+from fcil_adapters.numerics.task_parts import kept
 from fcil_adapters.toolkit.heads.rows import HEAD_TENSORS, HeadRows
 
 CALIBRATED = "calibrated"  # the part, and the prefix of its tensors in the state
@@ -21,14 +22,12 @@ def calibrated_rows(state: State) -> HeadRows | None:
 
 def with_calibrated(ctx: Context, state: State, rows: HeadRows) -> State:
     """Return the state with these rows as the calibrated head, as clients will decode them."""
-    named = {f"{CALIBRATED}.{n}": a for n, a in rows.committed(ctx).named().items()}
-    return State({**state.tensors, **named}, state.meta)
+    return with_head(state, rows.committed(ctx).named())
 
 
-def calibrated_parts(state: State) -> tuple[Part, ...]:
-    """Return the part with the calibrated head, if there was a calibration."""
-    rows = calibrated_rows(state)
-    return () if rows is None else (Part(CALIBRATED, Payload(rows.named())),)
+def with_head(state: State, tensors: Mapping[str, Array]) -> State:
+    """Return the state with the tensors of the calibrated head, of rows or of a discriminant."""
+    return State({**state.tensors, **kept(CALIBRATED, tensors)}, state.meta)
 
 
 def scoring_rows(broadcast: Mapping[str, Payload], current: HeadRows) -> HeadRows:

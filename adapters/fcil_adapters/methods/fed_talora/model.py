@@ -9,7 +9,8 @@ from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.fed_talora.parts import read_parts
 from fcil_adapters.methods.fed_talora.views import merged_view
 from fcil_adapters.toolkit.heads.rows import HeadRows
-from fcil_adapters.toolkit.lora.halves import linear_scorer
+from fcil_adapters.toolkit.heads.scorer import Head
+from fcil_adapters.toolkit.lora.halves import view_scorer
 
 
 class Model:
@@ -21,4 +22,5 @@ class Model:
         """Merge residuals and LoRA into a view; candidates are the classes that any client had."""
         received = read_parts(ctx.hparams, broadcast)
         view = merged_view(backbone, ctx.hparams, received)
-        return linear_scorer(ctx, backbone, view, HeadRows.joined(received.room.tasks))
+        head = Head.linear(HeadRows.joined(received.room.tasks), backbone.device)
+        return view_scorer(ctx, backbone, view, head)

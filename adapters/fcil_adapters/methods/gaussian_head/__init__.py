@@ -17,25 +17,21 @@ from fcil_adapters.contract import (
     Cadence,
     Economy,
     Exchange,
-    Kind,
     Largest,
     Method,
     PayloadSchema,
     Statistic,
     TaskInfo,
-    TensorSpec,
     separable,
 )
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.gaussians.discriminant_head import linear_specs, quadratic_specs
 from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_dims,
     gaussian_exchange,
     gaussian_largest,
     gaussian_statistics,
 )
-
-_LARGEST = 1e12  # of a head: classes with nearly equal images have steep posteriors
 
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -45,16 +41,7 @@ def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange
 
 def broadcast(h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schema of the only part: the head of all described classes."""
-    head: tuple[TensorSpec, ...] = (
-        TensorSpec("weight", Kind.HEAD, ("known", "d"), max_abs=_LARGEST),
-        TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST),
-        count_spec("classes", "known"),
-    )
-    if h.head == "quadratic":
-        head += (
-            TensorSpec("turn", Kind.HEAD, ("known", "own_rank", "d"), max_abs=_LARGEST),
-            TensorSpec("offset", Kind.HEAD, ("known", "own_rank"), max_abs=_LARGEST),
-        )
+    head = quadratic_specs() if h.head == "quadratic" else linear_specs()
     return {"current": PayloadSchema(head, at_most=(("known", "s"),))}
 
 

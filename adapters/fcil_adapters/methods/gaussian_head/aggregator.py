@@ -10,7 +10,7 @@ from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged
 from fcil_adapters.toolkit.gaussians.discriminants import (
     linear_discriminant,
-    quadratic_discriminant,
+    quadratic_tensors,
 )
 from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
 from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
@@ -23,7 +23,7 @@ from fcil_adapters.toolkit.gaussians.store import (
 
 _SAMPLES, _ORDER = 1, 2  # purposes of the random streams
 _HEAD = ("weight", "bias", "classes")
-_QUADRATIC = ("turn", "offset")
+_QUADRATIC = (*_HEAD, "turn", "offset")
 
 
 class Aggregator:
@@ -31,9 +31,10 @@ class Aggregator:
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task: no class is known."""
-        d = ctx.backbone_info.dim
-        head = _head_tensors(np.zeros((0, d)), np.zeros(0), ())
-        return tagged({**head, **_quadratic_tensors(ctx.hparams, np.zeros((0, d)))}, -1)
+        h, d = ctx.hparams, ctx.backbone_info.dim
+        if h.head == "quadratic":
+            return tagged(quadratic_tensors(h, None, d), -1)
+        return tagged(_head_tensors(np.zeros((0, d)), np.zeros(0), ()), -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Add an empty set of Gaussians for a task."""
@@ -55,7 +56,7 @@ class Aggregator:
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the head. Gaussians stay on the server."""
-        names = _HEAD + (_QUADRATIC if ctx.hparams.head == "quadratic" else ())
+        names = _QUADRATIC if ctx.hparams.head == "quadratic" else _HEAD
         return (Part(CURRENT, State({name: state.tensors[name] for name in names})),)
 
 
@@ -63,29 +64,13 @@ def _head(ctx: Context, mixture: Mixture) -> dict[str, Array]:
     """Return the head of the mixture's classes: a function of the mixture and the seed alone."""
     h: GaussianHeadHparams = ctx.hparams
     if h.head == "quadratic":
-        found = quadratic_discriminant(mixture, h.own_rank, h.shares)
-        return {
-            **_head_tensors(found.weight, found.bias, mixture.classes),
-            "turn": found.turn.astype(np.float32),
-            "offset": found.offset.astype(np.float32),
-        }
+        return quadratic_tensors(h, mixture, ctx.backbone_info.dim)
     weight, bias = linear_discriminant(mixture, h.shrinkage)
     if h.head == "lda" or len(mixture.classes) < 2:  # one column's cross-entropy is 0
         return _head_tensors(weight, bias, mixture.classes)
     start = weight.astype(np.float32), bias.astype(np.float32)
     rows, offsets = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
     return _head_tensors(rows, offsets, mixture.classes)
-
-
-def _quadratic_tensors(h: GaussianHeadHparams, none: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the tensors that a quadratic head has besides the others, before the first class."""
-    if h.head != "quadratic":
-        return {}
-    width = none.shape[1]
-    return {
-        "turn": np.zeros((0, h.own_rank, width), dtype=np.float32),
-        "offset": np.zeros((0, h.own_rank), dtype=np.float32),
-    }
 
 
 def _head_tensors(

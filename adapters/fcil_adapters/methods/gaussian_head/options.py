@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcil_adapters.contract import Hparams
+from fcil_adapters.toolkit.gaussians.discriminant_head import QuadraticHparams
 
 
-class GaussianHeadHparams(Hparams):
+class GaussianHeadHparams(QuadraticHparams):
     """Names as in HGP, of which this is the half without prompts (NOTES.md)."""
 
     cov: Literal["lowrank", "full", "diag"] = Field(
@@ -28,23 +28,6 @@ class GaussianHeadHparams(Hparams):
         default="trained",
         description="The server fits a linear head to features drawn from the Gaussians; or "
         "computes linear or quadratic discriminant analysis from their moments.",
-    )
-    own_rank: int = Field(
-        default=8, ge=1, description="Directions of its own that 'quadratic' gives each class."
-    )
-    own_share: float = Field(
-        default=0.1,
-        ge=0,
-        description="Factor of a class's own covariance in 'quadratic'; 0 for a class of fewer "
-        "than 8 images.",
-    )
-    pooled_share: float = Field(
-        default=1.0, ge=0, description="Factor of the classes' mean covariance in 'quadratic'."
-    )
-    identity_share: float = Field(
-        default=0.3,
-        gt=0,
-        description="Factor of the identity in 'quadratic', in units of the mean variance.",
     )
     shrinkage: float = Field(
         default=0.1,
@@ -75,11 +58,6 @@ class GaussianHeadHparams(Hparams):
     server_batch: int = Field(default=256, ge=1, description="Samples per step of the head.")
     server_lr: float = Field(default=0.01, gt=0, description="SGD's first step for the head.")
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD's momentum.")
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """The factors of a class's own covariance, of the mean one, and of the identity."""
-        return self.own_share, self.pooled_share, self.identity_share
 
     @property
     def sampling_scale(self) -> float:

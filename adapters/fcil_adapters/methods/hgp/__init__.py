@@ -30,6 +30,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import pool_names
 from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.gaussians.discriminant_head import DISCRIMINANT, quadratic_specs
 from fcil_adapters.toolkit.gaussians.gaussian import gaussian_specs
 from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_dims,
@@ -63,17 +64,20 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
 
 
 def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the current part (the whole head) and of a task's prompts.
+    """Return the schemas of the current part, of a task's prompts, and of a quadratic head.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
     check_blocks("hgp", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
-    return {
+    parts = {
         "current": PayloadSchema(row_specs("s"), meta),
         "task": PayloadSchema(prompt_specs(pool_names(hparams.pools), "m"), meta),
     }
+    if hparams.head == "quadratic":
+        parts[DISCRIMINANT] = PayloadSchema(quadratic_specs(), at_most=(("known", "s"),))
+    return parts
 
 
 def dims(hparams: HgpHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
@@ -84,6 +88,7 @@ def dims(hparams: HgpHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[st
         "L": hparams.length,
         "c": len(task.classes),
         "s": len(task.seen),
+        "own_rank": hparams.own_rank,
         **gaussian_dims(hparams, backbone, task),
     }
 
@@ -116,7 +121,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"task": Cadence.OWN},
+    cadence={"task": Cadence.OWN, DISCRIMINANT: Cadence.COUNTED},
     largest=largest,
     averagings=every_rule,
     statistics=statistics,

@@ -6,6 +6,7 @@ import numpy as np
 
 from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.methods.hgp.head import (
+    discriminant,
     head_tensors,
     rebalanced,
     rows_of,
@@ -16,7 +17,15 @@ from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import pool_names
 from fcil_adapters.numerics.averaging import average
 from fcil_adapters.numerics.client_weights import sample_weights
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, of_task, tagged, task_part
+from fcil_adapters.numerics.task_parts import (
+    CURRENT,
+    current_task,
+    kept_parts,
+    of_task,
+    tagged,
+    task_part,
+)
+from fcil_adapters.toolkit.gaussians.discriminant_head import DISCRIMINANT
 from fcil_adapters.toolkit.gaussians.store import (
     entry_tensors,
     merge_entries,
@@ -34,7 +43,8 @@ class Aggregator:
     """The state: prompts and Gaussians of every task, and one head for all seen classes.
 
     ``task.<t>.key.<pool>``, ``task.<t>.prompt.<pool>``, ``gauss.<t>...``, ``head.weight``,
-    ``head.bias``, ``classes``, ``seen``. Gaussians are never broadcast.
+    ``head.bias``, ``classes``, ``seen``, and ``discriminant...`` with a quadratic head. Gaussians
+    are never broadcast.
     """
 
     def init(self, ctx: Context) -> State:
@@ -88,6 +98,7 @@ class Aggregator:
                 **{f"task.{t}.{name}": pool for name, pool in pools.items()},
                 **entry_tensors(entries, t, ctx.backbone_info.dim),
                 **head_tensors(ctx, *head, state.i64("classes"), seen),
+                **discriminant(ctx, state, entries),
             },
             state.meta,
         )
@@ -103,4 +114,5 @@ class Aggregator:
         return (
             Part(CURRENT, tagged(head, current)),
             *(Part(task_part(t), payload) for t, payload in enumerate(pools)),
+            *kept_parts(state, DISCRIMINANT),
         )

@@ -1,4 +1,4 @@
-"""HGP's head on the server: its rows, a lone class's row, and the rebalancing (torch)."""
+"""HGP's heads on the server: rows, a lone class's row, rebalancing, discriminant (torch)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fcil_adapters.contract import Array, Context, Kind, State
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.task_parts import kept
+from fcil_adapters.toolkit.gaussians.discriminant_head import DISCRIMINANT
+from fcil_adapters.toolkit.gaussians.discriminants import quadratic_tensors
 from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
 from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
 from fcil_adapters.toolkit.gaussians.store import ClassEntry, read_entries
@@ -36,7 +39,7 @@ def with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Clas
 def rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[ClassEntry]) -> Head:
     """Retrain the rows of the classes that can be sampled; the others stay."""
     h: HgpHparams = ctx.hparams
-    if h.rebalance == "off":
+    if h.rebalance == "off" or h.head == "quadratic":
         return head
     past = read_entries(state, range(ctx.task.index)) if h.rebalance == "seen" else []
     mixture = _mixture(ctx, [*past, *entries])
@@ -46,6 +49,15 @@ def rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[ClassEn
     start = head[0][rows], head[1][rows]
     fitted = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
     return with_rows(state, mixture.classes, fitted, head)
+
+
+def discriminant(ctx: Context, state: State, entries: Sequence[ClassEntry]) -> dict[str, Array]:
+    """Return the tensors of the quadratic head, if there is one, as the state names them."""
+    h: HgpHparams = ctx.hparams
+    if h.head != "quadratic":
+        return {}
+    mixture = _mixture(ctx, [*read_entries(state, range(ctx.task.index)), *entries])
+    return kept(DISCRIMINANT, quadratic_tensors(h, mixture, ctx.backbone_info.dim))
 
 
 def _mixture(ctx: Context, entries: Sequence[ClassEntry]) -> Mixture:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.backbones.blocks import Blocks
-from fcil_adapters.contract import Economy, Hparams
+from fcil_adapters.contract import Economy
+from fcil_adapters.toolkit.gaussians.discriminant_head import QuadraticHparams
 
 SHARED = "shared"  # name of the one pool of ``pool_sharing = "shared"``
 
 
-class HgpHparams(Hparams):
+class HgpHparams(QuadraticHparams):
     """Defaults are the published settings where they are stated (NOTES.md)."""
 
     prompts: int = Field(default=10, ge=1, description="Prompts that each task adds to a pool.")
@@ -84,6 +85,11 @@ class HgpHparams(Hparams):
         default=False,
         description="Forget a class's Gaussians of earlier rounds once a client sends new ones "
         "(published code), also of clients that are absent.",
+    )
+    head: Literal["trained", "quadratic"] = Field(
+        default="trained",
+        description="The server rebalances the head on samples ('rebalance'); or scores with a "
+        "quadratic discriminant of all Gaussians, in closed form, and rebalances nothing.",
     )
     rebalance: Literal["seen", "current", "off"] = Field(
         default="seen",

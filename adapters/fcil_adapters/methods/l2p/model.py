@@ -9,6 +9,7 @@ from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
 from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.heads.scorer import Head
 from fcil_adapters.toolkit.prompts.client import scorer
 from fcil_adapters.toolkit.prompts.parts import read_parts
 from fcil_adapters.toolkit.prompts.prefix import with_pixels
@@ -26,4 +27,5 @@ class Model:
         same = with_pixels(backbone, h.pixels)
         (last,) = known.prompts
         tensors = {n: to_torch(array, backbone.device) for n, array in last.items()}
-        return scorer(ctx, same, Pool.of(h, same, tensors).features, known)
+        features = Pool.of(h, same, tensors).features
+        return scorer(ctx, same, features, Head.linear(known.head, backbone.device))

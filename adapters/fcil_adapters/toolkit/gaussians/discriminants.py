@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fcil_adapters.toolkit.gaussians.discriminant_head import QuadraticHparams
 from fcil_adapters.toolkit.gaussians.gaussian import F64
 from fcil_adapters.toolkit.gaussians.mixture import Mixture
+from fcil_protocol.payloads.payload import Array
 
 FEW_IMAGES = 8  # a class with fewer has no covariance of its own
 
@@ -124,9 +126,38 @@ def quadratic_discriminant(
     return Quadratic(weight, bias, turn, offset)
 
 
+def quadratic_tensors(h: QuadraticHparams, mixture: Mixture | None, d: int) -> dict[str, Array]:
+    """Return the tensors of `discriminant_head.quadratic_specs` for the mixture's classes.
+
+    Args:
+        h: the method's options.
+        mixture: of the described classes; None: there are none yet.
+        d: width of a feature.
+    """
+    if mixture is None or not mixture.classes:
+        found = Quadratic(
+            np.zeros((0, d)), np.zeros(0), np.zeros((0, h.own_rank, d)), np.zeros((0, h.own_rank))
+        )
+    else:
+        found = quadratic_discriminant(mixture, h.own_rank, h.shares)
+    return {
+        "weight": found.weight.astype(np.float32),
+        "bias": found.bias.astype(np.float32),
+        "classes": np.asarray(mixture.classes if mixture else (), dtype=np.int64),
+        "turn": found.turn.astype(np.float32),
+        "offset": found.offset.astype(np.float32),
+    }
+
+
 def own_directions(rows: F64, most: int) -> F64:
-    """Return ``diag(sqrt(l)) U^T`` (q, d) of the largest eigenvalues of rows^T rows, q <= most."""
+    """Return ``diag(sqrt(l)) U^T`` (q, d) of the largest eigenvalues of rows^T rows, q <= most.
+
+    The largest number of each direction is positive, so that the order of the rows, and of the
+    clients, does not decide its sign.
+    """
     _, lengths, turned = np.linalg.svd(rows, full_matrices=False)
+    largest = np.take_along_axis(turned, np.abs(turned).argmax(axis=1)[:, None], axis=1)
+    turned = turned * np.where(largest < 0, -1.0, 1.0)
     kept = lengths[:most] > 0
     directions: F64 = (lengths[:, None] * turned)[:most][kept]
     return directions

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.contract import Context, ImageSet, Part, Payload, Predictor, State, Updates
-from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.rows import HeadRows
-from fcil_adapters.toolkit.heads.scorer import Scorer
+from fcil_adapters.toolkit.heads.scorer import Head, Scorer
 from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, parts_of
@@ -66,17 +64,14 @@ class LinearModel:
         """Merge LoRA into a view; candidates are the classes that anybody had."""
         received = read_parts(ctx.hparams, broadcast)
         view = merged_view(backbone, ctx.hparams, received.lora)
-        return linear_scorer(ctx, backbone, view, HeadRows.joined(received.tasks))
+        head = Head.linear(HeadRows.joined(received.tasks), backbone.device)
+        return view_scorer(ctx, backbone, view, head)
 
 
-def linear_scorer(ctx: Context, backbone: Backbone, view: Any, rows: HeadRows) -> Scorer:
-    """Return the linear classifier of the rows whose classes anybody had, on a view's features."""
-    rows = rows.chosen(rows.seen)
-    weight = to_torch(rows.weight, backbone.device)  # (C, d)
-    bias = to_torch(rows.bias, backbone.device)  # (C,)
+def view_scorer(ctx: Context, backbone: Backbone, view: Any, head: Head) -> Scorer:
+    """Return the classifier that puts a head on a view's features."""
 
     def score(pixels: Tensor) -> Tensor:
-        features = cls_features(view, backbone.normalise(pixels))  # (b, d)
-        return functional.linear(features, weight, bias)
+        return head.score(cls_features(view, backbone.normalise(pixels)))
 
-    return Scorer(tuple(int(c) for c in rows.classes), score, ctx.micro_batch)
+    return Scorer(head.classes, score, ctx.micro_batch)

@@ -20,7 +20,7 @@ from fcil_adapters.contract import Context, ImageSet
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.heads.rows import HEAD
-from fcil_adapters.toolkit.heads.scorer import Scorer
+from fcil_adapters.toolkit.heads.scorer import Head, Scorer
 from fcil_adapters.toolkit.prompts.options import ComponentHparams, PoolHparams, PromptHparams
 from fcil_adapters.toolkit.prompts.parts import PromptModel
 from fcil_adapters.toolkit.prompts.pools import (
@@ -184,7 +184,7 @@ def pool_scorer(ctx: Context, h: PoolHparams, model: PromptModel, backbone: Back
     (last,) = model.prompts
     pools = {n: to_torch(array, backbone.device) for n, array in last.items()}
     features = Prompted(backbone, h.blocks).features(from_pools(pools, h.blocks))
-    return scorer(ctx, backbone, features, model)
+    return scorer(ctx, backbone, features, Head.linear(model.head, backbone.device))
 
 
 def component_bench(
@@ -217,7 +217,8 @@ def component_scorer(
     """Return the classifier with the components of all tasks."""
     backbone = with_pixels(backbone, h.pixels)
     whole = TaskPrompts.of(model.prompts, backbone.device).whole
-    return scorer(ctx, backbone, component_features(backbone, h, lambda: whole), model)
+    features = component_features(backbone, h, lambda: whole)
+    return scorer(ctx, backbone, features, Head.linear(model.head, backbone.device))
 
 
 def component_features(
@@ -227,14 +228,10 @@ def component_features(
     return Prompted(backbone, h.blocks).features(from_components(tensors, h.blocks))
 
 
-def scorer(ctx: Context, backbone: Backbone, features: Features, model: PromptModel) -> Scorer:
-    """Return the classifier; candidates are the classes that any client had."""
-    rows = model.head.chosen(model.head.seen)
-    weight = to_torch(rows.weight, backbone.device)  # (C, d)
-    bias = to_torch(rows.bias, backbone.device)  # (C,)
+def scorer(ctx: Context, backbone: Backbone, features: Features, head: Head) -> Scorer:
+    """Return the classifier that puts a head on prompted features."""
 
     def score(pixels: Tensor) -> Tensor:
-        queries = query_features(backbone, pixels)
-        return functional.linear(features(pixels, queries), weight, bias)
+        return head.score(features(pixels, query_features(backbone, pixels)))
 
-    return Scorer(tuple(rows.classes.tolist()), score, ctx.micro_batch)
+    return Scorer(head.classes, score, ctx.micro_batch)

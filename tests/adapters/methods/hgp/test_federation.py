@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adapters.discriminant_reference import from_first, log_posteriors
 from adapters.hgp_reference import BLOCKS, SMALL, hand_made, logits, prompted_features
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbones.backbone import backbone_digest
@@ -15,7 +16,7 @@ from fcil_adapters.contract.registry import make_hparams
 from fcil_adapters.methods.hgp import METHOD
 from fcil_adapters.methods.hgp.model import Model
 from fcil_adapters.numerics.update_list import UpdateList
-from fcil_adapters.toolkit.gaussians.mixture import Mixture
+from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
 from fcil_adapters.toolkit.gaussians.store import read_entries
 from fcil_adapters.worker.evaluation import evaluate
 from fcil_protocol.payloads.payload import pack, unpack
@@ -357,3 +358,42 @@ def test_rebalancing_all_seen_classes_is_what_keeps_old_ones():
         return float(correct.sum() / total.sum())
 
     assert accuracy("seen") > accuracy("off")
+
+
+class TestQuadraticHead:
+    def test_scores_are_log_posteriors_of_the_sent_gaussians(self, backbone):
+        clients = [toy_images({3: 9, 4: 4, 7: 8}, 1), toy_images({3: 4, 4: 9, 2: 3}, 2)]
+        options = {"head": "quadratic", "own_rank": 2, "own_share": 0.3, "cov": "full"}
+        fed = Federation.of("hgp", clients, backbone, **{**FAST, **options})
+        fed.run(TASKS[0])
+        fed.run(TASKS[1])
+        test = toy_images({3: 3, 4: 3, 7: 3, 2: 3}, 9)
+        x = prompted_features(backbone, fed.parts(), test)
+        entries = read_entries(fed.state, [0, 1])
+        wanted = log_posteriors(
+            make_mixture(entries, (3, 4, 7, 2), "counts"), x, 2, (0.3, 1.0, 0.3)
+        )
+        predictor = fed.predictor()
+        assert predictor.classes == (3, 4, 7, 2)
+        got = from_first(predictor.logits(test.pictures))
+        np.testing.assert_allclose(got, from_first(wanted), rtol=1e-3, atol=1e-3)
+
+    def test_trained_rows_are_averaged_and_not_rebalanced(self):
+        fed = federation(head="quadratic")
+        updates = uploads(fed)
+        after = fed.aggregate("train", updates)
+        plain = replace(fed, hparams=make_hparams(METHOD, {**FAST, "rebalance": "off"}))
+        plain.task, plain.state = fed.task, fed.state
+        off = plain.aggregate("train", updates)
+        new = {n for n in after.tensors if n not in off.tensors}
+        assert new == {f"discriminant.{n}" for n in ("weight", "bias", "classes", "turn", "offset")}
+        assert all(np.array_equal(a, after.tensors[n]) for n, a in off.tensors.items())
+
+    def test_a_class_whose_gaussians_stay_at_home_is_no_candidate(self, backbone):
+        clients = [toy_images({3: 6, 4: 2}, 1)]
+        options = {"head": "quadratic", "min_count_upload": 3}
+        fed = Federation.of("hgp", clients, backbone, **{**FAST, **options})
+        fed.open(TASKS[0])
+        assert fed.predictor().classes == ()
+        fed.round("train")
+        assert fed.predictor().classes == (3,)

@@ -240,6 +240,8 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("ccvr", {"cov": "full"}),
     ("hgp", {"cov": "full", "pool_sharing": "shared"}),
     ("hgp", {"cov": "diag"}),
+    ("hgp", {"head": "quadratic", "own_rank": 3}),
+    ("ccvr", {"head": "quadratic", "own_rank": 3}),
     ("analytic", {"features": "linear", "precision": "double", "truncate": 3}),
     ("gaussian_head", {"cov": "full"}),
     ("gaussian_head", {"head": "quadratic", "own_rank": 3}),
