@@ -19,6 +19,7 @@ from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.retry import Effort, persist
 from fcil_adapters.worker.suspend import Suspension
 from fcil_protocol.errors import ConfigError, OutOfMemory, WorkerDied
+from fcil_protocol.process.child import GONE
 from orphans import ends_with_its_parent
 
 HERE = str(Path(__file__).parents[1])
@@ -129,7 +130,9 @@ class TestRest:
         asyncio.run(go())
 
     @LINUX
-    def test_a_worker_at_rest_is_stopped_in_order(self):
+    def test_a_worker_at_rest_is_stopped_in_order(self, monkeypatch):
+        monkeypatch.setattr(worker_host, "STOP_S", 600.0)  # a busy machine takes its time
+
         async def go():
             async with hosted() as host:
                 await host.call("steps", {"n": 1})
@@ -137,7 +140,8 @@ class TestRest:
                 host.rest.suspend()
                 await until(lambda: stands_still(process.pid))
                 await host.stop()
-                assert process.returncode == 0, "it ended by itself, and was not killed"
+                # Its conversation ends and its parent's pipe closes at once: either may be first.
+                assert process.returncode in (0, GONE), "it ended by itself, and was not killed"
 
         asyncio.run(go())
 
