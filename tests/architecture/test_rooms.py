@@ -118,7 +118,6 @@ KNOWN_SMALL = {
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",
     "fcil_adapters.toolkit.heads.scorer",
-    "fcil_adapters.toolkit.lora.views",
     "fcil_adapters.toolkit.prototypes.model",
     "fcil_adapters.toolkit.training.prefetch",
     "fcil_client.daemon.progress",
