@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "l2p": {
         "pool_size": 3, "length": 2, "top_k": 2, "epochs": 1, "batch_size": 4, "augment": "none",
     },
+    "lorm": LORA,
     "lwf": LORA,
     "lwf_mc": LORA,
     "pilora": PROTOTYPES,

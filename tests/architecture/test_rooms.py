@@ -117,7 +117,6 @@ KNOWN_SMALL = {
     "fcil_adapters.images.sample",
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",
-    "fcil_adapters.toolkit.lora.views",
     "fcil_adapters.toolkit.prototypes.model",
     "fcil_adapters.toolkit.training.prefetch",
     "fcil_client.daemon.progress",

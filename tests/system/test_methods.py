@@ -57,6 +57,7 @@ CASES = [
     Case("icarl", 55),
     Case("ewc", 15),
     Case("fedproto", 15),
+    Case("lorm", 30),
 ]
 
 

@@ -289,6 +289,7 @@ def test_only_a_method_of_statistics_alone_can_be_private():
         "ewc": ("head", "importance", "lora"),
         "fedproto": ("head", "lora"),
         "icarl": ("head", "lora", "prototype"),
+        "lorm": ("gaussian", "head", "lora"),
         "lwf": ("head", "lora"),
         "lwf_mc": ("head", "lora"),
         "coda_prompt": ("head", "key", "prompt"),

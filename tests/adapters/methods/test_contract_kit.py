@@ -40,6 +40,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("analytic", {"projection": 40, "truncate": 3}),
     ("gaussian_head", {"cov": "full", "head": "lda"}),
     ("gaussian_head", {"head": "quadratic", "own_rank": 2}),
+    ("lorm", {"train": "B", "task_merge": "mean"}),
 ]
 NAMED = os.environ.get("FCIL_METHODS", "").split()
 CASES = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fcil_adapters.toolkit.lora.client import LoraSetup
-from fcil_adapters.toolkit.lora.layer import PLACES, LoRALinear
+from fcil_adapters.toolkit.lora.layer import LoRALinear, adapted_layers
 
 
 def squared_gradients(bench: LoraSetup, pixels: Tensor, rows: Tensor) -> dict[str, Tensor]:
@@ -47,15 +47,12 @@ def _watched(bench: LoraSetup) -> Iterator[list[tuple[int, LoRALinear, Tensor, T
     """Record inputs and outputs of the adapted layers of each block."""
     passed: list[tuple[int, LoRALinear, Tensor, Tensor]] = []
     hooks = []
-    for block in bench.h.blocks:
-        for place in PLACES:
-            layer = getattr(getattr(bench.view.blocks[block], place.owner), place.name)
-            if isinstance(layer, LoRALinear):
+    for block, layer in adapted_layers(bench.view, bench.h.blocks):
 
-                def note(owner: Any, given: Any, y: Tensor, block: int = block) -> None:
-                    passed.append((block, owner, given[0].detach(), y))
+        def note(owner: Any, given: Any, y: Tensor, block: int = block) -> None:
+            passed.append((block, owner, given[0].detach(), y))
 
-                hooks.append(layer.register_forward_hook(note))
+        hooks.append(layer.register_forward_hook(note))
     try:
         yield passed
     finally:

@@ -103,7 +103,7 @@ class LoraSetup:
         device = ctx.backbone.device
         *past, rows = received.tasks
         if view is None:
-            view = training_view(ctx.backbone, h, received.lora)
+            view = training_view(ctx.backbone, h, received.lora, round_=ctx.round)
         own = np.isin(rows.classes, ctx.task.classes)
         frozen = HeadRows.joined((*past, rows.chosen(np.zeros(len(own), dtype=bool))))
         known = frozen.seen & h.frozen_columns

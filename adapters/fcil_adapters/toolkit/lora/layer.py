@@ -2,12 +2,12 @@
 
 LoRA: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
 https://arxiv.org/abs/2106.09685. timm computes q, k and v of a block by one Linear (d -> 3d), so a
-*module*, such as q, v or fc1, is a Linear or an equal slice of its output.
+*module*, such as qkv, q or fc1, is a Linear or an equal slice of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -72,26 +72,31 @@ def sum_pairs(many: Sequence[Pairs]) -> dict[str, LoraPair]:
 
 @dataclass(frozen=True)
 class AdaptedLinear:
-    """A Linear of a block that holds adapted modules.
+    """A Linear of a block that holds adapted modules: itself by its name, or slices of its output.
 
     Attributes:
         owner, name: its path: ``block.<owner>.<name>``.
-        slices: names of the equal slices of its output.
+        thirds: names of the equal slices of its output, if these are modules too.
     """
 
     owner: str
     name: str
-    slices: tuple[str, ...]
+    thirds: tuple[str, ...] = ()
 
     def own(self, modules: Mapping[str, T]) -> dict[str, T]:
         """Return the entries of this Linear's modules."""
-        return {m: modules[m] for m in self.slices if m in modules}
+        return {m: modules[m] for m in (self.name, *self.thirds) if m in modules}
+
+    def slices(self, modules: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the equal slices among which these modules of it are."""
+        return (self.name,) if not self.thirds or self.name in modules else self.thirds
 
 
 PLACES = (
     AdaptedLinear("attn", "qkv", ("q", "k", "v")),
-    AdaptedLinear("mlp", "fc1", ("fc1",)),
-    AdaptedLinear("mlp", "fc2", ("fc2",)),
+    AdaptedLinear("attn", "proj"),
+    AdaptedLinear("mlp", "fc1"),
+    AdaptedLinear("mlp", "fc2"),
 )
 
 
@@ -113,7 +118,7 @@ class LoRALinear(nn.Module):
         current: start values of the trainable pairs.
         offset: constants added to A and B before their product, for modules of ``current``.
         scale: factor of every product.
-        train_a: False keeps A as it is (FFA-LoRA).
+        train: the factors of each pair that are trained: ``AB``, ``A`` or ``B``.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class LoRALinear(nn.Module):
         current: Pairs = NONE,
         offset: Pairs = NONE,
         scale: float = 1.0,
-        train_a: bool = True,
+        train: str = "AB",
     ) -> None:
         super().__init__()
         assert linear.out_features % len(slices) == 0, "slices are not equal"
@@ -140,8 +145,8 @@ class LoRALinear(nn.Module):
         self.offset = {m: LoraPair(pair.A.float(), pair.B.float()) for m, pair in offset.items()}
         self.pairs = nn.ModuleDict()
         for module, pair in current.items():
-            A = nn.Parameter(pair.A.detach().float().clone(), requires_grad=train_a)
-            B = nn.Parameter(pair.B.detach().float().clone())
+            A = nn.Parameter(pair.A.detach().float().clone(), requires_grad="A" in train)
+            B = nn.Parameter(pair.B.detach().float().clone(), requires_grad="B" in train)
             self.pairs[module] = nn.ParameterDict({"A": A, "B": B})
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -182,7 +187,7 @@ def attach(
     current: Pairs = NONE,
     offset: Pairs = NONE,
     scale: float = 1.0,
-    train_a: bool = True,
+    train: str = "AB",
 ) -> None:
     """Replace the Linears of one block of a backbone view that a change or a pair names.
 
@@ -194,7 +199,7 @@ def attach(
         current: trainable pairs.
         offset: constants added to A and B of trainable pairs.
         scale: factor of every product.
-        train_a: False keeps A as it is.
+        train: the factors of each pair that are trained.
 
     Raises:
         DataError: the backbone's Linear has another shape than a change or a pair.
@@ -206,10 +211,11 @@ def attach(
             continue
         owner = getattr(view.blocks[block], place.owner)
         linear = getattr(owner, place.name)
-        _check_shapes(linear, place, block, dense, [now, constant, *before])
+        slices = place.slices([*dense, *now, *(m for pairs in before for m in pairs)])
+        _check_shapes(linear, place, block, slices, dense, [now, constant, *before])
         layer = LoRALinear(
-            linear, place.slices, change=dense, past=before, current=now, offset=constant,
-            scale=scale, train_a=train_a,
+            linear, slices, change=dense, past=before, current=now, offset=constant, scale=scale,
+            train=train,
         )  # fmt: skip
         setattr(owner, place.name, layer)
 
@@ -220,14 +226,20 @@ def trained_params(view: Any, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
     Fails if the view holds a trainable parameter that no layer declared, or the reverse.
     """
     found: dict[str, nn.Parameter] = {}
+    for block, layer in adapted_layers(view, blocks):
+        found.update({f"{block}.{name}": p for name, p in layer.trained().items()})
+    trainable = {id(p) for p in view.parameters() if p.requires_grad}
+    assert trainable == {id(p) for p in found.values()}, "trainables and declarations differ"
+    return found
+
+
+def adapted_layers(view: Any, blocks: Iterable[int]) -> Iterator[tuple[int, LoRALinear]]:
+    """Yield the replaced Linears of some blocks, each with its block, in a fixed order."""
     for block in blocks:
         for place in PLACES:
             layer = getattr(getattr(view.blocks[block], place.owner), place.name)
             if isinstance(layer, LoRALinear):
-                found.update({f"{block}.{name}": p for name, p in layer.trained().items()})
-    trainable = {id(p) for p in view.parameters() if p.requires_grad}
-    assert trainable == {id(p) for p in found.values()}, "trainables and declarations differ"
-    return found
+                yield block, layer
 
 
 def _changed(
@@ -252,10 +264,11 @@ def _check_shapes(
     linear: nn.Linear,
     place: AdaptedLinear,
     block: int,
+    slices: tuple[str, ...],
     change: Mapping[str, Tensor],
     many: Sequence[Pairs],
 ) -> None:
-    got = (linear.out_features // len(place.slices), linear.in_features)
+    got = (linear.out_features // len(slices), linear.in_features)
     wanted = [tuple(dense.shape) for dense in change.values()]
     wanted += [(pair.B.shape[0], pair.A.shape[1]) for pairs in many for pair in pairs.values()]
     for shape in wanted:

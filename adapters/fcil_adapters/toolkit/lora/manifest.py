@@ -60,6 +60,23 @@ def trained_names(h: LoraHparams) -> tuple[str, ...]:
     return factor_names(h, of=h.trained_factors)
 
 
+def sent_names(h: LoraHparams, round_: int) -> tuple[str, ...]:
+    """Return the LoRA tensors that clients train and send in a round of a task."""
+    return factor_names(h, of=h.factors_of(round_))
+
+
+def round_factors(h: LoraHparams) -> tuple[str, ...]:
+    """Return the factors of the rounds of a task: ``("AB",)``, or ``("B", "A")`` in turns."""
+    return tuple(dict.fromkeys(h.factors_of(round_) for round_ in (0, 1)))
+
+
+def upload_specs(h: LoraHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
+    """Return the specs of the LoRA tensors in uploads; those of rounds in turns are optional."""
+    factors = round_factors(h)
+    specs = lora_specs((n for of in factors for n in factor_names(h, of=of)), backbone)
+    return tuple(replace(spec, optional=len(factors) > 1) for spec in specs)
+
+
 def fixed_names(h: LoraHparams) -> tuple[str, ...]:
     """Return the LoRA tensors that stay as the server drew them."""
     return factor_names(h, of="".join(x for x in "AB" if x not in h.trained_factors))
@@ -91,7 +108,7 @@ def train_exchange(
     """
     check_blocks(name, h.blocks, backbone)
     upload = (
-        *lora_specs(trained_names(h), backbone),
+        *upload_specs(h, backbone),
         *head_specs("rows"),
         TensorSpec("mean", Kind.PROTOTYPE, (1, "d"), optional=True, exact=True),
         *tally_specs(),
@@ -269,4 +286,7 @@ def _upload_faults(
         faults.append(
             f"'mean': expected {word} (a task of {len(task.classes)} classes, {images} images)"
         )
+    rounds = [set(factor_names(h, of=of)) for of in round_factors(h)]
+    if len(rounds) > 1 and set(lora_of(payload)) not in rounds:
+        faults.append("LoRA: expected all tensors of one round, either A or B, and no others")
     return faults + (check(payload, task) if check else [])

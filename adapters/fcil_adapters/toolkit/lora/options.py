@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fcil_adapters.backbones.blocks import Blocks
 from fcil_adapters.contract import Hparams, TaskInfo
 
-Module = Literal["q", "v", "fc1", "fc2"]
+Module = Literal["q", "v", "qkv", "proj", "fc1", "fc2"]
 PastRows = Literal["frozen", "together", "none"]
 
 
@@ -21,7 +21,8 @@ class LoraHparams(Hparams):
     modules: tuple[Module, ...] = Field(
         default=("q", "v", "fc1", "fc2"),
         min_length=1,
-        description="Adapted modules of each block: q, v (attention), fc1, fc2 (MLP).",
+        description="Adapted modules of each block: q and v, or qkv as one matrix, proj "
+        "(attention); fc1, fc2 (MLP).",
     )
     scale: float = Field(default=1.0, gt=0, description="Factor of B A x.")
     init_a: Literal["uniform", "gaussian"] = Field(
@@ -60,12 +61,27 @@ class LoraHparams(Hparams):
     def _consistent(self) -> Self:
         if len(set(self.modules)) != len(self.modules):
             raise ValueError(f"modules must be different, got {list(self.modules)}")
+        if "qkv" in self.modules and {"q", "v"} & set(self.modules):
+            raise ValueError(f"qkv holds q and v already, got {list(self.modules)}")
         return self
 
     @property
     def trained_factors(self) -> str:
         """Factors of each LoRA that clients train and send: ``AB``, or ``B`` alone."""
         return "AB"
+
+    def factors_of(self, round_: int) -> str:
+        """Return those of the trained factors that a round of a task trains and sends.
+
+        Rounds of the same parity have the same factors.
+        """
+        del round_
+        return self.trained_factors
+
+    @property
+    def fresh_lora(self) -> bool:
+        """True if every task begins with a LoRA drawn for it, instead of the last task's."""
+        return False
 
     @property
     def exact_lora(self) -> bool:

@@ -13,7 +13,7 @@ A method keeps further tensors next to these in the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from fcil_adapters.toolkit.lora.manifest import (
     TEACHER,
     factor_names,
     fixed_names,
+    sent_names,
     trained_names,
 )
 from fcil_adapters.toolkit.lora.options import LoraHparams
@@ -39,6 +40,10 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 _LORA = 1  # purpose of the random stream
 
+F64 = NDArray[np.float64]
+# As `averaging.average`: context, updates, names, weights (K,), tensors at the start of the round.
+Combine = Callable[[Context, Updates, Sequence[str], F64, Mapping[str, Array]], dict[str, F32]]
+
 
 def first_state(**meta: int) -> State:
     """Return the empty state before the first task."""
@@ -46,17 +51,17 @@ def first_state(**meta: int) -> State:
 
 
 def open_task(ctx: Context, state: State) -> State:
-    """Draw the task's head rows, and at first the LoRA; the rest of the state stays."""
+    """Draw the task's head rows, and the LoRA at first or for each task; the rest stays."""
     h: LoraHparams = ctx.hparams
     task = ctx.task
     assert task.index == current_task(state) + 1, "tasks open one after the other"
     tensors = dict(state.tensors)
-    if task.index == 0:
+    if task.index > 0 and h.keeps_teacher:
+        tensors.update(_teacher(h, state))
+    if task.index == 0 or h.fresh_lora:
         rng = ctx.rng(_LORA)
         drawn = draw_lora(factor_names(h), h.rank, ctx.backbone_info, rng, h.init_a)
         tensors.update(_committed(ctx, drawn))
-    elif h.keeps_teacher:
-        tensors.update(_teacher(h, state))
     rows = first_rows(ctx)
     if h.past_rows == "together" and task.index > 0:
         rows = HeadRows.joined((rows_of(h, state, task.index - 1), rows))
@@ -104,14 +109,18 @@ class LoraReports:
         return LoraReports(metas, self.counts[some], self.means[some])
 
 
-def client_weights(ctx: Context, updates: Updates) -> NDArray[np.float64]:
+def client_weights(ctx: Context, updates: Updates) -> F64:
     """Return the clients' capped weights (K,), which sum to 1."""
     counted = updates.samples if ctx.hparams.weights == "samples" else (1,) * len(updates)
     return sample_weights(counted, ctx.max_weight_share)
 
 
 def average_round(
-    ctx: Context, state: State, updates: Updates, told: LoraReports | None = None
+    ctx: Context,
+    state: State,
+    updates: Updates,
+    told: LoraReports | None = None,
+    combine: Combine = average,
 ) -> State:
     """Average LoRA and head rows; a lone class's row comes from its mean, and LoRA stays.
 
@@ -120,6 +129,7 @@ def average_round(
         state: before the round.
         updates: of a `manifest.train_exchange`, at least one.
         told: their `LoraReports.of`, if the caller has read it.
+        combine: the average; a method may have another.
     """
     h: LoraHparams = ctx.hparams
     told = told or LoraReports.of(updates, len(ctx.task.classes))
@@ -129,10 +139,10 @@ def average_round(
         past = tuple(rows_of(h, state, t) for t in range(current) if h.past_rows != "together")
         lone = lone_row(told.means, told.counts, rows, past, ctx.max_weight_share)
         return with_rows(ctx, state, lone)
-    names = (*trained_names(h), *HEAD)
+    sent = sent_names(h, ctx.round)
     start = {**state.tensors, **rows.named()}
-    mean = average(ctx, updates, names, client_weights(ctx, updates), start)
-    lora = _committed(ctx, {name: mean[name] for name in trained_names(h)})
+    mean = combine(ctx, updates, (*sent, *HEAD), client_weights(ctx, updates), start)
+    lora = _committed(ctx, {name: mean[name] for name in sent})
     by_class = h.head_average == "rows"
     if by_class:
         mean = mean_by_class(updates, told.counts, rows, ctx.max_weight_share)

@@ -40,7 +40,7 @@ def module_of(place: str) -> str:
 def module_shape(module: str, backbone: BackboneInfo) -> tuple[int, int]:
     """Return (out, in) of a module's weight."""
     d, mlp = backbone.dim, backbone.mlp_dim
-    return {"fc1": (mlp, d), "fc2": (d, mlp)}.get(module, (d, d))
+    return {"qkv": (3 * d, d), "fc1": (mlp, d), "fc2": (d, mlp)}.get(module, (d, d))
 
 
 def lora_specs(names: Iterable[str], backbone: BackboneInfo) -> tuple[TensorSpec, ...]:

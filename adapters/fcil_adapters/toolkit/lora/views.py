@@ -20,9 +20,13 @@ def _nothing(_place: str) -> None:
 
 
 def training_view(
-    backbone: Backbone, h: LoraHparams, lora: Mapping[str, F32], dense: Dense = _nothing
+    backbone: Backbone,
+    h: LoraHparams,
+    lora: Mapping[str, F32],
+    dense: Dense = _nothing,
+    round_: int = 0,
 ) -> Any:
-    """Return a view on W + dense with trainable LoRA; the backbone itself stays untouched."""
+    """Return a view on W + dense with LoRA to train in a round; the backbone stays untouched."""
     view = backbone.view()
     for block in h.blocks:
         added = {m: dense(f"{block}.{m}") for m in h.modules}
@@ -32,7 +36,7 @@ def training_view(
             change={m: h.scale * D for m, D in added.items() if D is not None},
             current=read_pairs(lora, block, backbone.device, h.modules),
             scale=h.scale,
-            train_a="A" in h.trained_factors,
+            train=h.factors_of(round_),
         )
     return view
 
@@ -41,11 +45,29 @@ def merged_view(
     backbone: Backbone, h: LoraHparams, lora: Mapping[str, F32], dense: Dense = _nothing
 ) -> Any:
     """Return a view on W + dense + B A, merged into copies of the adapted weights alone."""
+    pairs = {
+        f"{block}.{module}": pair
+        for block in h.blocks
+        for module, pair in read_pairs(lora, block, backbone.device, h.modules).items()
+    }
+
+    def change(place: str) -> Tensor:
+        added, product = dense(place), pairs[place].product()  # (out, in), float64
+        return product if added is None else added + product
+
+    return changed_view(backbone, h, change)
+
+
+def changed_view(backbone: Backbone, h: LoraHparams, change: Callable[[str], Tensor]) -> Any:
+    """Return a view on W + scale * change, in copies of the adapted weights alone.
+
+    Args:
+        backbone: stays untouched.
+        h: places and scale.
+        change: place -> (out, in).
+    """
     view = backbone.view()
     for block in h.blocks:
-        change: dict[str, Tensor] = {}
-        for module, pair in read_pairs(lora, block, backbone.device, h.modules).items():
-            added, product = dense(f"{block}.{module}"), pair.product()  # (out, in), float64
-            change[module] = h.scale * (product if added is None else added + product)
-        attach(view, block, change=change)
+        changes: dict[str, Tensor] = {m: h.scale * change(f"{block}.{m}") for m in h.modules}
+        attach(view, block, change=changes)
     return view

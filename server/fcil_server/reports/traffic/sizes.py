@@ -63,7 +63,7 @@ def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> 
     exact, end = True, 0
     frame = PAYLOAD_BYTES + sum(FIELD_BYTES + len(meta.name) for meta in schema.meta)
     for spec in schema.tensors:
-        if spec.name not in bounds.without_tensors:
+        if not (spec.optional and spec.name in bounds.without_tensors):
             alone = PayloadSchema((spec,), at_most=schema.at_most)
             try:
                 (bound,) = alone.bounds({**bounds.sizes, **dims})

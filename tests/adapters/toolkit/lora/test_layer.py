@@ -1,6 +1,8 @@
-"""Adapters on q, v, fc1 and fc2, beside a dense change of the frozen weights."""
+"""Adapters on the Linears of a block, beside a dense change of the frozen weights."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -63,10 +65,18 @@ class TestLayer:
     def test_a_frozen_a_is_no_trainable(self):
         linear = nn.Linear(4, 4).requires_grad_(False)
         pair = {"fc1": LoraPair(torch.randn(2, 4), torch.zeros(4, 2))}
-        layer = LoRALinear(linear, ("fc1",), change={}, current=pair, train_a=False)
+        layer = LoRALinear(linear, ("fc1",), change={}, current=pair, train="B")
         assert sorted(layer.trained()) == ["fc1.B"]
         layer(torch.randn(2, 4)).sum().backward()
         assert layer.pairs["fc1"]["A"].grad is None
+
+    def test_a_frozen_b_is_no_trainable_either(self):
+        linear = nn.Linear(4, 4).requires_grad_(False)
+        pair = {"fc1": LoraPair(torch.randn(2, 4), torch.randn(4, 2))}
+        layer = LoRALinear(linear, ("fc1",), current=pair, train="A")
+        assert sorted(layer.trained()) == ["fc1.A"]
+        layer(torch.randn(2, 4)).sum().backward()
+        assert layer.pairs["fc1"]["B"].grad is None
 
 
 class TestAttach:
@@ -96,6 +106,27 @@ class TestAttach:
         assert sorted(trained_params(view, (0, 1))) == ["1.fc2.A", "1.fc2.B"]
         assert isinstance(view.blocks[1].mlp.fc1, nn.Linear)
         assert isinstance(view.blocks[1].attn.qkv, nn.Linear)
+
+    def test_qkv_as_one_module_is_its_three_slices_side_by_side(self, backbone, x):
+        whole, slices = backbone.view(), backbone.view()
+        g = torch.Generator().manual_seed(3)
+        pair = LoraPair(torch.randn(2, DIM, generator=g), torch.randn(3 * DIM, 2, generator=g))
+        attach(whole, 0, current={"qkv": pair})
+        thirds = zip("qkv", pair.B.chunk(3), strict=True)
+        attach(slices, 0, change={m: LoraPair(pair.A, B).product() for m, B in thirds})
+        assert sorted(trained_params(whole, (0,))) == ["0.qkv.A", "0.qkv.B"]
+        one, two = cls_features(whole, x), cls_features(slices, x)
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+    def test_the_projection_of_the_attention_is_a_module(self, backbone, x):
+        view, expected = backbone.view(), copy.deepcopy(backbone.module)
+        pair = pairs(("q",))["q"]  # of the same shape
+        attach(view, 1, current={"proj": pair})
+        with torch.no_grad():
+            expected.blocks[1].attn.proj.weight += pair.product().float()
+        torch.testing.assert_close(
+            cls_features(view, x), cls_features(expected, x), atol=1e-4, rtol=1e-4
+        )
 
     def test_another_shape_is_named(self, backbone):
         with pytest.raises(DataError, match=r"mlp\.fc1 has shape \(16, 16\)"):

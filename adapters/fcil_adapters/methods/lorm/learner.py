@@ -1,0 +1,39 @@
+"""LoRM's client half: train one factor of the LoRA, then describe the layers' inputs (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Context, ImageSet, Payload, State
+from fcil_adapters.methods.lorm.inputs import input_roots
+from fcil_adapters.methods.lorm.options import LormHparams
+from fcil_adapters.methods.lorm.parts import TaskLora, read_tasks
+from fcil_adapters.numerics.class_reports import tally
+from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
+from fcil_adapters.toolkit.lora.manifest import read_parts, sent_names
+from fcil_adapters.toolkit.training.optimise import class_counts
+
+
+class Learner:
+    """Stateless: the broadcast holds the LoRA of all tasks."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train the round's factor and the head; after the rounds, describe the task's inputs.
+
+        Training sees the current task's LoRA alone, the description the merge of all tasks.
+        """
+        h: LormHparams = ctx.hparams
+        *past, now = read_tasks(h, broadcast)
+        if ctx.kind == "finish":
+            told = tally(ctx.task.classes, class_counts(data, ctx.task.classes))
+            tasks = (*past, now)
+            roots = input_roots(ctx, tasks, data, factor="A", head=False, report=True)
+            return state, Payload(told | roots)
+        sent = Payload(train_round(ctx, LoraSetup.of(ctx, read_parts(h, broadcast)), data))
+        own = {name: sent.f32(name) for name in sent_names(h, ctx.round)}
+        tasks = (*past, TaskLora({**now.lora, **own}))
+        factor = h.factors_of(ctx.round)
+        roots = input_roots(ctx, tasks, data, factor=factor, head=True, report=False)
+        return state, Payload({**sent.tensors, **roots})
