@@ -231,7 +231,10 @@ def why_no_cell(args: argparse.Namespace) -> str:
     """Return why the paper's cell cannot be run; empty if it can."""
     if args.data is not None:
         return ""
-    data = tomllib.loads(args.experiment.read_text())["data"]["name"]
+    try:
+        data = tomllib.loads(args.experiment.read_text())["data"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"Not run: {args.experiment} is no experiment (docs/lab.md)."
     if data == "digits":  # they come with scikit-learn
         return ""
     return f"Not run: it needs the images of {data}, and --data was not given."
@@ -320,6 +323,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--sections", type=_names, default=names, metavar="NAME[,NAME]", help=", ".join(names)
     )
     found = parser.parse_args(words)
+    if found.wheels is not None:
+        found.wheels = found.wheels.resolve()  # pip runs in the tree's folder
     for path in (found.weights, found.data, found.experiment):
         if path is not None and not path.exists():
             parser.error(f"there is no {path}")

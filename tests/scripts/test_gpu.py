@@ -231,6 +231,10 @@ class TestArguments:
             gpu.arguments(["--data", str(tmp_path / "images.zip")])
         assert "there is no" in capsys.readouterr().err
 
+    def test_a_file_that_is_no_experiment_is_named(self, gpu):
+        args = gpu.arguments(["--experiment", str(ROOT / "LICENSE")])
+        assert gpu.why_no_cell(args).endswith("LICENSE is no experiment (docs/lab.md).")
+
     def test_digits_need_no_data(self, gpu):
         args = gpu.arguments(["--experiment", str(ROOT / "experiments" / "digits.toml")])
         assert gpu.why_no_cell(args) == ""
