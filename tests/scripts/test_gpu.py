@@ -296,7 +296,7 @@ class TestSections:
         assert sections.planned_rounds(experiment, cell) == 10 * 30
 
     @pytest.mark.processes
-    @pytest.mark.timeout(1200)
+    @pytest.mark.timeout(3000)
     def test_all_of_it_runs_small_without_a_gpu(self, tmp_path):
         out = tmp_path / "gpu.md"
         command = [ROOT / "scripts" / "gpu", "--device", "cpu", "--out", out, "--clients", "2"]
