@@ -289,11 +289,14 @@ class TestSections:
         assert sections.largest_difference(sections.State({"a": one.tensors["a"]}), one)[1] == "b"
 
     def test_rounds_of_a_papers_cell_are_counted_before_it_runs(self, sections):
-        experiment = sections.load(ROOT / "experiments" / "not-run" / "cifar100-pilora.toml")
+        processes = importlib.import_module("gpu_processes")
+        experiment = processes.load(ROOT / "experiments" / "not-run" / "cifar100-pilora.toml")
         only = [f"{experiment.rows[0].title}/{experiment.partitions[0].name}"]
-        engine = sections.Engine.of(experiment, None, only=only, seeds=experiment.setting.seeds[:1])
+        engine = processes.Engine.of(
+            experiment, None, only=only, seeds=experiment.setting.seeds[:1]
+        )
         [cell] = engine.chosen
-        assert sections.planned_rounds(experiment, cell) == 10 * 30
+        assert processes.planned_rounds(experiment, cell) == 10 * 30
 
     @pytest.mark.processes
     @pytest.mark.timeout(3000)
