@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from vit_updates import CASES, VIT, Job, open_updates, prepare
 
-from fcil_adapters.contract import Updates
+from fcil_adapters.contract import Progress, State, Updates
 from fcil_adapters.contract.registry import load_half
 from fcil_adapters.numerics.averaging import weighted_mean
 from fcil_adapters.numerics.client_weights import sample_weights
@@ -87,20 +87,17 @@ def cost_of(call: Callable[[], Any], repeat: int) -> tuple[Cost, Any]:
 
 def measure(job: Job) -> dict[str, Any]:
     """Measure the aggregation and its peer; the last result becomes the state of the next task."""
-    aggregator = load_half(job.method.aggregator)
-    state = unpack(job.path("state").read_bytes())
     samples = open_updates(job).samples
     ticks: list[float] = []
     device = Device(job.device)
     clock = time.perf_counter if device.cuda else time.process_time
-    ctx = job.context("train", lambda _: ticks.append(clock()))
+    whole = aggregation(job, lambda _: ticks.append(clock()))
 
     def aggregate() -> Any:
         ticks.clear()
-        updates = open_updates(job)  # nothing is kept from the last repetition
         if job.average:
-            return Payload(weighted_mean(updates, averaged(job), shares, job.device))
-        return aggregator.aggregate(ctx, state, updates)
+            return Payload(weighted_mean(open_updates(job), averaged(job), shares, job.device))
+        return whole()
 
     shares = sample_weights(samples)
     cost, result = cost_of(aggregate, job.repeat)
@@ -117,6 +114,17 @@ def measure(job: Job) -> dict[str, Any]:
         "state_bytes": job.path("state").stat().st_size,
         "missing_s": missing_seconds(job, ticks),
     }
+
+
+def aggregation(
+    job: Job, progress: Callable[[Progress], None] = lambda _: None
+) -> Callable[[], State]:
+    """Return the call of the aggregator that is measured."""
+    aggregator = load_half(job.method.aggregator)
+    state = unpack(job.path("state").read_bytes())
+    ctx = job.context("train", progress)
+    # Nothing is kept from the last repetition: the updates are opened again.
+    return lambda: aggregator.aggregate(ctx, state, open_updates(job))
 
 
 def averaged(job: Job) -> list[str]:

@@ -56,14 +56,14 @@ def main() -> None:
         print(f"| {size} | {tokens} | {mean:.1f} | {ridge:.1f} | {median(seen):.0f} |", flush=True)
 
 
-def images_per_s(backbone: Backbone) -> float:
+def images_per_s(backbone: Backbone, batch: int = BATCH) -> float:
     """Return the speed of one pass."""
     size = backbone.info.preprocessing.size
     rng = np.random.default_rng()  # other images each time: features are remembered
-    images = rng.integers(0, 256, (BATCH, size, size, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
     began = time.perf_counter()
     backbone.features(images)
-    return BATCH / (time.perf_counter() - began)
+    return batch / (time.perf_counter() - began)
 
 
 def accuracy(backbone: Backbone, data: Path, train: int, test: int) -> tuple[float, float]:

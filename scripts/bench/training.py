@@ -100,13 +100,13 @@ class BarePrefix(nn.Module):
         return projected
 
 
-def bare_model(method: str, h: Any, backbone: Backbone) -> Any:
+def bare_model(h: Any, backbone: Backbone) -> Any:
     """Return the timm model with the trainables of a method, by plain means."""
     view = backbone.view()
     for b in h.blocks:
         block = view.blocks[b]
-        if method in ("hgp", "hepco"):
-            length = h.length if method == "hgp" else h.prompt_length
+        if not hasattr(h, "rank"):
+            length = getattr(h, "prompt_length", None) or h.length
             block.attn = BarePrefix(block.attn, length)
             continue
         modules = getattr(h, "modules", ("q", "v"))
@@ -176,7 +176,7 @@ class Case:
     def bare(self, count: int, amp: Callable[[], Any]) -> list[float]:
         """Return the seconds of so many bare steps."""
         h, backbone = self.ctx.hparams, self.ctx.backbone
-        model = bare_model(self.name, h, backbone)
+        model = bare_model(h, backbone)
         size = min(h.batch_size, len(self.data))
         S = backbone.info.preprocessing.size
         x = torch.randn(size, 3, S, S, device=backbone.device)

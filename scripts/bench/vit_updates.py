@@ -54,6 +54,7 @@ class Job:
     """One case with one number of clients and one task.
 
     Attributes:
+        case: of `CASES`, or a method with its defaults.
         images: of each class on each client, on average.
         steps: of each loop of HePCo's server, where not all are run; None: all.
         average: measure the weighted mean of what is averaged instead of the aggregation.
@@ -73,11 +74,15 @@ class Job:
 
     @property
     def method(self) -> Method:
-        return load_method(CASES[self.case][0])
+        return load_method(self._of_case[0])
 
     @property
     def hparams(self) -> Any:
-        return make_hparams(self.method, {**CASES[self.case][1], **self.options})
+        return make_hparams(self.method, {**self._of_case[1], **self.options})
+
+    @property
+    def _of_case(self) -> tuple[str, dict[str, Any]]:
+        return CASES.get(self.case, (self.case, {}))
 
     @property
     def run_hparams(self) -> Any:

@@ -23,7 +23,7 @@ DECISIONS = ROOT / "docs" / "decisions"
 METHODS = ROOT / "adapters" / "fcil_adapters" / "methods"
 PAGES = ROOT / "docs" / "methods"
 # What programs write, by the names under which their users find it.
-WRITTEN = {"report.md", "tables.md"}
+WRITTEN = {"gpu.md", "report.md", "tables.md"}
 # Every method has one: a document may speak of all of them.
 OF_EACH_METHOD = "NOTES.md"
 # Documents whose sections have numbers, and who speak of them without their own name.
