@@ -28,10 +28,6 @@ class FeatureFolder:
     most_bytes: int
     counts: Path
 
-    def text(self) -> str:
-        """Return the value of `VARIABLE` in a worker's environment."""
-        return json.dumps([str(self.folder), self.most_bytes, str(self.counts)])
-
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> FeatureFolder | None:
         """Read `VARIABLE`; None if it is empty or not set.
@@ -50,6 +46,13 @@ class FeatureFolder:
                 f"{VARIABLE} is {text[:200]!r}; expected what the laboratory writes there.",
                 action="Remove it from the environment.",
             ) from error
+
+
+def environment(place: FeatureFolder | None) -> dict[str, str]:
+    """Return the variable by which workers find a folder; None: they have none."""
+    if place is None:
+        return {VARIABLE: ""}
+    return {VARIABLE: json.dumps([str(place.folder), place.most_bytes, str(place.counts)])}
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,12 @@ def counted(path: Path) -> FeatureCounts:
 
 
 def bytes_used(folder: Path) -> int:
-    """Return the size of the file in use; 0 if there is none."""
-    try:
-        return file_of(folder, newest(folder)).stat().st_size
-    except OSError:
-        return 0
+    """Return the size of the file in use and of its log; 0 if there is none."""
+    file, total = file_of(folder, newest(folder)), 0
+    for path in (file, file.with_name(f"{file.name}-wal")):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def remove_replaced(folder: Path) -> None:

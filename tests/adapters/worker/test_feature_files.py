@@ -22,6 +22,7 @@ from fcil_adapters.worker.feature_folder import (
     FeatureFolder,
     bytes_used,
     counted,
+    environment,
     file_of,
     newest,
     remove_replaced,
@@ -143,8 +144,8 @@ def test_counts_are_summed_and_a_torn_line_is_left_out(tmp_path):
 
 def test_a_workers_environment_has_the_folder_or_nothing():
     here = FeatureFolder(Path("/a b"), 5, Path("/c"))
-    assert FeatureFolder.of({VARIABLE: here.text()}) == here
-    assert FeatureFolder.of({VARIABLE: ""}) is FeatureFolder.of({}) is None
+    assert FeatureFolder.of(environment(here)) == here
+    assert FeatureFolder.of(environment(None)) is FeatureFolder.of({}) is None
     for text in ("/some/folder", "[]", '["a", "b", "c"]', "7", '["a", 1, null]'):
         with pytest.raises(ConfigError, match="Remove it from the environment"):
             FeatureFolder.of({VARIABLE: text})

@@ -18,7 +18,7 @@ from fcil_adapters.backbones.probes import compare_probes
 from fcil_adapters.contract.averaging import Averaging
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.contract.registry import find_exchange, load_method
-from fcil_adapters.worker.feature_folder import VARIABLE, FeatureFolder, counted
+from fcil_adapters.worker.feature_folder import VARIABLE, FeatureFolder, counted, environment
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import Call, context_fields, context_from
 from fcil_adapters.worker.models import LoadedModels
@@ -264,7 +264,7 @@ def test_a_worker_shares_frozen_features_only_if_the_environment_names_a_folder(
 
     bare = upload()
     assert not shared.folder.exists()
-    monkeypatch.setenv(VARIABLE, shared.text())
+    monkeypatch.setenv(VARIABLE, environment(shared)[VARIABLE])
     assert upload() == upload() == bare
     counts = counted(shared.counts)
     assert counts.read == counts.computed > 0
