@@ -139,9 +139,6 @@ class FeatureFiles:
                 _create(folder, 1)
             self._open_number = newest(folder)
             self._db = _connect(file_of(folder, self._open_number))
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version != FORMAT:
-                raise _Damaged(f"its format is {version}, not {FORMAT}")
         return self._db
 
     def _replaced(self, error: Exception, *, writing: bool) -> bool:
@@ -208,6 +205,8 @@ def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
     # Autocommit: transactions are ours to begin and to end.
     db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=BUSY_S)
     try:
+        if mode == "rw" and (found := _pragma(db, "user_version")) != FORMAT:
+            raise _Damaged(f"its format is {found}, not {FORMAT}")
         db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose features, and no more
         db.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         db.execute(f"PRAGMA journal_size_limit = {_LOG_PAGES * _PAGE}")
