@@ -62,7 +62,8 @@ class Backbone:
         device: name of the device that holds it.
         alive: called at the beginning of every pass; a worker uses it to report progress to its
             daemon.
-        memory: its cached features of plain images; they live as long as the backbone.
+        memory: its cached features of plain images, by `info.digest`; they live as long as the
+            backbone, unless an experiment stores them.
         precision: that of forward passes in `training`; all others are float32.
         positions: the position embedding of the weights' file, where the module has a resampled
             one; None: they are the same.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.backbones.feature_cache import plain_tap
 from fcil_adapters.contract import Context, ImageSet, Progress
 
 F32 = NDArray[np.float32]
@@ -29,13 +30,30 @@ class Extractor(Protocol):
         ...
 
 
+def plain_features(extractor: Any, images: NDArray[np.uint8]) -> F32:
+    """Return the features (B, d) of plain images (B, S, S, 3), from a store if there is one.
+
+    Only an experiment on this machine has one; everywhere else all features are computed.
+
+    Args:
+        extractor: an `Extractor`; one with a store is a `backbone.Backbone`.
+        images: preprocessed, not augmented; at least one.
+    """
+    memory = getattr(extractor, "memory", None)
+    if memory is None or memory.store is None:
+        features: F32 = extractor.features(images)
+    else:
+        features = memory.of(images, plain_tap(extractor.info), extractor.features)
+    return features
+
+
 def feature_batches(ctx: Context, data: ImageSet) -> Iterator[tuple[F32, I64]]:
     """Yield features (B, d) and class ids (B,) of all images, in order."""
     extractor: Extractor = ctx.backbone
     size = ctx.micro_batch or _BATCH
     for start in range(0, len(data), size):
         index = np.arange(start, min(start + size, len(data)), dtype=np.int64)
-        yield extractor.features(data.take(index)), data.labels[index]
+        yield plain_features(extractor, data.take(index)), data.labels[index]
         ctx.progress(Progress(int(index[-1]) + 1, len(data)))
 
 
@@ -67,6 +85,8 @@ class FeatureScorer:
         size = self.micro_batch or _BATCH
         for start in range(0, len(images), size):
             some = slice(start, start + size)
-            seen = images[some] if self.extractor is None else self.extractor.features(images[some])
+            seen: NDArray[Any] = images[some]
+            if self.extractor is not None:
+                seen = plain_features(self.extractor, seen)
             scores[some] = self.score(seen.astype(np.float64), *self.weights)
         return scores

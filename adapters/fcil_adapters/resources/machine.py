@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,12 @@ def allowed_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor(root: Path = ROOT) -> str:
+    """Return the name of the processor's model; empty if the system does not tell."""
+    names = re.findall(r"^model name[^:]*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return names[0].strip() if names else platform.processor()
 
 
 def memory(root: Path = ROOT) -> tuple[int, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from fcil_adapters.backbones.probes import probe_features
 from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, registry
 from fcil_adapters.contract.backbone_info import backbone_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
-from fcil_adapters.resources import memory_limit
+from fcil_adapters.resources import machine, memory_limit
 from fcil_adapters.worker import evaluation
+from fcil_adapters.worker.feature_files import FeatureFiles
+from fcil_adapters.worker.feature_folder import FeatureFolder
 from fcil_adapters.worker.loop import Call, Reply, context_from
 from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import Fields
@@ -34,6 +37,7 @@ class LoadedModels:
     def __init__(self) -> None:
         self._meant: tuple[str, str, str | None, str, int | None] | None = None
         self._loaded: Any = None
+        self._store: FeatureFiles | None = None
         self._methods: dict[str, Method] = {}  # finding one reads every installed package
 
     def backbone(self, call: Call) -> Reply:
@@ -89,12 +93,30 @@ class LoadedModels:
             self._loaded = self._meant = None  # two backbones need not fit at once
             path = Path(weights) if weights else None
             self._loaded = engines.load(engine, name, path, device, image_size=image_size)
+            self._share_features(engine)
             self._meant = meant
             call.alive.over()
         if engine == "torch":
             self._loaded.choose_precision(wanted.get("precision", "fp32"))
         self._loaded.alive = call.alive  # every pass through it is a sign of life
         return self._loaded
+
+    def _share_features(self, engine: str) -> None:
+        """Connect the loaded backbone to the cache of an experiment, if the environment has one.
+
+        Only torch's: every cell has it, since its server loads the backbone with torch.
+        """
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        folder = FeatureFolder.of(os.environ)
+        if folder is None or engine != "torch":
+            return
+        # Features are float32 for every training precision, which is not chosen yet.
+        timm = f"timm {engines.installed().timm}"
+        facts = (engine, self._loaded.description, timm, machine.processor(), "float32")
+        self._store = FeatureFiles(folder, ", ".join(facts))
+        self._loaded.memory.store = self._store
 
 
 def evaluate(

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fcil_adapters.worker.feature_folder import FeatureFolder, counted, environment
 from fcil_protocol.errors import FcilError, RunFailed, Timeout
 from fcil_protocol.ids import digest_of
 from fcil_protocol.storage.atomic_files import storage_errors
@@ -40,6 +41,7 @@ class CellInputs:
         test: folder or zip of the test images.
         weights: of the backbone; empty: none needed.
         room: the cell's own directory; its content is removed.
+        features: the experiment's frozen features; None: they are computed in every cell.
     """
 
     data: Path
@@ -49,6 +51,7 @@ class CellInputs:
     weights: str
     room: Path
     limit_s: float = 0.0
+    features: FeatureFolder | None = None
 
 
 class Stopped(Exception):
@@ -79,13 +82,14 @@ def run(
     file.write_text(configuration.to_toml(config), encoding="utf-8")
     began = time.monotonic()
     threads = str(config.run.threads)
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    variables |= environment(work.features)
     with LocalFederation(work.room) as federation:
-        federation.serve("--config", str(file), "--until-done", env=limits)
+        federation.serve("--config", str(file), "--until-done", env=variables)
         device = ["--device", config.run.device]
         weights = ["--weights", work.weights] if work.weights else []
         options = [*device, *weights, "--threads", threads, "--until-done", "--together"]
-        federation.swarm(SWARM, work.data, work.partition, *options, env=limits)
+        federation.swarm(SWARM, work.data, work.partition, *options, env=variables)
         used = _watch(federation, work, stop, notify, len(work.tasks))
         with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
             newest = ledger.runs.newest()
@@ -95,6 +99,8 @@ def run(
     found["seconds"]["wall_s"] = time.monotonic() - began
     found["seconds"]["cpu_s"] = sum(used.cpu_s.values())
     found["peak_memory_mb"] = round(used.peak / 1e6)
+    if work.features is not None:
+        found["features"] = asdict(counted(work.features.counts))
     return found
 
 

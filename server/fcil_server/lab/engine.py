@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fcil_adapters.worker import feature_folder
+from fcil_adapters.worker.feature_folder import FeatureFolder
+from fcil_protocol.formats import format_bytes
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.lab import data, plan, report, runner
 from fcil_server.lab.cell import CellInputs
@@ -103,6 +106,7 @@ class Engine:
         # Results are counted, not cells: joint rows share theirs between partitions.
         different = len({known.key(c) for c in self.chosen})
         show.say(describe_plan(len(pending), different, left, jobs))
+        feature_folder.remove_replaced(self.results.features)
         failed: dict[str, str] = {}
         try:
             failed |= runner.run(
@@ -120,6 +124,7 @@ class Engine:
         finally:
             show.close()
             self._write(known, failed)
+        self._say_features([item.key for item in pending], show)
         if failed:
             show.say(f"{len(failed)} of {len(pending)} cells failed: {', '.join(failed)}")
         return failed
@@ -127,19 +132,41 @@ class Engine:
     def _work(
         self, images: data.Images, parts: dict[str, data.PartitionImages], weights: str
     ) -> Callable[[Cell, str], CellInputs]:
+        most_bytes = self.experiment.budget.feature_cache_mb * 1_000_000
+
         def work(cell: Cell, key: str) -> CellInputs:
             one = parts[cell.split.slug]
+            room = self.results.cell_directory(key)
+            counts = room / "features.jsonl"
+            features = FeatureFolder(self.results.features, most_bytes, counts)
             return CellInputs(
                 data=images.source,
                 partition=one.path,
                 tasks=one.tasks,
                 test=images.test,
                 weights=weights,
-                room=self.results.cell_directory(key),
+                room=room,
                 limit_s=self.experiment.budget.limit_s,
+                features=features if most_bytes else None,
             )
 
         return work
+
+    def _say_features(self, keys: Sequence[str], show: Show) -> None:
+        """Say how often the cells that have just run found frozen features in the cache."""
+        found = [(content or {}).get("features") for content in map(self.results.load, keys)]
+        counts = [one for one in found if one and (one["read"] or one["computed"])]
+        read, computed, removed = (
+            sum(one[name] for one in counts) for name in ("read", "computed", "removed")
+        )
+        if counts:
+            size = format_bytes(feature_folder.bytes_used(self.results.features))
+            most = f"{self.experiment.budget.feature_cache_mb:,} MB"
+            gone = f"; {removed:,} of the least used made room for others" if removed else ""
+            show.say(
+                f"frozen features of {len(counts)} cells: {read:,} read from the cache, "
+                f"{computed:,} computed; it has {size} of at most {most}{gone}"
+            )
 
     def _budget(self, known: Known, jobs: int) -> TimeBudget:
         """Return the expected times of cells, learned from finished ones."""

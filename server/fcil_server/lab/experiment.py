@@ -151,10 +151,13 @@ class ClaimSection(ExperimentSection):
 
 
 class BudgetSection(ExperimentSection):
-    """Expected time."""
+    """Expected time, and space on the disk."""
 
     cell_s: float = Field(gt=0, description="expected seconds of a cell")
     limit_s: float = Field(0.0, ge=0, description="a cell that takes longer has failed; 0: never")
+    feature_cache_mb: int = Field(
+        1000, ge=0, description="most of the frozen features that all cells share; 0: none"
+    )
 
 
 class Experiment(ExperimentSection):

@@ -93,7 +93,12 @@ class Show:
         faa, aia = (
             NOTHING if numbers[m] is None else f"{numbers[m]:.1f} %" for m in ("faa", "aia")
         )
-        self.say(f"done:   {cell.name}: FAA {faa}, AIA {aia}, {seconds}")
+        cached = numbers.get("features", {"read": 0, "computed": 0, "faults": ()})
+        read, computed = cached["read"], cached["computed"]
+        used = f", features {read:,} read and {computed:,} computed" if read or computed else ""
+        self.say(f"done:   {cell.name}: FAA {faa}, AIA {aia}, {seconds}{used}")
+        for fault in cached["faults"]:
+            self.say(f"{cell.name}: {fault}")
 
     def failed(self, cell: Cell, why: str) -> None:
         """Report a failed cell with its reason."""

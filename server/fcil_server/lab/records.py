@@ -31,6 +31,8 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "cpu_s": ("seconds", "cpu_s"),
     "peak_memory_mb": ("peak_memory_mb",),
     "train_images": ("train_images",),
+    "features_read": ("features", "read"),
+    "features_computed": ("features", "computed"),
     "rounds": ("rounds", "all"),
     "rounds_not_done": ("rounds", "not_done"),
     "updates": ("rounds", "updates"),

@@ -22,7 +22,7 @@ from fcil_server.lab.blocks import (
 from fcil_server.lab.experiment import ClaimSection, Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
-from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge_claim
+from fcil_server.lab.summary import Content, RowSummary, Stat, entries, judge_claim, look
 from fcil_server.reports.charts.spec import STYLES
 
 FILES = ("report.md", "report.html", "cells.csv")
@@ -81,7 +81,7 @@ def report(
     measured = [e for e in found if e.seeds]
     if measured:
         yield from _bytes(measured)
-        yield from _effort(measured)
+        yield from _effort(measured, finished)
         yield from _curves(experiment, measured)
         yield from _matrices(measured)
     yield from _environment(finished, command)
@@ -271,8 +271,14 @@ def _bytes(found: Sequence[RowSummary]) -> Iterator[Block]:
         yield Table(("row", "partition", *causes), lines, text=2)
 
 
-def _effort(found: Sequence[RowSummary]) -> Iterator[Block]:
+def _effort(found: Sequence[RowSummary], finished: Mapping[str, Content]) -> Iterator[Block]:
     yield Heading("Time, memory, images")
+    reading = sum(bool(look(c, ("features", "read"))) for c in finished.values())
+    if reading:
+        yield Text(
+            f"{reading} of {len(finished)} cells read frozen features that other cells had "
+            "computed, which saved their time; cells.csv has the numbers of both."
+        )
     head = ("row", "partition", "seeds", "time of a cell", "of a core", "memory of all processes",
             "training images", "forgetting: best", "diag", "fed-mammoth")  # fmt: skip
     lines = [

@@ -7,6 +7,7 @@
         plan.json           digests of data, partitions and backbone, as last seen
         data/               what was written of the images, and the partitions
         work/<key>/         cells that are running, or failed: logs, keys, states
+        work/features/      frozen features that the cells share
         report.md  report.html
 """
 
@@ -69,6 +70,11 @@ class Results:
     def data(self) -> Path:
         """Folder of generated images and partitions."""
         return self.folder / "data"
+
+    @property
+    def features(self) -> Path:
+        """Folder of the frozen features that cells share."""
+        return self.folder / "work" / "features"
 
     def cell_directory(self, key: str) -> Path:
         """Return the directory in which a cell runs."""

@@ -13,13 +13,14 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
 from fcil_adapters.contract import source_code
+from fcil_adapters.resources import machine
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
@@ -239,7 +240,7 @@ def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str
         "implementation": platform.python_implementation(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cpu": _cpu_name(),
+        "cpu": machine.processor(),
         "cores": os.cpu_count(),
         "threads": threads,
         "device": dict(device),
@@ -339,12 +340,3 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines: Iterable[str] = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

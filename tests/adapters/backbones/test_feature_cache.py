@@ -1,8 +1,11 @@
 """Features of plain images are kept by content, within a bound, and never mixed up."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from fcil_adapters.backbones.feature_cache import FeatureMemory
+from fcil_adapters.backbones.feature_cache import FeatureMemory, plain_tap
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
 
 D = 4
 ONE_BYTES = D * 4
@@ -61,3 +64,34 @@ def test_what_was_returned_can_be_changed_without_harm():
     memory = FeatureMemory()
     memory.of(images(5), "cls", Compute())[:] = 0
     assert memory.of(images(5), "cls", Compute(99))[0, 0] == 5
+
+
+class Shelf(dict):
+    """A store in memory, and what was asked of it."""
+
+    def get(self, keys):
+        self.asked = list(keys)
+        return {key: self[key] for key in keys if key in self}
+
+    put = dict.update
+
+
+def test_a_store_is_asked_for_what_memory_lacks_and_gets_what_was_computed():
+    shelf, compute = Shelf(), Compute()
+    one, other = FeatureMemory(), FeatureMemory()
+    one.store = other.store = shelf
+    one.of(images(1, 2, 1), "cls", compute)
+    assert len(shelf.asked) == 2
+    assert other.of(images(3, 2, 1), "cls", compute)[:, 0].tolist() == [3, 2, 1]
+    assert compute.asked == [[1, 2, 1], [3]]
+    assert other.of(images(3, 2, 1), "cls", compute)[:, 0].tolist() == [3, 2, 1]
+    assert shelf.asked == []
+    assert len(shelf) == 3
+
+
+def test_weights_image_size_and_preparation_are_part_of_a_plain_images_tap():
+    info = replace(NO_BACKBONE, digest="1" * 64)
+    unit = replace(info.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    others = (NO_BACKBONE, info, replace(info, preprocessing=unit))
+    assert len({plain_tap(one) for one in others}) == 3
+    assert plain_tap(replace(info, name="the same weights by another name")) == plain_tap(info)

@@ -44,6 +44,10 @@ class TestMachine:
         assert machine.cores(root) == min(2, len(os.sched_getaffinity(0)))
         assert machine.memory(root) == (900_000_000, True)
 
+    def test_the_processors_model_is_named(self, tmp_path):
+        text = "processor\t: 0\nmodel\t\t: 17\nmodel name\t: A 9: Two \nmodel name\t: Other"
+        assert machine.processor(system(tmp_path, proc__cpuinfo=text)) == "A 9: Two"
+
     def test_older_cgroups_are_read_too(self, tmp_path):
         root = system(
             tmp_path, **OLDER, **{

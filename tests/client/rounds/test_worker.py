@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from adapters.worker_kit import Direct, context, fields_of, fill
+from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.backbones.probes import compare_probes
 from fcil_adapters.contract.averaging import Averaging
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.contract.registry import find_exchange, load_method
+from fcil_adapters.worker.feature_folder import VARIABLE, FeatureFolder, counted, environment
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import Call, context_fields, context_from
 from fcil_adapters.worker.models import LoadedModels
@@ -248,6 +250,30 @@ def test_a_second_round_loads_decodes_and_queries_nothing_anew(folder, monkeypat
     assert visit("evaluate")["decode"] == 6
     assert visit("train") == visit("evaluate") == {}
     assert uploads[0] == uploads[1]
+
+
+def test_a_worker_shares_frozen_features_only_if_the_environment_names_a_folder(
+    folder, tmp_path, monkeypatch
+):
+    shared = FeatureFolder(tmp_path / "features", 1 << 30, tmp_path / "counts")
+    ctx = context("fedncm", info=load_backbone().info)
+    fields = run_fields(folder, ctx, {"light": 0, "dark": 1}, method="fedncm")
+
+    def upload():
+        return pack(Direct(ClientWorker())("run", fields, [Payload()])[1][1])
+
+    bare = upload()
+    assert not shared.folder.exists()
+    monkeypatch.setenv(VARIABLE, environment(shared)[VARIABLE])
+    assert upload() == upload() == bare
+    counts = counted(shared.counts)
+    assert counts.read == counts.computed > 0
+    monkeypatch.setenv(VARIABLE, "")
+    assert upload() == bare
+    assert counted(shared.counts) == counts
+    monkeypatch.setenv(VARIABLE, "/some/folder")
+    with pytest.raises(ConfigError, match="FCIL_FEATURE_CACHE is '/some/folder'"):
+        upload()
 
 
 @pytest.mark.full

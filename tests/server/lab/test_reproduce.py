@@ -138,6 +138,29 @@ def test_what_was_interrupted_ends_with_the_numbers_of_an_undisturbed_run(
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
+def test_cells_compute_a_feature_once_and_give_the_same_results(tmp_path, reproduce) -> None:
+    """The second cell has other clients and another method, and all images of the first."""
+    toml, bare = tmp_path / "toy.toml", tmp_path / "bare.toml"
+    toml.write_text(TOY % ("fedncm", "analytic"))
+    bare.write_text(toml.read_text().replace("cell_s = 5", "cell_s = 5, feature_cache_mb = 0"))
+    said = finished(reproduce(toml, "--results", tmp_path / "shared"))
+    assert "frozen features of 2 cells: 60 read from the cache, 60 computed" in said
+    finished(reproduce(bare, "--results", tmp_path / "apart"))
+    found = [
+        {c["cell"]: c for c in map(written, (tmp_path / place / "cells").glob("*.json"))}
+        for place in ("shared", "apart")
+    ]
+    assert [found[0][n]["features"]["computed"] for n in ("A/alpha=5/1", "B/alpha=5/1")] == [60, 0]
+    assert all("features" not in content for content in found[1].values())
+    for name, content in found[0].items():
+        other = found[1][name]
+        assert {k: content[k] for k in NUMBERS} == {k: other[k] for k in NUMBERS}
+        assert content["key"] == other["key"]
+    assert not (tmp_path / "apart" / "work" / "features").exists()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_smallest_experiment_gives_a_whole_report(tmp_path, reproduce) -> None:
     toml = ROOT / "experiments" / "digits.toml"
     finished(reproduce(toml, "--results", tmp_path, "--jobs", "2"))

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from fcil_adapters.worker.feature_folder import file_of
 from fcil_protocol.errors import DataError, NotYet, RunFailed
 from fcil_server.lab import cell, data, plan, runner
 from fcil_server.lab.cell import CellInputs, Stopped
 from fcil_server.lab.data import PartitionImages
+from fcil_server.lab.engine import Engine
 from fcil_server.lab.progress import Show, TimeBudget
+from fcil_server.lab.records import of_cells
 from fcil_server.lab.results import Results
 from server.lab.kit import content, experiment
 
@@ -81,6 +84,54 @@ def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
     again = Lab(tmp_path)
     assert again.pending() == []
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_the_cache_of_frozen_features_says_what_it_was_used_for(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    used = {"read": 1200, "computed": 30, "removed": 0, "faults": ["the disk is full."]}
+    none = {"read": 0, "computed": 0, "removed": 0, "faults": []}
+
+    def run_cell(cell, work, stop, tell):
+        found = {"Joint": none, "Ridge": used | {"removed": 7}, "NCM": used}[cell.row]
+        return {**lab.numbers(cell, work, stop, tell), "features": found}
+
+    lab.run(run_cell)
+    said = "\n".join(lab.show.lines)
+    assert (
+        "NCM/beta=1/1: FAA 50.0 %, AIA 50.0 %, 10.0 s, features 1,200 read and 30 computed" in said
+    )
+    assert "Joint/alpha=1/1: FAA 50.0 %, AIA 50.0 %, 10.0 s\n" in said
+    assert lab.show.lines.count("Ridge/beta=1/2: the disk is full.") == 1
+    engine = Engine(experiment(), lab.cells, lab.cells, lab.results, "")
+    file_of(lab.results.features, 1).parent.mkdir()
+    file_of(lab.results.features, 1).write_bytes(bytes(12_000))
+    keys = list(dict.fromkeys(lab.known.key(c) for c in lab.cells))
+    engine._say_features(keys, lab.show)
+    assert lab.show.lines[-1] == (
+        "frozen features of 6 cells: 7,200 read from the cache, 180 computed; "
+        "it has 12.0 kB of at most 1,000 MB; 14 of the least used made room for others"
+    )
+    records = {r["row"]: r for r in of_cells(lab.cells, lab.results.finished(lab.cells, lab.known))}
+    assert (records["NCM"]["features_read"], records["NCM"]["features_computed"]) == (1200, 30)
+    text = "".join(p.read_text() for p in engine.write_report())
+    assert "8 of 10 cells read frozen features" not in text
+    assert "6 of 10 cells read frozen features that other cells had computed" in text
+
+
+def test_cells_share_one_folder_of_features_within_the_bound_of_the_toml(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    places = []
+    for megabytes in (5, 0):
+        told = experiment(budget={"cell_s": 10, "feature_cache_mb": megabytes})
+        engine = Engine(told, lab.cells, lab.cells, lab.results, "")
+        work = engine._work(SimpleNamespace(source=tmp_path, test=tmp_path), lab.parts, "")
+        places.append([work(cell, f"key{i}").features for i, cell in enumerate(lab.cells)])
+    with_cache, without = places
+    assert without == [None] * len(lab.cells)
+    assert {(p.folder, p.most_bytes) for p in with_cache} == {
+        (tmp_path / "work/features", 5_000_000)
+    }
+    assert with_cache[1].counts == tmp_path / "work" / "key1" / "features.jsonl"
 
 
 def test_a_partition_file_that_was_cut_is_made_anew(tmp_path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
+from fcil_adapters.backbones.feature_cache import plain_tap
 from fcil_adapters.contract import ImageSet
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.training.prefetch import plain_batches
@@ -159,8 +160,7 @@ def query_features(
         def compute(some: NDArray[np.uint8]) -> NDArray[np.float32]:
             return to_numpy(_queries(backbone, to_torch(some), micro_batch))
 
-        p = backbone.info.preprocessing
-        features = backbone.memory.of(plain, f"cls {p.mean} {p.std}", compute)
+        features = backbone.memory.of(plain, plain_tap(backbone.info), compute)
         return to_torch(features, backbone.device)
     pixels = to_torch(images) if isinstance(images, np.ndarray) else images
     return _queries(backbone, pixels, micro_batch)
