@@ -8,8 +8,8 @@ import numpy as np
 from adapters.frozen_kit import exact_analytic
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.images.decoding import open_source
-from fcil_adapters.methods.analytic.lift import make_lift
-from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.lift import make_lift
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_client.data.local_data import LocalData
 from fcil_client.data.manifest import scan
 from fcil_client.state.home import Home, data_digest

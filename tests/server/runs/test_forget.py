@@ -16,9 +16,9 @@ from adapters.frozen_kit import WIDTH, exact_analytic, pooled
 from adapters.kit import client_id, toy_images
 from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.privacy import Privacy
-from fcil_adapters.methods.analytic.lift import make_lift
-from fcil_adapters.methods.analytic.solving import solve
-from fcil_adapters.methods.analytic.sums import Sums
+from fcil_adapters.toolkit.closed_form.lift import make_lift
+from fcil_adapters.toolkit.closed_form.solving import solve
+from fcil_adapters.toolkit.closed_form.sums import ProductSums
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import pack
@@ -90,7 +90,7 @@ def test_it_is_the_solution_of_one_machine_with_the_images_of_the_others(tmp_pat
     state, h, data = whole.newest(done.run), whole.method.hparams, pooled(CLIENTS[:2])
     phi = make_lift(h, WIDTH, state.i64("seed"))(COLOURS.features(data.pictures))
     classes, expected, _ = exact_analytic(h, phi, data.labels)
-    found = solve(h, Sums.read(state.tensors, "total"))
+    found = solve(h, ProductSums.read(state.tensors, "total"))
     assert found.classes.tolist() == classes.tolist() == [0, 1, 2, 4]
     assert np.abs(found.weight - expected).max() < 1e-9 * np.abs(expected).max()
     assert np.abs(state.f32("weight") - expected).max() < 1e-6 * np.abs(expected).max()
