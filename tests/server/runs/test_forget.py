@@ -29,7 +29,7 @@ from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.runs import forget_offline
-from fcil_server.runs.forget import Forgetting, finish_emptying
+from fcil_server.runs.forget import Forgetting, finish_emptying, plan
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
 from server.forget_kit import COLOURS, Story, here, learners
@@ -234,6 +234,18 @@ class TestRefusals:
             whole.forget("ben")
         assert "serve --new-run" in caught.value.action
         assert whole.newest(whole.run)
+
+    @pytest.mark.parametrize(("trains", "refused"), [("train", True), ("prepare", False)])
+    def test_who_has_trained_stays_and_who_has_not_can_go(self, tmp_path, trains, refused):
+        """Of a method that trains in some of its rounds."""
+        whole = story(tmp_path).write()
+        with whole.ledger() as ledger:
+            run, client = ledger.runs.named(None), ledger.clients.by_name("cat")
+            if not refused:
+                assert len(plan(ledger, tmp_path, run, client, "", {trains}).mine) == 3
+                return
+            with pytest.raises(UsageError, match="its 3 updates that trained are counted"):
+                plan(ledger, tmp_path, run, client, "", {trains})
 
     def test_a_client_that_never_took_part_is_no_reason_for_a_fork(self, tmp_path):
         whole = story(tmp_path).write()

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fcil_adapters.toolkit.lora.client import LoraSetup
-from fcil_adapters.toolkit.lora.layer import PLACES, LoRALinear
+from fcil_adapters.toolkit.lora.layer import LoRALinear
+from fcil_adapters.toolkit.lora.tensors import PLACES
 
 
 def squared_gradients(bench: LoraSetup, pixels: Tensor, rows: Tensor) -> dict[str, Tensor]:

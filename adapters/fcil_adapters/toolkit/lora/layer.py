@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.lora.tensors import PLACES, AdaptedLinear
 from fcil_protocol.errors import DataError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,31 +67,6 @@ def sum_pairs(many: Sequence[Pairs]) -> dict[str, LoraPair]:
         )
         for module in many[0]
     }
-
-
-@dataclass(frozen=True)
-class AdaptedLinear:
-    """A Linear of a block that holds adapted modules.
-
-    Attributes:
-        owner, name: its path: ``block.<owner>.<name>``.
-        slices: names of the equal slices of its output.
-    """
-
-    owner: str
-    name: str
-    slices: tuple[str, ...]
-
-    def own(self, modules: Mapping[str, T]) -> dict[str, T]:
-        """Return the entries of this Linear's modules."""
-        return {m: modules[m] for m in self.slices if m in modules}
-
-
-PLACES = (
-    AdaptedLinear("attn", "qkv", ("q", "k", "v")),
-    AdaptedLinear("mlp", "fc1", ("fc1",)),
-    AdaptedLinear("mlp", "fc2", ("fc2",)),
-)
 
 
 class LoRALinear(nn.Module):
