@@ -13,7 +13,8 @@ from adapters.frozen_kit import exact_analytic, pooled
 from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.backbones.onnx_backbone import load_onnx_backbone
-from fcil_adapters.contract import Payload, Update
+from fcil_adapters.contract import Kind, Payload, Update
+from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.registry import load_half, load_method
 from fcil_adapters.export.model_file import torch_score
 from fcil_adapters.methods.adapt_once.options import AdaptHparams
@@ -160,6 +161,16 @@ class TestTraining:
                     fed.round(exchange.kind, r, exchange.rounds)
         assert len(adapters) == 1, "frozen for good"
         assert heads == [True, True, False, False], "later clients have no use for it"
+
+    def test_in_half_precision_what_clients_decode_is_what_is_frozen(self, backbone):
+        fed = federation(backbone, forms=Forms(frozenset({Kind.LORA, Kind.HEAD})))
+        for task in TASKS[:2]:
+            fed.run(task)  # every client compares the digest
+        for array in lora_of(fed.state).values():
+            np.testing.assert_array_equal(array.astype(np.float16).astype(np.float32), array)
+        schemas = fed.method.broadcast(fed.hparams, backbone.info)
+        assert {t.dtype for t in schemas["adapter"].tensors} == {"F16", "U8"}
+        assert {t.dtype for t in schemas["current"].tensors} == {"F32", "I64"}
 
     def test_a_lora_of_nan_is_never_frozen(self, backbone):
         fed = federation(backbone)
