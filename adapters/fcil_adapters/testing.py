@@ -186,8 +186,9 @@ class ToyFederation:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The kinds of rounds of a task, in order."""
-        return self.method.exchanges(self.hparams, self.backbone.info)
+        """The kinds of rounds of the current task, in order."""
+        declared = self.method.exchanges(self.hparams, self.backbone.info)
+        return tuple(e for e in declared if e.in_task(self.task.index))
 
     def open(self, task: TaskInfo) -> None:
         """Open a task, without a round of it."""

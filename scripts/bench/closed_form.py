@@ -29,11 +29,11 @@ from pretraining.pictures import read_pictures
 from pretraining.transfer import Features, nearest_mean
 
 from fcil_adapters.backbones.backbone import load_backbone
-from fcil_adapters.methods.analytic.lift import SEED_WORDS, make_lift
-from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_adapters.methods.analytic.solving import solve
-from fcil_adapters.methods.analytic.sums import Sums, pack_triangle
 from fcil_adapters.numerics.scores import quadratic
+from fcil_adapters.toolkit.closed_form.lift import SEED_WORDS, make_lift
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.solving import solve
+from fcil_adapters.toolkit.closed_form.sums import ProductSums, pack_triangle
 from fcil_adapters.toolkit.gaussians.discriminants import (
     Quadratic,
     linear_discriminant,
@@ -137,7 +137,7 @@ def accuracy(h: AnalyticHparams, features: Features, seed: int) -> float:
     phi: NDArray[np.float64] = lift(features.train)
     targets = np.eye(int(features.labels.max()) + 1)[features.labels]
     counts = targets.sum(axis=0)
-    sums = Sums(
+    sums = ProductSums(
         pack_triangle(phi.T @ phi), np.arange(len(counts)), targets.T @ phi, counts, len(phi)
     )
     found = solve(h, sums)

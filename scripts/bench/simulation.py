@@ -180,7 +180,8 @@ class Simulation:
         """Open a task and run all its exchanges."""
         opening = self._context(task, "train", 0, rounds)
         self.state = self.aggregator.open_task(opening, self.state)
-        for exchange in self.method.exchanges(self.hparams, self.backbone.info):
+        declared = self.method.exchanges(self.hparams, self.backbone.info)
+        for exchange in (e for e in declared if e.in_task(task.index)):
             count = exchange.rounds or rounds
             for index in range(count):
                 self._round(exchange, self._context(task, exchange.kind, index, count))

@@ -17,6 +17,7 @@ COMPONENTS = {
 }  # fmt: skip
 LORA = {"rank": 2, "blocks": [0, 1], "epochs": 1, "batch_size": 4, "augment": "none"}
 SMALL: dict[str, dict[str, Any]] = {
+    "adapt_once": {"projection": 24, "adapt": {**LORA, "rounds": 2}},
     "analytic": {"projection": 24},
     "ccvr": {**LORA, "cov_rank": 2, "samples_per_class": 8, "server_epochs": 2},
     "coda_prompt": COMPONENTS,

@@ -1,6 +1,8 @@
 """What the system tests share: real digits as folders, and a federation of processes."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,3 +71,19 @@ def until_all_hold(federation: LocalFederation, names: str, classes: int) -> Non
 def open_ledger(federation: LocalFederation) -> Ledger:
     """Open the federation's ledger to look at."""
     return Ledger(federation.federation / LEDGER_NAME, read_only=True)
+
+
+def command(federation, *arguments):
+    """Run a command of the server's in the federation's directory; return what it says."""
+    given = [sys.executable, "-m", "fcil_server", *arguments, "--dir", str(federation.federation)]
+    env = federation.environment()
+    done = subprocess.run(given, check=False, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["data"]
+
+
+def member(federation, folder):
+    """Return the name under which a folder's client is enrolled."""
+    with open_ledger(federation) as ledger:
+        (name,) = [c.name for c in ledger.clients.all() if c.name.endswith(f":{folder.name}")]
+    return name

@@ -1,36 +1,16 @@
 """Forget and erase as processes: a run goes on as if one of three clients had never been there."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from system.analytic_kit import ENGINE, TOLERANCE, options, outcome
-from system.kit import open_ledger, settings, until_all_hold, write_client
+from system.kit import command, member, open_ledger, settings, until_all_hold, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TASKS = [["0", "1"], ["2"], ["3"]]
-
-
-def command(federation, *arguments):
-    """Run a command of the server's in the federation's directory; return what it says."""
-    given = [sys.executable, "-m", "fcil_server", *arguments, "--dir", str(federation.federation)]
-    env = federation.environment()
-    done = subprocess.run(given, check=False, capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["data"]
-
-
-def member(federation, folder):
-    """Return the name under which a folder's client is enrolled."""
-    with open_ledger(federation) as ledger:
-        (name,) = [c.name for c in ledger.clients.all() if c.name.endswith(f":{folder.name}")]
-    return name
 
 
 def stop(federation):

@@ -37,7 +37,7 @@ from fcil_adapters.backbones.torch_imports import ensure_torchvision, without_co
 from fcil_adapters.backbones.weights import HEAD, digest_at, weights_digest
 from fcil_adapters.contract import BackboneInfo, Preprocessing
 from fcil_adapters.contract.backbone_info import MOST_PIXELS
-from fcil_adapters.numerics.torch_numpy import to_numpy
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 
 with without_compiler():
@@ -45,7 +45,6 @@ with without_compiler():
 
     import timm
     from timm.data.config import resolve_model_data_config
-    from timm.layers.pos_embed import resample_abs_pos_embed
     from timm.models.vision_transformer import Block, VisionTransformer
 
 # Smaller row counts take other kernels, whose last bits differ (measured: below 16).
@@ -67,6 +66,7 @@ class Backbone:
         precision: that of forward passes in `training`; all others are float32.
         positions: the position embedding of the weights' file, where the module has a resampled
             one; None: they are the same.
+        variant: the last result of `with_weights`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Backbone:
         self.alive: Callable[[], None] = _nobody
         self.memory = FeatureMemory()
         self.precision: Precision = "fp32"
+        self.variant: Backbone | None = None
         p = info.preprocessing
         self.mean = torch.tensor(p.mean, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(p.std, device=device).view(1, 3, 1, 1)
@@ -101,6 +102,29 @@ class Backbone:
         """Return a new module tree over the same parameter tensors, to attach adapters to."""
         shared = [*self.module.parameters(), *self.module.buffers()]
         return copy.deepcopy(self.module, {id(tensor): tensor for tensor in shared})
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        """Return a copy of one weight, by its name in the state dict."""
+        return to_numpy(self.module.get_parameter(name)).astype(np.float32)
+
+    def with_weights(self, weights: Mapping[str, NDArray[np.float32]], digest: str) -> Backbone:
+        """Return a backbone with some weights replaced, which shares the others.
+
+        It has a memory of features of its own, and replaces the last one made here (`variant`).
+
+        Args:
+            weights: by their names in the state dict.
+            digest: of its description.
+        """
+        view = self.view()
+        for name, array in weights.items():
+            owner, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(to_torch(array, self.device), requires_grad=False)
+            setattr(view.get_submodule(owner), leaf, parameter)
+        made = Backbone(view, replace(self.info, digest=digest), self.device, self.positions)
+        made.alive = self.alive
+        self.variant = made
+        return made
 
     def choose_precision(self, choice: str) -> None:
         """Set the precision of training that a choice means on this device.
@@ -224,17 +248,6 @@ def _resize(module: Any, name: str, image_size: int) -> Tensor:
     own: Tensor = module.pos_embed.detach()
     module.set_input_size(img_size=(image_size, image_size))
     return own
-
-
-def resampling_matrix(module: Any, positions: Tensor) -> Tensor:
-    """Return the matrix (M, N) that resamples a position embedding (1, N, d) for a module."""
-    prefix = 0 if module.no_embed_class else int(module.num_prefix_tokens)
-    matrix: Tensor = resample_abs_pos_embed(
-        torch.eye(positions.shape[1])[None],  # one column for each position
-        new_size=list(module.patch_embed.grid_size),
-        num_prefix_tokens=prefix,
-    )
-    return matrix[0].to(positions.device)
 
 
 def backbone_digest(state: Mapping[str, Tensor]) -> str:

@@ -154,6 +154,25 @@ def choose_for(method: Method, engine: str = "auto") -> Name:
         raise _cannot_run(method, engine, error) from error
 
 
+def check_round(method: Method, trains: bool, engine: str) -> None:
+    """Check that an engine can compute a client's half of an exchange.
+
+    Args:
+        method: a method that `choose_for` accepted.
+        trains: `Exchange.trains`.
+        engine: as `choose` returned it.
+
+    Raises:
+        MethodMismatch: the exchange needs a gradient, which the engine cannot compute.
+    """
+    if trains and engine != "torch":
+        raise MethodMismatch(
+            f"this round of {method.name!r} trains with gradients, which needs torch; this client "
+            "takes part in the method's other rounds.",
+            action="To train too, install it: pip install 'fcil[client]'",
+        )
+
+
 def _cannot_run(method: Method, engine: str, cause: FcilError) -> MethodMismatch:
     if method.frozen:
         return MethodMismatch(

@@ -6,7 +6,7 @@ features will do. Its learner and its model import no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.feature_cache import plain_tap
-from fcil_adapters.contract import Context, ImageSet, Progress
+from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Progress
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -27,6 +27,28 @@ class Extractor(Protocol):
 
     def features(self, images: NDArray[np.uint8]) -> F32:
         """Return the CLS features (B, d) of preprocessed images (B, S, S, 3)."""
+        ...
+
+
+class ReplaceableWeights(Extractor, Protocol):
+    """The same, for methods that change some of its weights once and for all.
+
+    Attributes:
+        info: its description.
+        alive: called at the beginning of every pass.
+        variant: the last result of `with_weights`, kept as long as this backbone; None at first.
+    """
+
+    info: BackboneInfo
+    alive: Callable[[], None]
+    variant: Any
+
+    def weight(self, name: str) -> F32:
+        """Return one weight, by its name in torch's state dict."""
+        ...
+
+    def with_weights(self, weights: Mapping[str, F32], digest: str) -> Any:
+        """Return a backbone with some weights replaced and this digest, of the same engine."""
         ...
 
 

@@ -8,7 +8,8 @@ from it, so a digest is never merely claimed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,38 @@ MOST_IMAGES_CPU, MOST_IMAGES_GPU = 8, 64
 _EXPORT = "Export it on a machine with torch: fcil-client backbone export NAME --out FOLDER"
 
 
+@dataclass(frozen=True)
+class Graph:
+    """The files of a backbone, which can be opened again with other weights.
+
+    Attributes:
+        path: the ONNX file.
+        file: the weights.
+        threads: of one operator; 0: `onnx_session.default_threads`.
+        replaced: weights that take the place of the file's.
+    """
+
+    path: Path
+    file: WeightsFile
+    threads: int
+    replaced: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return all weights, those of the file as views of it."""
+        return {**self.file.tensors_f32(), **self.replaced}
+
+    def open(self, device: str, digest: str) -> Any:
+        """Open a session.
+
+        Raises:
+            DataError, ConfigError: see `onnx_session.open_session`.
+        """
+        session, _ = open_session(
+            self.path, device, self.threads, cache=digest, weights=self.weights()
+        )
+        return session
+
+
 class OnnxBackbone:
     """A loaded backbone that computes features (`frozen_features.Extractor`).
 
@@ -40,15 +73,22 @@ class OnnxBackbone:
         device: where torch would compute for the methods that take part: the CPU.
         runtime: the onnxruntime provider and device that compute it.
         alive: called at the beginning of every pass.
+        variant: the last result of `with_weights`.
+
+    Args:
+        session: of its graph.
+        graph: opens it again.
     """
 
     device = "cpu"
 
-    def __init__(self, session: Any, info: BackboneInfo, runtime: Runtime) -> None:
+    def __init__(self, session: Any, info: BackboneInfo, runtime: Runtime, graph: Graph) -> None:
         self.info = info
         self.runtime = runtime
         self.alive: Callable[[], None] = _nobody
+        self.variant: OnnxBackbone | None = None
         self._session = session
+        self._graph = graph
 
     def __repr__(self) -> str:
         return f"OnnxBackbone({self.info.name}, {self.description}, {self.info.digest[:12]})"
@@ -57,6 +97,31 @@ class OnnxBackbone:
     def description(self) -> str:
         """The device and library that compute it, for people."""
         return self.runtime.description
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        """Return one weight, by its name in torch's state dict."""
+        return self._graph.weights()[name]
+
+    def with_weights(self, weights: Mapping[str, NDArray[np.float32]], digest: str) -> OnnxBackbone:
+        """Return a backbone with some weights replaced, on the same device.
+
+        This one's session is closed, since two may not fit at once; it opens again when it is
+        needed.
+
+        Args:
+            weights: by their names in torch's state dict.
+            digest: of its description.
+
+        Raises:
+            DataError: the graph has no such weight, or one of another shape.
+        """
+        self._session = self.variant = None
+        graph = replace(self._graph, replaced={**self._graph.replaced, **weights})
+        session = graph.open(self.runtime.device, digest)
+        made = OnnxBackbone(session, replace(self.info, digest=digest), self.runtime, graph)
+        made.alive = self.alive
+        self.variant = made
+        return made
 
     def features(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the frozen CLS features (B, d) of preprocessed images (B, S, S, 3).
@@ -74,6 +139,8 @@ class OnnxBackbone:
         return features
 
     def _pass(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if self._session is None:
+            self._session = self._graph.open(self.runtime.device, self.info.digest)
         try:
             (features,) = self._session.run([FEATURES], {PIXELS: images})
         except Exception as error:  # onnxruntime's exceptions have no common base
@@ -141,7 +208,7 @@ def load_onnx_backbone(
             f"the graph {graph} takes images of {size} pixels, and the run's have {image_size}.",
             action=f"{_EXPORT} --image-size {image_size}",
         )
-    return OnnxBackbone(session, info, runtime)
+    return OnnxBackbone(session, info, runtime, Graph(graph, file, threads))
 
 
 def _graph_path(name: str, weights: Path | None) -> Path:

@@ -33,6 +33,12 @@ class Exchange:
         rounds: number per task; None: ``[round] rounds_per_task``.
         check: further consistency rules, one sentence per fault.
         keeps_state: True if the learner's new state is kept once the update is counted.
+        first_task: only the first task has these rounds.
+        trains: for a `Method.frozen` method: its clients train on what the server broadcast, which
+            needs torch. A client without it declines, and one with a counted update cannot be
+            forgotten exactly.
+        gives_up: number of rounds; if the task's first ones all close without an update, no client
+            is asked for the others. 0: never.
     """
 
     kind: str
@@ -40,6 +46,13 @@ class Exchange:
     rounds: int | None = None
     check: Callable[[Payload, TaskInfo], list[str]] = _no_faults
     keeps_state: bool = False
+    first_task: bool = False
+    trains: bool = False
+    gives_up: int = 0
+
+    def in_task(self, index: int) -> bool:
+        """Return True if a task has these rounds."""
+        return index == 0 or not self.first_task
 
 
 def _as_schemas(_h: Any, _b: BackboneInfo, _t: TaskInfo, _clients: int) -> Largest:
@@ -62,13 +75,15 @@ class Method:
             take effect where it calls `averaging.average`.
         uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would cap
             it, for the operator who set one; empty: weights are capped.
-        forgets: hparams -> why no client can be forgotten exactly; empty: one can (`forgetting`).
+        forgets: hparams -> why no client can be forgotten exactly; empty: one can (`forgetting`),
+            unless it has trained (`Exchange.trains`).
         statistics: (hparams, kind of exchange, task) -> the learner's noised sums when
             ``ctx.privacy`` is on; other tensors, apart from counts, are unprotected. May raise
             ConfigError for options that exclude noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
         frozen: learner and model use the backbone through `frozen_features.Extractor` alone, and
-            import no torch: any engine will do for a client.
+            import no torch, but for exchanges with `Exchange.trains`: any engine will do for a
+            client.
         half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may therefore
             travel in half precision.
         forms: the forms of its tensors in a run; `registry.with_forms` sets them.

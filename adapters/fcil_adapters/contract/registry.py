@@ -198,7 +198,7 @@ def schema_digest(
             "version": method.version,
             "hparams": hparams.model_dump(mode="json"),
             "exchanges": [
-                [e.kind, e.rounds, e.keeps_state, e.upload.digest()]
+                [e.kind, e.rounds, e.keeps_state, e.upload.digest(), *_special(e)]
                 for e in method.exchanges(hparams, backbone)
             ],
             "broadcast": {
@@ -209,6 +209,11 @@ def schema_digest(
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _special(exchange: Exchange) -> list[str]:
+    """Return the names of an exchange's flags that are set, of those that few methods use."""
+    return [name for name in ("first_task", "trains") if getattr(exchange, name)]
 
 
 def with_forms(method: Method, forms: Forms) -> Method:

@@ -16,12 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fcil_adapters.backbones.backbone import (
-    Backbone,
-    cls_features,
-    load_backbone,
-    resampling_matrix,
-)
+from fcil_adapters.backbones.backbone import Backbone, cls_features, load_backbone
 from fcil_adapters.backbones.engines import installed
 from fcil_adapters.backbones.onnx_backbone import (
     FEATURES,
@@ -69,11 +64,25 @@ class _Resampled(nn.Module):
         return self.matrix @ positions
 
 
+def _resampling_matrix(module: Any, positions: Tensor) -> Tensor:
+    """Return the matrix (M, N) that resamples a position embedding (1, N, d) for a module."""
+    # After `backbone` has prepared its import.
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
+    prefix = 0 if module.no_embed_class else int(module.num_prefix_tokens)
+    matrix: Tensor = resample_abs_pos_embed(
+        torch.eye(positions.shape[1])[None],  # one column for each position
+        new_size=list(module.patch_embed.grid_size),
+        num_prefix_tokens=prefix,
+    )
+    return matrix[0].to(positions.device)
+
+
 def _with_stored_positions(backbone: Backbone, positions: Tensor) -> Any:
     """Return a view that resamples the stored position embedding, which the digest covers."""
     view = backbone.view()
     view.pos_embed = nn.Parameter(positions, requires_grad=False)
-    resampled = _Resampled(resampling_matrix(backbone.module, positions))
+    resampled = _Resampled(_resampling_matrix(backbone.module, positions))
     parametrize.register_parametrization(view, _POSITIONS, resampled, unsafe=True)
     return view
 

@@ -31,10 +31,10 @@ from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import FcilError, StorageError
+from fcil_protocol.errors import FcilError, MethodMismatch, StorageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.link.dial import Dial, dial
-from fcil_protocol.messages.messages import Decline
+from fcil_protocol.messages.messages import Decline, RoundOpen
 from fcil_protocol.process.supervisor import Service
 from fcil_protocol.trust.keys import PrivateKeys
 
@@ -161,8 +161,7 @@ class Client:
             case events.HoldNothing():
                 self._jobs.inventory = Inventory()
             case events.Fetch(order):
-                self._reports.now = ("fetching", 0, 1)
-                self._transfers.fetch(order)
+                self._fetch(order)
             case events.Train(order):
                 self._jobs.train(order, self._talk.known_terms, self._line.server)
             case events.CancelWork(key):
@@ -185,6 +184,16 @@ class Client:
                 self._settle(verdict.update, verdict.counted, verdict.reason)
             case events.Refuse(key, code, text):
                 self._decline(key, code, text)
+
+    def _fetch(self, order: RoundOpen) -> None:
+        """Fetch the parts of an order, unless this client cannot take part in such a round."""
+        try:
+            self._work.check_able(order.kind, self._talk.known_terms)
+        except MethodMismatch as error:
+            self._feed(events.FetchFailed(order.key, error.code, str(error)))
+            return
+        self._reports.now = ("fetching", 0, 1)
+        self._transfers.fetch(order)
 
     def _later(self, event: events.Event, pause_s: float) -> None:
         if event not in self._timers:

@@ -151,7 +151,8 @@ def _task(
 
 def _exchanges(preview: TermsPreview, info: TaskInfo) -> Iterator[dict[str, Any]]:
     terms = preview.terms
-    for exchange in terms.method.exchanges(terms.hparams, terms.backbone):
+    declared = terms.method.exchanges(terms.hparams, terms.backbone)
+    for exchange in (e for e in declared if e.in_task(info.index)):
         rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
         yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
 

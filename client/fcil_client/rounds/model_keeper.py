@@ -81,7 +81,8 @@ class ModelKeeper:
         Raises:
             DiskFull, StorageError: it cannot be kept; the previous model is intact.
         """
-        first = terms.method.exchanges(terms.hparams, terms.backbone)[0].kind
+        declared = terms.method.exchanges(terms.hparams, terms.backbone)
+        first = next(e.kind for e in declared if e.in_task(order.task))
         begins = order.kind == first and order.round == 0
         if begins and not order.past:
             return

@@ -133,6 +133,17 @@ class RoundWork:
         if terms.method.needs_backbone:
             self._engine = engines.choose_for(terms.method, self._options.engine)
 
+    def check_able(self, kind: str, terms: Terms) -> None:
+        """Check that this client can take part in rounds of a kind.
+
+        Raises:
+            MethodMismatch: they train, and the engine here computes no gradient.
+        """
+        declared = terms.method.exchanges(terms.hparams, terms.backbone)
+        trains = any(e.trains for e in declared if e.kind == kind)
+        if terms.method.needs_backbone:
+            engines.check_round(terms.method, trains, self._engine)
+
     def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
         weights = self._options.weights
         return {

@@ -38,7 +38,8 @@ def forget(
     """Continue as if a client had never taken part: a new run without it replaces the old states.
 
     Exact, or refused: for methods whose clients do not train (analytic, fedncm,
-    gaussian_head, running_mean), in runs that keep updates (-c run.keep_updates=true).
+    gaussian_head, running_mean; adapt_once for a client that did not), in runs that keep
+    updates (-c run.keep_updates=true).
     The server must be stopped; when it starts again, it and its clients continue the new run.
     """
     form = chosen(form, json_flag)

@@ -7,6 +7,7 @@ CLOSED_BY = {
     "deadline": "closed at its deadline",
     "operator": "closed by the operator",
     "rest_of_task": "closed by the operator, with the rest of its task",
+    "given_up": "not asked for: the first rounds of its kind brought no update",
     "no_holder": "too few connected clients held images for it",
     "void": "void: its updates could not be combined, and none in particular is to blame",
     "too_few": "fewer updates than round.min_updates",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import NotNow, UsageError
+from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -83,8 +83,10 @@ class Coordinator:
         waited = progress.round.answers.get(client) is Answer.NONE
         if waited:
             self.context.ledger.answers.set(key, client, Answer.DECLINED, reason)
-        resting = reason == NotNow.code
-        self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
+        resting, final = reason == NotNow.code, reason == MethodMismatch.code
+        self._events.put_nowait(
+            machine.Declined(client, reason, self._now(), final=final, resting=resting)
+        )
         return waited
 
     def on_client_revoked(self, client: ClientId) -> None:
@@ -116,7 +118,8 @@ class Coordinator:
                 "no round is under way.",
                 action="fcil-server status shows what the server is doing.",
             )
-        self._events.put_nowait(machine.Stop(self._now(), rest=rest_of_task))
+        why = machine.Why.REST if rest_of_task else machine.Why.OPERATOR
+        self._events.put_nowait(machine.Stop(self._now(), why))
 
     def set_mode(self, mode: Mode) -> None:
         """Hold the run between rounds, end the server there, or resume, as the operator wants."""
@@ -181,6 +184,7 @@ class Coordinator:
             steps = task_steps(
                 context.method.exchanges(context.hparams, context.info),
                 context.config.round.rounds_per_task,
+                task=task.index,
                 evaluate=context.config.run.evaluate,
             )
             while (step := next_step(steps, self._closed(task.index))) is not None:
@@ -299,7 +303,9 @@ class Coordinator:
         self._events = asyncio.Queue()
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
-            self._events.put_nowait(machine.Stop(now, rest=True))
+            self._events.put_nowait(machine.Stop(now, machine.Why.REST))
+        elif self._given_up(key):
+            self._events.put_nowait(machine.Stop(now, machine.Why.GIVEN_UP))
         here = list_available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)
@@ -330,6 +336,23 @@ class Coordinator:
         """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
         rounds = self.context.ledger.rounds
         return rounds.was_closed_by(self.context.run, task, machine.Why.REST.value)
+
+    def _given_up(self, key: RoundKey) -> bool:
+        """Return True if no client is asked for a round, since the first ones of its kind failed.
+
+        The first round that is given up is reported.
+        """
+        context = self.context
+        declared = context.method.exchanges(context.hparams, context.info)
+        most = next((e.gives_up for e in declared if e.kind == key.kind), 0)
+        if not most or key.round < most:
+            return False
+        rows = [context.ledger.rounds.get(key._replace(round=r)) for r in range(most)]
+        if any(row is None or row.new_state is not None for row in rows):
+            return False
+        if key.round == most:
+            context.notify("warning", "given_up", notes.describe_given_up(self.progress, most))
+        return True
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""

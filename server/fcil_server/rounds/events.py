@@ -26,6 +26,7 @@ class Why(StrEnum):
     DEADLINE = "deadline"
     OPERATOR = "operator"
     REST = "rest_of_task"  # the operator, who also wants no more rounds of the task
+    GIVEN_UP = "given_up"  # the first rounds of its kind changed nothing (`Exchange.gives_up`)
     NO_HOLDER = "no_holder"  # too few connected clients, or none, have data for it
     VOID = "void"  # no state could be made of its updates; replaces the first reason
     TOO_FEW = "too_few"  # fewer updates than a state needs; replaces the first reason
@@ -140,10 +141,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Stop:
-    """The operator's order to close the round short, and with ``rest`` its task's later ones."""
+    """Order to close the round short: the operator's, and with ``REST`` its task's later ones."""
 
     now: float
-    rest: bool = False
+    why: Why = Why.OPERATOR
 
 
 @dataclass(frozen=True)

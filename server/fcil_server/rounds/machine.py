@@ -272,7 +272,7 @@ class Round:
         return self._close_if_complete(event.now)
 
     def _on_stop(self, event: Stop) -> list[Instruction]:
-        return self._close(Outcome.SHORT, Why.REST if event.rest else Why.OPERATOR)
+        return self._close(Outcome.SHORT, event.why)
 
     def _on_hold_while_open(self, _event: Hold | Resume) -> list[Instruction]:
         return []  # clients have been asked, so their updates are taken

@@ -66,6 +66,17 @@ def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
     )
 
 
+def describe_given_up(progress: RunProgress, rounds: int) -> str:
+    """Return the note that no client is asked for the rest of an exchange's rounds."""
+    assert progress.task is not None
+    assert progress.step is not None
+    first = "round brought" if rounds == 1 else f"{rounds} rounds brought"
+    return (
+        f"task {progress.task.index}: the first {first} no update of kind {progress.step.kind}, so "
+        "the others of that kind are skipped and the model stays as it is"
+    )
+
+
 def describe_unheld(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
     """Return the note that too few connected clients, or none, have images, and what follows."""
     assert progress.task is not None

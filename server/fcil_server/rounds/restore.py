@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fcil_protocol.errors import NotNow
+from fcil_protocol.errors import MethodMismatch, NotNow
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.federation.config import Config
@@ -60,6 +60,7 @@ def restore(
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
             resting += [kept.client] if kept.reason == NotNow.code else []
+            excluded += [kept.client] if kept.reason == MethodMismatch.code else []
     return restored_round(
         rules,
         seed,

@@ -19,11 +19,11 @@ class Step:
 
 
 def task_steps(
-    exchanges: Sequence[Exchange], rounds_per_task: int, *, evaluate: bool
+    exchanges: Sequence[Exchange], rounds_per_task: int, *, task: int, evaluate: bool
 ) -> tuple[Step, ...]:
     """List the rounds of a task in order: the method's exchanges, then the evaluation."""
     steps: list[Step] = []
-    for exchange in exchanges:
+    for exchange in (e for e in exchanges if e.in_task(task)):
         rounds = rounds_per_task if exchange.rounds is None else exchange.rounds
         steps.extend(Step(exchange.kind, i, rounds) for i in range(rounds))
     if evaluate:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,7 +101,12 @@ class ForgetPlan:
 
 
 def plan(
-    ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, why_not: str
+    ledger: Ledger,
+    directory: Path,
+    run: RunRow,
+    client: ClientRow,
+    why_not: str,
+    trains: Collection[str] = (),
 ) -> ForgetPlan:
     """Return what forgetting a client takes.
 
@@ -110,6 +116,7 @@ def plan(
         run: the run that forgets.
         client: the client to forget.
         why_not: why the run cannot forget exactly; empty: it can.
+        trains: kinds of rounds whose updates leave traces in all later ones (`Exchange.trains`).
 
     Raises:
         UsageError: there is nothing to forget, or not exactly; the message names alternatives.
@@ -131,12 +138,22 @@ def plan(
     first = min((row.state for row in states if row.key in keys), default=None)
     if first is None:
         raise InternalError(f"no state of run {run.run_id} was made of its counted updates.")
+    why_not = why_not or _trained(counted, trains)
     if why_not:
         raise UsageError(
             f"run {run.run_id} cannot forget {client.name!r} exactly: {why_not}.",
             action=_instead(ledger, directory, run, client, first),
         )
     return ForgetPlan(ledger, run, client, tuple(counted), first)
+
+
+def _trained(counted: Sequence[UpdateRow], trains: Collection[str]) -> str:
+    """Return why a client's updates of these kinds cannot be taken out; empty: it has none."""
+    many = sum(u.kind in trains for u in counted)
+    if not many:
+        return ""
+    updates = "update that trained is" if many == 1 else f"{many} updates that trained are"
+    return f"its {updates} counted, and what all clients have sent since depends on them"
 
 
 def _instead(ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, first: int) -> str:
@@ -160,6 +177,12 @@ def why_not_exact(setup: RunSetup) -> str:
     if not setup.keeps_updates:
         return "it keeps no counted updates ([run] keep_updates was false as it began)"
     return ""
+
+
+def training_kinds(setup: RunSetup) -> frozenset[str]:
+    """Return the kinds of rounds whose updates leave traces in all later ones."""
+    declared = setup.method.exchanges(setup.hparams, setup.info)
+    return frozenset(e.kind for e in declared if e.trains)
 
 
 @dataclass

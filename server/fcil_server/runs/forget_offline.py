@@ -14,7 +14,14 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.rows import RunRow
 from fcil_server.runs.active_run import check_resumed
-from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not_exact
+from fcil_server.runs.forget import (
+    Forgetting,
+    Forgotten,
+    finish_emptying,
+    plan,
+    training_kinds,
+    why_not_exact,
+)
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
@@ -47,7 +54,8 @@ async def forget(
     row, roster = ledger.runs.named(run), Roster(federation, AllowList())
     client = ever_named(ledger, name)
     setup = _setup(federation, row, notify)
-    prepared = plan(ledger, directory, row, client, why_not_exact(setup))
+    why_not, trains = why_not_exact(setup), training_kinds(setup)
+    prepared = plan(ledger, directory, row, client, why_not, trains)
     try:
         info, _ = await setup.aggregation.load_backbone()
         privacy = setup.config.privacy.terms

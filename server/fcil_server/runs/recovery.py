@@ -179,6 +179,7 @@ async def take_step(
     steps = task_steps(
         context.method.exchanges(context.hparams, context.info),
         context.config.round.rounds_per_task,
+        task=row.task,
         evaluate=False,
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]

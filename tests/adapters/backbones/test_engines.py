@@ -90,7 +90,7 @@ def test_a_method_with_gradients_names_itself_and_torch(here):
         choose_for(registry.load_method("pilora"))
     assert "'pilora'" in caught.value.message
     assert "pip install 'fcil[client]'" in caught.value.action
-    assert "analytic, fedncm, gaussian_head, running_mean" in caught.value.action
+    assert "adapt_once, analytic, fedncm, gaussian_head, running_mean" in caught.value.action
 
 
 def test_such_a_method_and_the_engine_onnx_do_not_go_together():

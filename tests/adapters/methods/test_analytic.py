@@ -15,11 +15,12 @@ from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
 from digits import load_digits
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.privacy import Privacy
-from fcil_adapters.methods.analytic import METHOD, forms, solving, sums
-from fcil_adapters.methods.analytic.learner import draw_groups
-from fcil_adapters.methods.analytic.lift import make_lift, projection
-from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.methods.analytic import METHOD
 from fcil_adapters.numerics.update_list import UpdateList
+from fcil_adapters.toolkit.closed_form import forms, solving, sums
+from fcil_adapters.toolkit.closed_form.learner import draw_groups
+from fcil_adapters.toolkit.closed_form.lift import make_lift, projection
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.payload import Payload
 
@@ -308,7 +309,7 @@ class TestSolving:
     @pytest.mark.parametrize("size", [0.0, -1.0])
     def test_products_of_nothing_but_noise_give_zeros(self, size):
         triangle = sums.pack_triangle(size * np.eye(3))
-        noise = sums.Sums(triangle, np.array([4]), np.ones((1, 3)), np.ones(1), 1.0)
+        noise = sums.ProductSums(triangle, np.array([4]), np.ones((1, 3)), np.ones(1), 1.0)
         for form in ("ridge", "within"):
             found = solving.solve(AnalyticHparams(form=form, rho=1e-3), noise)
             assert found.classes.tolist() == [4]
@@ -347,7 +348,7 @@ class TestChoiceOfTheRidge:
     def test_it_does_not_depend_on_the_split(self, owners, groups):
         """The scores of all candidates are the same, so that no tie decides the test."""
         fed = learned(split(DATA, np.arange(len(DATA)) % owners), groups, **DOUBLE)
-        total = sums.Sums.read(fed.state.tensors, "total")
+        total = sums.ProductSums.read(fed.state.tensors, "total")
         phi = make_lift(fed.hparams, WIDTH, fed.state.i64("seed"))(COLOURS.features(DATA.pictures))
         _, wanted = cross_validated(phi, np.eye(len(CLASSES))[DATA.labels])
         values, vectors = np.linalg.eigh(sums.unpack_triangle(total.triangle, 26))
@@ -384,7 +385,7 @@ class TestChoiceOfTheRidge:
         assert phi.shape[1] == len(train)
         triangle = sums.pack_triangle(phi[train].T @ phi[train])
         targets = np.eye(10)[digits.target[train]]
-        total = sums.Sums(
+        total = sums.ProductSums(
             triangle, np.arange(10), targets.T @ phi[train], targets.sum(0), float(len(train))
         )
         right = {}
@@ -459,7 +460,7 @@ class TestGroups:
                 for g in range(groups.max() + 1)
             ]
         )
-        total = sums.Sums.read(fed.state.tensors, "total")
+        total = sums.ProductSums.read(fed.state.tensors, "total")
         assert total.observations == len(z) == 3 + 1 + 2 + 2
         np.testing.assert_allclose(sums.unpack_triangle(total.triangle, 26), z.T @ z, atol=1e-9)
         assert total.counts.tolist() == [9, 3, 6, 0, 7]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fcil_adapters.methods.analytic.model import score_both, score_linear, score_projected
 from fcil_adapters.methods.running_mean.model import score as nearest_thumbnail
 from fcil_adapters.methods.running_mean.thumbnails import area_weights
 from fcil_adapters.numerics.scores import cosines, linear, negative_distances, quadratic, unit_rows
+from fcil_adapters.toolkit.closed_form.model import score_both, score_linear, score_projected
 
 RNG = np.random.default_rng(3)
 ROWS = np.vstack([RNG.normal(size=(4, 6)), np.zeros((1, 6))])  # one of length 0

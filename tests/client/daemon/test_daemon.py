@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from watchfiles import Change
 
-from client.daemon_kit import DIGEST, RUN, RUN2, order
+from client.daemon_kit import DIGEST, HPARAMS, RUN, RUN2, order
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.daemon import jobs
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import handshake
@@ -228,6 +231,31 @@ class TestFailures:
         heard = jobs.changes(tmp_path, lambda *said: pytest.fail(str(said)))
         assert asyncio.run(anext(heard)) == set()
         assert given == [(str(tmp_path), str(tmp_path / "a"))]
+
+    def test_a_round_that_trains_is_declined_without_torch_before_anything_is_fetched(self, play):
+        """Other rounds of its method are not."""
+
+        async def scenario(server, running):
+            await server.take_in()
+            talk, running.work._engine = running.client._talk, "onnx"
+            for trains in (True, False):
+                declared = METHOD.exchanges(HPARAMS, NO_BACKBONE)
+                mixed = replace(
+                    METHOD,
+                    needs_backbone=True,
+                    exchanges=lambda *_, t=trains, d=declared: tuple(
+                        replace(e, trains=t) for e in d
+                    ),
+                )
+                talk.terms = replace(talk.terms, method=mixed)
+                server.say(order(parts=[PartRef(name="current", digest="1" * 64, sealed_bytes=9)]))
+                if trains:
+                    assert (await server.hear(Decline)).reason == "method_mismatch"
+                    assert running.said("trains with gradients, which needs torch")
+                else:
+                    await server.hear(Want)
+
+        play(scenario)
 
     def test_a_disk_that_is_full_of_parts_declines_the_round(self, play, monkeypatch):
         async def scenario(server, running):

@@ -110,7 +110,7 @@ def test_of_kinds_that_only_some_methods_have_each_takes_its_own():
     plain = {row["name"]: row for row in rows("-c", "wire.half=none")}
     smaller = {
         n for n, row in every.items()
-        if row["traffic"]["round"]["up"]["bytes"] < plain[n]["traffic"]["round"]["up"]["bytes"]
+        if row["traffic"]["task"]["up"]["bytes"] < plain[n]["traffic"]["task"]["up"]["bytes"]
     }  # fmt: skip
     assert {"pilora", "fed_talora", "ffa_lora"} <= smaller
     assert smaller == {n for n in method_names() if Kind.LORA in load_method(n).half}

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 import sample_run
+from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
+from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, Clock, digest
 
 
@@ -127,6 +129,34 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
 
     said = asyncio.run(story())
     assert said == "2 clients (0 connected) with at least 1 new class (0 waiting)"
+
+
+@pytest.mark.parametrize(
+    ("updated", "round_", "given_up"),
+    [((), 2, True), ((), 3, True), ((), 1, False), ((1,), 2, False), ((0,), 3, False)],
+)
+def test_rounds_are_given_up_after_so_many_that_brought_no_update(
+    kit, updated, round_, given_up
+) -> None:
+    """Said once, as the first of them is passed over."""
+    exchange = Exchange("prepare", PayloadSchema(), gives_up=2)
+    kit.method = SimpleNamespace(exchanges=lambda *_: (exchange,))
+    kit.hparams = kit.info = None
+    for r in range(round_):
+        key = RoundKey(RUN, 0, "prepare", r)
+        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        kit.ledger.rounds.close(key, "skipped", new_state=1 + r if r in updated else None)
+
+    async def story() -> bool:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        coordinator.progress.task = TaskInfo(0, (0,))
+        coordinator.progress.step = Step("prepare", round_, 5)
+        return coordinator._given_up(RoundKey(RUN, 0, "prepare", round_))
+
+    assert asyncio.run(story()) is given_up
+    said = [note for note in kit.notes if "warning given_up" in note]
+    assert len(said) == (given_up and round_ == 2)
+    assert all("the first 2 rounds brought no update of kind prepare" in note for note in said)
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:

@@ -630,6 +630,12 @@ class TestClosing:
         going.handle(Withdrawn(B, "revoked", now=32.0))
         assert going.phase is Phase.CLOSED
 
+    def test_a_round_that_no_asked_client_can_ever_do_is_skipped_at_once(self) -> None:
+        going = opened(RoundRules(retry_s=30.0), clients=(A, B))
+        going.handle(Declined(A, "method_mismatch", now=1.0, final=True))
+        close = close_of(going.handle(Declined(B, "method_mismatch", now=1.0, final=True)))
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
     def test_the_operator_closes_it_short(self) -> None:
         going = opened()
         going.handle(Updated(A, now=1.0))
@@ -638,7 +644,7 @@ class TestClosing:
         assert close.answers == {A: Answer.UPDATED, B: Answer.STRAGGLER, C: Answer.STRAGGLER}
 
     def test_the_operator_can_mean_the_rest_of_its_task_too(self) -> None:
-        assert close_of(opened().handle(Stop(now=2.0, rest=True))).why is Why.REST
+        assert close_of(opened().handle(Stop(now=2.0, why=Why.REST))).why is Why.REST
 
     def test_the_operator_closes_it_without_any_update_as_skipped(self) -> None:
         assert close_of(opened().handle(Stop(now=2.0))).outcome is Outcome.SKIPPED

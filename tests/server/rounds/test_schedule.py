@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ PREPARE, TRAIN, FINISH = exchange("prepare", 1), exchange("train", None), exchan
 
 
 def test_a_task_is_its_exchanges_in_order_then_the_evaluation() -> None:
-    assert task_steps((PREPARE, TRAIN, FINISH), 3, evaluate=True) == (
+    assert task_steps((PREPARE, TRAIN, FINISH), 3, task=1, evaluate=True) == (
         Step("prepare", 0, 1),
         Step("train", 0, 3),
         Step("train", 1, 3),
@@ -32,16 +34,25 @@ def test_a_task_is_its_exchanges_in_order_then_the_evaluation() -> None:
 
 
 def test_without_evaluation_a_task_ends_with_its_last_exchange() -> None:
-    assert task_steps((TRAIN,), 1, evaluate=False) == (Step("train", 0, 1),)
+    assert task_steps((TRAIN,), 1, task=1, evaluate=False) == (Step("train", 0, 1),)
 
 
 def test_an_exchange_may_be_left_out_with_no_rounds() -> None:
-    assert task_steps((exchange("prepare", 0), TRAIN), 1, evaluate=False) == (Step("train", 0, 1),)
+    assert task_steps((exchange("prepare", 0), TRAIN), 1, task=1, evaluate=False) == (
+        Step("train", 0, 1),
+    )
+
+
+def test_some_rounds_are_of_the_first_task_alone() -> None:
+    once = replace(exchange("train", 1), first_task=True)
+    first, later = (task_steps((once, FINISH), 3, task=t, evaluate=False) for t in (0, 1))
+    assert [s.kind for s in first] == ["train", "finish", "finish"]
+    assert [s.kind for s in later] == ["finish", "finish"]
 
 
 @pytest.mark.parametrize("closed", [7, 8, 100])
 def test_after_the_last_step_there_is_none(closed: int) -> None:
-    steps = task_steps((PREPARE, TRAIN, FINISH), 3, evaluate=True)
+    steps = task_steps((PREPARE, TRAIN, FINISH), 3, task=1, evaluate=True)
     assert next_step(steps, closed) is None
 
 
@@ -60,7 +71,7 @@ def test_going_step_by_step_visits_each_round_once(
 ) -> None:
     """And each step names its place: index below the number of its kind."""
     exchanges = [exchange(k, r) for k, r in zip(names, rounds, strict=False)]
-    steps = task_steps(exchanges, per_task, evaluate=evaluate)
+    steps = task_steps(exchanges, per_task, task=1, evaluate=evaluate)
     walked = []
     while (step := next_step(steps, len(walked))) is not None:
         walked.append(step)

@@ -16,9 +16,9 @@ from adapters.frozen_kit import WIDTH, exact_analytic, pooled
 from adapters.kit import client_id, toy_images
 from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.privacy import Privacy
-from fcil_adapters.methods.analytic.lift import make_lift
-from fcil_adapters.methods.analytic.solving import solve
-from fcil_adapters.methods.analytic.sums import Sums
+from fcil_adapters.toolkit.closed_form.lift import make_lift
+from fcil_adapters.toolkit.closed_form.solving import solve
+from fcil_adapters.toolkit.closed_form.sums import ProductSums
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import pack
@@ -29,7 +29,7 @@ from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.runs import forget_offline
-from fcil_server.runs.forget import Forgetting, finish_emptying
+from fcil_server.runs.forget import Forgetting, finish_emptying, plan
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
 from server.forget_kit import COLOURS, Story, here, learners
@@ -90,7 +90,7 @@ def test_it_is_the_solution_of_one_machine_with_the_images_of_the_others(tmp_pat
     state, h, data = whole.newest(done.run), whole.method.hparams, pooled(CLIENTS[:2])
     phi = make_lift(h, WIDTH, state.i64("seed"))(COLOURS.features(data.pictures))
     classes, expected, _ = exact_analytic(h, phi, data.labels)
-    found = solve(h, Sums.read(state.tensors, "total"))
+    found = solve(h, ProductSums.read(state.tensors, "total"))
     assert found.classes.tolist() == classes.tolist() == [0, 1, 2, 4]
     assert np.abs(found.weight - expected).max() < 1e-9 * np.abs(expected).max()
     assert np.abs(state.f32("weight") - expected).max() < 1e-6 * np.abs(expected).max()
@@ -234,6 +234,18 @@ class TestRefusals:
             whole.forget("ben")
         assert "serve --new-run" in caught.value.action
         assert whole.newest(whole.run)
+
+    @pytest.mark.parametrize(("trains", "refused"), [("train", True), ("prepare", False)])
+    def test_who_has_trained_stays_and_who_has_not_can_go(self, tmp_path, trains, refused):
+        """Of a method that trains in some of its rounds."""
+        whole = story(tmp_path).write()
+        with whole.ledger() as ledger:
+            run, client = ledger.runs.named(None), ledger.clients.by_name("cat")
+            if not refused:
+                assert len(plan(ledger, tmp_path, run, client, "", {trains}).mine) == 3
+                return
+            with pytest.raises(UsageError, match="its 3 updates that trained are counted"):
+                plan(ledger, tmp_path, run, client, "", {trains})
 
     def test_a_client_that_never_took_part_is_no_reason_for_a_fork(self, tmp_path):
         whole = story(tmp_path).write()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.lora.tensors import PLACES, AdaptedLinear
 from fcil_protocol.errors import DataError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,36 +67,6 @@ def sum_pairs(many: Sequence[Pairs]) -> dict[str, LoraPair]:
         )
         for module in many[0]
     }
-
-
-@dataclass(frozen=True)
-class AdaptedLinear:
-    """A Linear of a block that holds adapted modules: itself by its name, or slices of its output.
-
-    Attributes:
-        owner, name: its path: ``block.<owner>.<name>``.
-        thirds: names of the equal slices of its output, if these are modules too.
-    """
-
-    owner: str
-    name: str
-    thirds: tuple[str, ...] = ()
-
-    def own(self, modules: Mapping[str, T]) -> dict[str, T]:
-        """Return the entries of this Linear's modules."""
-        return {m: modules[m] for m in (self.name, *self.thirds) if m in modules}
-
-    def slices(self, modules: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the equal slices among which these modules of it are."""
-        return (self.name,) if not self.thirds or self.name in modules else self.thirds
-
-
-PLACES = (
-    AdaptedLinear("attn", "qkv", ("q", "k", "v")),
-    AdaptedLinear("attn", "proj"),
-    AdaptedLinear("mlp", "fc1"),
-    AdaptedLinear("mlp", "fc2"),
-)
 
 
 class LoRALinear(nn.Module):

@@ -2,13 +2,16 @@
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
 https://arxiv.org/abs/2106.09685. A *place* is ``<block>.<module>``, such as ``0.q`` or
-``3.fc1``; its factors are ``lora.<place>.A`` (r, in) and ``lora.<place>.B`` (out, r).
+``3.fc1``; its factors are ``lora.<place>.A`` (r, in) and ``lora.<place>.B`` (out, r). timm
+computes q, k and v of a block by one Linear (d -> 3d), so a *module* is a Linear or an equal slice
+of its output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,37 @@ from fcil_protocol.payloads.schema import Kind, TensorSpec
 
 F32 = NDArray[np.float32]
 InitA = Literal["uniform", "gaussian"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AdaptedLinear:
+    """A Linear of a block that holds adapted modules: itself by its name, or slices of its output.
+
+    Attributes:
+        owner, name: its path: ``block.<owner>.<name>``.
+        thirds: names of the equal slices of its output, if these are modules too.
+    """
+
+    owner: str
+    name: str
+    thirds: tuple[str, ...] = ()
+
+    def own(self, modules: Mapping[str, T]) -> dict[str, T]:
+        """Return the entries of this Linear's modules."""
+        return {m: modules[m] for m in (self.name, *self.thirds) if m in modules}
+
+    def slices(self, modules: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the equal slices among which these modules of it are."""
+        return (self.name,) if not self.thirds or self.name in modules else self.thirds
+
+
+PLACES = (
+    AdaptedLinear("attn", "qkv", ("q", "k", "v")),
+    AdaptedLinear("attn", "proj"),
+    AdaptedLinear("mlp", "fc1"),
+    AdaptedLinear("mlp", "fc2"),
+)
 
 
 def lora_places(blocks: Iterable[int], modules: Iterable[str] = ("q", "v")) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ class BroadcastParts:
         """
         first, trained = len(self._setting.tasks) == 1, before == TRAIN
         left = not first and not self._setting.evaluate  # the last task's end left parts unfetched
+        unfetched = left and self._ends_trained
         logs = []
         for kind in self._schemas:
             match self._cadence(kind):
@@ -132,7 +133,7 @@ class BroadcastParts:
                     yield self._each(kind)
                     if self._cadence(kind) is Cadence.OWN and step == 0 and left:
                         yield self._of_task(kind, self._setting.tasks[-2])
-                case Cadence.TRAINED if trained or (step == 0 and (first or left)):
+                case Cadence.TRAINED if trained or (step == 0 and (first or unfetched)):
                     yield self._each(kind)
                 case Cadence.COUNTED if trained:
                     yield self._each(kind)
@@ -223,9 +224,9 @@ class BroadcastParts:
             case Cadence.BASE:
                 return bases, int(every is not None and before >= every)
             case Cadence.TRAINED:
-                # An evaluation fetches the next task's starting point.
-                kept = self._setting.evaluate and not first
-                return self._trained + (self._setting.evaluate and first), int(kept)
+                # A round after the last training fetches the next task's starting point.
+                follows = self._setting.evaluate or not self._ends_trained
+                return self._trained + (follows and first), int(follows and not first)
             case Cadence.LEARNED:
                 # The last training round's part is fetched if a round follows.
                 ends = self._ends_trained and not self._setting.evaluate

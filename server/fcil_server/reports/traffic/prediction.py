@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fcil_adapters.contract import Method
+from fcil_adapters.contract import Exchange, Method
 from fcil_adapters.contract.traffic import Cadence, Largest
 from fcil_protocol.payloads.builtin import EVALUATE, EVALUATE_SCHEMA
 from fcil_server.reports.traffic.broadcast_parts import (
@@ -63,8 +63,10 @@ def predict(method: Method, hparams: Any, setting: TrafficSetting) -> Traffic:
     now = setting.tasks[-1]
     bounds = method.largest(hparams, setting.backbone, now, setting.clients)
     dims = method.dims(hparams, setting.backbone, now)
-    exchanges = method.exchanges(hparams, setting.backbone)
-    steps = Counter(s.kind for s in task_steps(exchanges, setting.rounds, evaluate=False))
+    exchanges = _exchanges(method, hparams, setting)
+    steps = Counter(
+        s.kind for s in task_steps(exchanges, setting.rounds, task=now.index, evaluate=False)
+    )
     up = [
         PredictedUpload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds)) for e in exchanges
     ]
@@ -107,10 +109,10 @@ def task_rounds(method: Method, hparams: Any, setting: TrafficSetting) -> Iterat
     now = setting.tasks[-1]
     bounds = method.largest(hparams, setting.backbone, now, setting.clients)
     dims = method.dims(hparams, setting.backbone, now)
-    exchanges = method.exchanges(hparams, setting.backbone)
+    exchanges = _exchanges(method, hparams, setting)
     up = {e.kind: size_of(e.upload, dims, bounds) for e in exchanges}
     up[EVALUATE] = size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
-    steps = task_steps(exchanges, setting.rounds, evaluate=setting.evaluate)
+    steps = task_steps(exchanges, setting.rounds, task=now.index, evaluate=setting.evaluate)
     trained = sum(step.kind == TRAIN for step in steps)
     broadcast = BroadcastParts(method, hparams, setting, bounds, trained)
     before = None
@@ -118,6 +120,12 @@ def task_rounds(method: Method, hparams: Any, setting: TrafficSetting) -> Iterat
         down = tuple(broadcast.fetched(number, before))
         yield RoundTraffic(step.kind, step.round, up[step.kind], down)
         before = step.kind
+
+
+def _exchanges(method: Method, hparams: Any, setting: TrafficSetting) -> list[Exchange]:
+    """Return the exchanges that the setting's task has."""
+    task = setting.tasks[-1].index
+    return [e for e in method.exchanges(hparams, setting.backbone) if e.in_task(task)]
 
 
 # Parts that every round renews.

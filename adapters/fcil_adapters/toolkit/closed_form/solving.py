@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fcil_adapters.methods.analytic.options import GCV, AnalyticHparams
-from fcil_adapters.methods.analytic.sums import F64, I64, Sums, unpack_triangle
+from fcil_adapters.toolkit.closed_form.options import GCV, AnalyticHparams
+from fcil_adapters.toolkit.closed_form.sums import F64, I64, ProductSums, unpack_triangle
 
 GRID = 10.0 ** (np.arange(-24, 13) / 4)  # candidates for rho, 1e-6 to 1e3
 MOST_FREEDOM = 0.9  # of the observations: beyond it the residuals are too few to judge by
@@ -29,7 +29,7 @@ class Classifier:
     bias: F64
 
 
-def solve(h: AnalyticHparams, sums: Sums) -> Classifier:
+def solve(h: AnalyticHparams, sums: ProductSums) -> Classifier:
     """Return the classifier of the sums, in the form that the options choose."""
     known = sums.counts > 0
     classes, totals, counts = sums.classes[known], sums.sums[known], sums.counts[known]

@@ -6,14 +6,16 @@ Models for Continual Learning, NeurIPS 2023, https://arxiv.org/abs/2307.02251.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.contract import Payload
 from fcil_adapters.numerics.scores import unit_rows
+from fcil_adapters.numerics.task_parts import find_part
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -21,6 +23,16 @@ I64 = NDArray[np.int64]
 Lift = Callable[[NDArray[Any]], F64]  # features (B, d) -> phi (B, D)
 
 SEED_WORDS = 4
+PROJECTION = "projection"  # the part with the seed of the random projection
+
+
+def read_seed(broadcast: Mapping[str, Payload]) -> I64:
+    """Return the numbers that determine the projection.
+
+    Raises:
+        SchemaMismatch: their part is missing.
+    """
+    return find_part(broadcast, PROJECTION).i64("seed")
 
 
 def make_lift(h: AnalyticHparams, d: int, seed: I64) -> Lift:

@@ -8,17 +8,16 @@ import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
 from fcil_adapters.contract import Array, Context, ImageSet, Payload, Privacy, State
-from fcil_adapters.methods.analytic import forms
-from fcil_adapters.methods.analytic.lift import make_lift
-from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_adapters.methods.analytic.parts import read_seed
-from fcil_adapters.methods.analytic.sums import F64, I64, LOW, pack_triangle, split
 from fcil_adapters.numerics.class_means import class_sums
+from fcil_adapters.toolkit.closed_form import forms
+from fcil_adapters.toolkit.closed_form.lift import make_lift, read_seed
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, pack_triangle, split
 
 _GROUPS = 1  # purpose of the random stream
 
 
-class Learner:
+class SumsLearner:
     """Stateless: the upload follows from the images and the server's projection."""
 
     def run(

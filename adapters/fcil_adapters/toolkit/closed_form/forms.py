@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from fcil_adapters.contract import Payload, TaskInfo
-from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_adapters.methods.analytic.sums import F64, I64, LOW, Sums, joined, pack_triangle
 from fcil_adapters.numerics.class_reports import count_faults
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, ProductSums, joined, pack_triangle
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 
@@ -44,7 +44,7 @@ def leading_factor_of(square: F64, most: int) -> F64:
     return factor
 
 
-def read_upload(h: AnalyticHparams, payload: Payload) -> Sums:
+def read_upload(h: AnalyticHparams, payload: Payload) -> ProductSums:
     """Return a client's upload as sums, independent of its form."""
     tensors = payload.tensors
     if TRIANGLE in tensors:
@@ -55,7 +55,7 @@ def read_upload(h: AnalyticHparams, payload: Payload) -> Sums:
         triangle = pack_triangle(factor.T @ factor + np.diag(rest))
     order = np.argsort(payload.i64("classes"))
     counts = payload.i64("count")[order]
-    return Sums(
+    return ProductSums(
         triangle,
         payload.i64("classes")[order],
         joined(tensors, "sum")[order],

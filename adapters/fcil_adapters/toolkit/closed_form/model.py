@@ -9,13 +9,12 @@ import numpy as np
 
 from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.contract import Context, Payload, Predictor
-from fcil_adapters.methods.analytic.lift import lift_matrices, projected
-from fcil_adapters.methods.analytic.parts import read_seed
 from fcil_adapters.numerics.scores import linear, unit_rows
 from fcil_adapters.numerics.task_parts import CURRENT, find_part
+from fcil_adapters.toolkit.closed_form.lift import lift_matrices, projected, read_seed
 
 
-class Model:
+class SumsModel:
     """Scores are W phi(x) + b; the candidates are the classes of which any client had an image."""
 
     def compose(

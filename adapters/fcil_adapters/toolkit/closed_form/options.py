@@ -13,7 +13,7 @@ LEAST_RHO, MOST_RHO = 1e-9, 1e3
 
 
 class AnalyticHparams(Hparams):
-    """Defaults from measurements on small backbones (NOTES.md)."""
+    """Defaults from measurements on small backbones (methods/analytic/NOTES.md)."""
 
     features: Literal["both", "relu_projection", "linear"] = Field(
         default="both",

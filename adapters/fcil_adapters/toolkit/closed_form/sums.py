@@ -24,7 +24,7 @@ LOW = ".low"  # names the second float32 of each number
 
 
 @dataclass(frozen=True)
-class Sums:
+class ProductSums:
     """Sums over some images of some classes.
 
     Attributes:
@@ -42,12 +42,12 @@ class Sums:
     observations: float
 
     @classmethod
-    def zero(cls, width: int) -> Sums:
+    def zero(cls, width: int) -> ProductSums:
         """Return the sums over no image; D is ``width``."""
         none = np.zeros((0, width))
         return cls(np.zeros(triangle_size(width)), np.zeros(0, np.int64), none, np.zeros(0), 0.0)
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: ProductSums) -> ProductSums:
         """Return the sums over the images of both."""
         classes = np.union1d(self.classes, other.classes)
         sums = np.zeros((len(classes), self.sums.shape[1]))
@@ -57,11 +57,11 @@ class Sums:
             sums[rows] += one.sums
             counts[rows] += one.counts
         observations = self.observations + other.observations
-        return Sums(self.triangle + other.triangle, classes, sums, counts, observations)
+        return ProductSums(self.triangle + other.triangle, classes, sums, counts, observations)
 
-    def scaled(self, factor: float) -> Sums:
+    def scaled(self, factor: float) -> ProductSums:
         """Return the sums of these images if each counts ``factor`` times."""
-        return Sums(
+        return ProductSums(
             self.triangle * factor,
             self.classes,
             self.sums * factor,
@@ -81,7 +81,7 @@ class Sums:
         return {**split(pairs), f"{prefix}.classes": self.classes}
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Array], prefix: str) -> Sums:
+    def read(cls, tensors: Mapping[str, Array], prefix: str) -> ProductSums:
         """Read the result of `tensors`."""
         triangle, sums, counts, (observations,) = (
             joined(tensors, f"{prefix}.{name}")

@@ -8,31 +8,30 @@ from collections.abc import Iterator
 import numpy as np
 
 from fcil_adapters.contract import Array, Context, Part, State, Updates
-from fcil_adapters.methods.analytic.forms import read_upload
-from fcil_adapters.methods.analytic.lift import SEED_WORDS
-from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_adapters.methods.analytic.parts import PROJECTION
-from fcil_adapters.methods.analytic.solving import solve
-from fcil_adapters.methods.analytic.sums import Sums
 from fcil_adapters.numerics.client_weights import allowed_counts
 from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.closed_form.forms import read_upload
+from fcil_adapters.toolkit.closed_form.lift import PROJECTION, SEED_WORDS
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.solving import solve
+from fcil_adapters.toolkit.closed_form.sums import ProductSums
 
 _TOTAL = "total"
 _SEED = 1  # purpose of the random stream
 _LARGEST_WORD = 2**62
 
 
-class Aggregator:
+class SumsAggregator:
     """The state: ``seed``, the sums, and their classifier.
 
-    ``total.*`` (`Sums.tensors`); ``weight`` (C, D), ``bias`` (C,) and ``classes`` (C,), the
+    ``total.*`` (`ProductSums.tensors`); ``weight`` (C, D), ``bias`` (C,) and ``classes`` (C,), the
     classifier.
     """
 
     def init(self, ctx: Context) -> State:
         """Draw the seed of the projection; no class is known yet."""
         h: AnalyticHparams = ctx.hparams
-        none = Sums.zero(h.width(ctx.backbone_info.dim))
+        none = ProductSums.zero(h.width(ctx.backbone_info.dim))
         seed = ctx.rng(_SEED).integers(_LARGEST_WORD, size=SEED_WORDS, dtype=np.int64)
         return _with_total(h, State({"seed": seed}), none)
 
@@ -43,7 +42,7 @@ class Aggregator:
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Add the updates, one in memory at a time, and solve for the classifier."""
         h: AnalyticHparams = ctx.hparams
-        total = Sums.read(state.tensors, _TOTAL)
+        total = ProductSums.read(state.tensors, _TOTAL)
         for sums in _sent(ctx, updates):
             total += sums
         return _with_total(h, state, total)
@@ -54,7 +53,7 @@ class Aggregator:
         return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
 
 
-def _with_total(h: AnalyticHparams, state: State, total: Sums) -> State:
+def _with_total(h: AnalyticHparams, state: State, total: ProductSums) -> State:
     """Return the state with the total, and its classifier."""
     found = solve(h, total)
     rows: dict[str, Array] = {
@@ -65,7 +64,7 @@ def _with_total(h: AnalyticHparams, state: State, total: Sums) -> State:
     return State({**state.tensors, **total.tensors(_TOTAL), **rows}, state.meta)
 
 
-def _sent(ctx: Context, updates: Updates) -> Iterator[Sums]:
+def _sent(ctx: Context, updates: Updates) -> Iterator[ProductSums]:
     """Yield the sums of the updates, those of capped clients lowered."""
     samples = np.asarray(updates.samples, dtype=np.float64)
     factors = np.ones(len(samples))

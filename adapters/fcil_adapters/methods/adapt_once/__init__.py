@@ -1,0 +1,149 @@
+"""Adapt once: LoRA by federated averaging in the first task, then sums of its frozen features.
+
+After Guan et al., STSA (arXiv 2506.01327), and McDonnell et al., RanPAC, NeurIPS 2023 (arXiv
+2307.02251), which adapt the backbone in the first task only.
+
+Manifest (no torch): the training is that of `toolkit.lora`, the classifier that of
+`toolkit.closed_form`. NOTES.md leads from the papers to the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from fcil_adapters.contract import (
+    AveragingRule,
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Kind,
+    Largest,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    separable,
+)
+from fcil_adapters.methods.adapt_once.options import AdaptOnceHparams
+from fcil_adapters.methods.adapt_once.parts import (
+    ADAPTER,
+    COLLECT,
+    HEAD,
+    PART_DIGEST,
+    TRAIN,
+    UPLOAD_DIGEST,
+    digest_spec,
+)
+from fcil_adapters.toolkit.closed_form.manifest import (
+    SUMS_ECONOMIES,
+    cap_ignored_reason,
+    classifier_cadence,
+    classifier_schemas,
+    sums_dims,
+    sums_exchange,
+    sums_largest,
+    sums_statistics,
+)
+from fcil_adapters.toolkit.heads.rows import row_specs
+from fcil_adapters.toolkit.lora.manifest import (
+    SHORT,
+    lora_averagings,
+    lora_dims,
+    lora_largest,
+    lora_statistics,
+    train_exchange,
+    trained_names,
+)
+from fcil_adapters.toolkit.lora.tensors import lora_specs
+
+NAME = "adapt_once"
+
+
+def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the training rounds of the first task, and the sums of every task."""
+    more = (digest_spec(UPLOAD_DIGEST),) if h.adapts else ()
+    # ``rows`` are those of the trained head here.
+    sums = sums_exchange(h, COLLECT, more, height="height")
+    if not h.adapts:
+        return (sums,)
+    train = replace(
+        train_exchange(NAME, h.adapt, backbone),
+        rounds=h.adapt.rounds,
+        first_task=True,
+        trains=True,
+        gives_up=h.adapt.skip_rounds,
+    )
+    return train, sums
+
+
+def broadcast(h: AdaptOnceHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the classifier, the projection's seed, the LoRA and its head."""
+    kinds = classifier_schemas()
+    if h.adapts:
+        lora = lora_specs(trained_names(h.adapt), backbone)
+        kinds[ADAPTER] = PayloadSchema((*lora, digest_spec(PART_DIGEST)))
+        kinds[HEAD] = PayloadSchema(row_specs("rows"))
+    return kinds
+
+
+def dims(h: AdaptOnceHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return the sizes of both halves of the method."""
+    return lora_dims(h.adapt, backbone, task) | sums_dims(h, backbone, task)
+
+
+def largest(h: AdaptOnceHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
+    """Return the largest traffic; the trained head is no part of later tasks."""
+    of = (
+        lora_largest(h.adapt, backbone, task, clients),
+        sums_largest(h, backbone, task, clients),
+    )
+    return Largest(
+        without_tensors=tuple(name for one in of for name in one.without_tensors),
+        without_parts=(HEAD,) if task.past else (),
+    )
+
+
+def statistics(h: AdaptOnceHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return the protected statistics: the sums, and a mean that replaces training.
+
+    Raises:
+        ConfigError: groups of images are asked for.
+    """
+    return lora_statistics(h.adapt, kind, task) if kind == TRAIN else sums_statistics(h, kind, task)
+
+
+def averagings(h: AdaptOnceHparams) -> tuple[AveragingRule, ...]:
+    """Return the rules by which the training rounds may average; sums are always added."""
+    return lora_averagings(h.adapt)
+
+
+METHOD = Method(
+    name=NAME,
+    version="1",
+    title="Adapt once: LoRA in the first task, then an exact linear classifier from sums",
+    citation="STSA, https://arxiv.org/abs/2506.01327; RanPAC, NeurIPS 2023, "
+    "https://arxiv.org/abs/2307.02251",
+    hparams=AdaptOnceHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner="fcil_adapters.methods.adapt_once.learner:Learner",
+    aggregator="fcil_adapters.methods.adapt_once.aggregator:Aggregator",
+    model="fcil_adapters.methods.adapt_once.model:Model",
+    presets={"short": {"adapt": SHORT}},
+    frozen=True,
+    cadence={
+        **classifier_cadence(Cadence.FINISHED),
+        ADAPTER: Cadence.TRAINED,
+        HEAD: Cadence.TRAINED,
+    },
+    largest=largest,
+    averagings=averagings,
+    statistics=statistics,
+    forgets=separable,
+    half=(Kind.LORA, Kind.HEAD),
+    uncapped=partial(cap_ignored_reason, NAME),
+    economies=SUMS_ECONOMIES,
+)

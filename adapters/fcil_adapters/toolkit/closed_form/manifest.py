@@ -1,0 +1,142 @@
+"""Manifests of methods that add up sums of features: their exchange, parts and statistics.
+
+The halves are `learner`, `aggregator` and `model`; a method without its own names these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Economy,
+    Exchange,
+    Kind,
+    Largest,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+)
+from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.closed_form.forms import (
+    FACTOR,
+    REST,
+    TRIANGLE,
+    largest_height,
+    upload_faults,
+)
+from fcil_adapters.toolkit.closed_form.lift import PROJECTION, SEED_WORDS
+from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.sums import LOW, triangle_size
+from fcil_protocol.errors import ConfigError
+
+# The length of phi is about 1 and at most some tens; images are at most 10^9.
+_LARGEST_SUM = 1e12
+
+SUMS_ECONOMIES = tuple(
+    Economy(f"a projection to {width}", "directions of the features", {"projection": width})
+    for width in (1000, 500, 250)
+)
+
+
+def sums_exchange(
+    h: AnalyticHparams,
+    kind: str = "train",
+    more: tuple[TensorSpec, ...] = (),
+    *,
+    height: str = "rows",
+) -> Exchange:
+    """Return the exchange of the sums, one round: a second one would count images twice.
+
+    Args:
+        h: the options.
+        kind: of the exchange.
+        more: further tensors of an upload.
+        height: the symbol of a factor's rows; none of the method's ``dims``.
+    """
+    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+    specs = (*_sum_specs(h, height), *counts, *more)
+    upload = PayloadSchema(specs, at_most=((height, "most"),))
+    return Exchange(kind, upload, rounds=1, check=partial(upload_faults, h))
+
+
+def _sum_specs(h: AnalyticHparams, height: str = "rows") -> Iterator[TensorSpec]:
+    """Yield the specs of the class sums, and of the feature products in each possible form."""
+    shapes: dict[str, tuple[str, ...]] = {"sum": ("c", "D"), FACTOR: (height, "D")}
+    shapes |= {REST: ("D",)} if h.truncate else {TRIANGLE: ("triangle_size",)}
+    for name, shape in shapes.items():
+        chosen = name in (FACTOR, TRIANGLE) and not h.truncate
+        for suffix in _suffixes(h):
+            yield TensorSpec(name + suffix, Kind.GRAM, shape, max_abs=_LARGEST_SUM, optional=chosen)
+
+
+def _suffixes(h: AnalyticHparams) -> tuple[str, ...]:
+    return ("", LOW) if h.precision == "double" else ("",)
+
+
+def classifier_schemas() -> dict[str, PayloadSchema]:
+    """Return the schemas of the classifier and of the projection's seed."""
+    weight = TensorSpec("weight", Kind.HEAD, ("known", "D"), max_abs=_LARGEST_SUM, exact=True)
+    bias = TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST_SUM, exact=True)
+    return {
+        CURRENT: PayloadSchema(
+            (weight, bias, count_spec("classes", "known")), at_most=(("known", "s"),)
+        ),
+        PROJECTION: PayloadSchema((count_spec("seed", SEED_WORDS),)),
+    }
+
+
+def classifier_cadence(counted: Cadence = Cadence.COUNTED) -> dict[str, Cadence]:
+    """Return when these parts change; ``counted``: after the rounds of the sums."""
+    return {CURRENT: counted, PROJECTION: Cadence.RUN}
+
+
+def sums_dims(h: AnalyticHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return classes c of the task and s so far, the width D, and the forms' bounds."""
+    width = h.width(backbone.dim)
+    return {
+        "c": len(task.classes),
+        "s": len(task.seen),
+        "D": width,
+        "triangle_size": triangle_size(width),
+        "most": largest_height(h, width),
+    }
+
+
+def sums_largest(h: AnalyticHparams, _b: BackboneInfo, _task: TaskInfo, _clients: int) -> Largest:
+    """Return the largest upload: a triangle or a factor, which is never the larger."""
+    if h.truncate:
+        return Largest()
+    return Largest(without_tensors=tuple(FACTOR + suffix for suffix in _suffixes(h)))
+
+
+def sums_statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return the protected statistics: all tensors of the sums but counts.
+
+    Raises:
+        ConfigError: groups of images are asked for.
+    """
+    if h.group:
+        raise ConfigError(
+            f"method.group is {h.group}, and blanking one image of a group moves the feature "
+            "products by up to twice as much as noise covers.",
+            action="Set method.group to 0, or privacy.noise_multiplier to 0.",
+        )
+    names = [spec.name for spec in _sum_specs(h)]
+    sums = tuple(n for n in names if n.startswith("sum"))
+    products = tuple(n for n in names if n not in sums)
+    return (Statistic("class sums", sums), Statistic("feature products", products))
+
+
+def cap_ignored_reason(name: str, h: AnalyticHparams) -> str:
+    """Return why a method ignores a cap on weights, unless the options obey it."""
+    if h.weights == "capped":
+        return ""
+    return (
+        f'{name} counts every image once (method.weights = "images"); with "capped" it respects '
+        "the cap, and its result is no longer exact"
+    )
