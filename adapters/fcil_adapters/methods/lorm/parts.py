@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import BackboneInfo, Payload
+from fcil_adapters.contract import BackboneInfo, Kind, Payload, TensorSpec
 from fcil_adapters.methods.lorm.options import LormHparams
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part
 from fcil_adapters.toolkit.gaussians.gaussian import triangle_size
 from fcil_adapters.toolkit.heads.rows import F32
 from fcil_adapters.toolkit.lora.manifest import places
 from fcil_adapters.toolkit.lora.tensors import lora_of, module_shape
-from fcil_protocol.payloads.schema import Kind, TensorSpec
 
 F64 = NDArray[np.float64]
 
