@@ -170,9 +170,11 @@ def compute(
             info.dim, size, mirror, found.classes,
         )  # fmt: skip
         if (folder / _PLAN).exists():
-            _refuse_options(folder, Plan.read(folder), plan)
+            kept = Plan.read(folder)
+            _refuse_options(folder, kept, plan)
             found.read_digests(how)
             _refuse_pictures(folder, found)
+            plan = kept  # the same pictures may lie in other classes by now
         else:
             found.read_digests(how)
             _write_pictures(folder, found, plan, how)
