@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 from fcil_adapters.backbones.backbone import Backbone, load_backbone, wrap_backbone
 from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_PREPROCESSING
 from fcil_adapters.backbones.probes import probe_features
-from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.export.backbone_file import write_graph, write_weights
 from fcil_adapters.images.decoding import preprocess
 from fcil_protocol.storage.atomic_files import write_atomic
@@ -43,14 +42,14 @@ class Row:
 
 
 def backbone_of(folder: Path) -> tuple[Backbone, Story]:
-    """Return the student of a checkpoint as a frozen backbone.
+    """Return the result of a checkpoint as a frozen backbone: its student, or the mean of it.
 
     Raises:
         DataError, CorruptFile: there is no whole checkpoint.
     """
     tensors, story = load(folder / CHECKPOINT)
     vit = new_model(story.model, story.recipe.seed)
-    prefix = "student.vit."
+    prefix = "teacher.vit." if story.recipe.average else "student.vit."
     vit.load_state_dict(
         {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     )
@@ -113,15 +112,18 @@ def embed(backbone: Backbone, folder: Path) -> None:
 
 
 def write_card(path: Path, backbone: Backbone, story: Story | None, rows: list[Row]) -> None:
-    write_atomic(path, card(backbone.info, story, rows).encode(), mode=0o644)
+    write_atomic(path, card(backbone, story, rows).encode(), mode=0o644)
 
 
-def card(info: BackboneInfo, story: Story | None, rows: list[Row]) -> str:
+def card(backbone: Backbone, story: Story | None, rows: list[Row]) -> str:
     """Return the card in Markdown."""
+    info = backbone.info
     side = info.preprocessing.size
+    parameters = sum(p.numel() for p in backbone.module.parameters())
     facts = {
         "architecture": f"timm `VisionTransformer`, {side} x {side} pixels, width {info.dim}, "
-        f"{info.depth} blocks, {info.heads} heads, MLP {info.mlp_dim}, no head",
+        f"{info.depth} blocks, {info.heads} heads, MLP {info.mlp_dim}, no head; "
+        f"{parameters:,} parameters",
         "input": "RGB, normalised with mean = std = 0.5 (of values in [0, 1])",
         "feature": f"class token after the final norm, {info.dim} numbers",
         **(_origin(story) if story else {}),
@@ -151,6 +153,7 @@ def _origin(story: Story) -> dict[str, str]:
         "begun from": f"the weights `{story.start}`" if story.start else "random weights",
         "pre-training data": f"{story.images:,} images of {len(story.classes)} classes ({names}), "
         f"digest `{story.data[:16]}`",
+        **({"teacher": story.teacher} if story.teacher else {}),
         "recipe": f"{story.step:,} steps{whole} ({passes:.2f} passes): {numbers}",
         "time": f"{wall:.1f} minutes, {cpu:.1f} of the processor; {story.machine}",
     }

@@ -32,6 +32,7 @@ class Story:
         data: digest of the pictures; `classes` and `images` say what they are.
         seconds, cpu_seconds: of work so far, over all sittings.
         model: sizes of the transformer, for timm.
+        teacher: its name, image size and digest, for people; "": none beside the weights.
     """
 
     recipe: Recipe
@@ -44,6 +45,7 @@ class Story:
     cpu_seconds: float
     machine: str
     model: dict[str, Any]
+    teacher: str
 
     def to_text(self) -> str:
         return json.dumps({**vars(self), "recipe": self.recipe.to_fields()})

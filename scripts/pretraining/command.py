@@ -13,25 +13,33 @@ import safetensors
 import safetensors.torch
 import torch
 
-from fcil_adapters.backbones.backbone import backbone_digest
-from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_NAMES, embedded_file
+from fcil_adapters.backbones.backbone import backbone_digest, load_backbone
+from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_NAMES, EMBEDDED_SIZE, embedded_file
+from fcil_adapters.contract.backbone_info import MOST_PIXELS
 from fcil_protocol.errors import ConfigError, DataError, FcilError
 from fcil_protocol.storage.atomic_files import DirectoryLock, storage_errors
 from pretraining.checkpoint import Story, load
 from pretraining.learner import Learner
 from pretraining.pictures import Pictures, check_disjoint, read_pictures
 from pretraining.recipe import RECIPES, Recipe
+from pretraining.targets import compute, read_targets
 from pretraining.training import (
     CHECKPOINT,
     EMBEDDED_MODEL,
     Sitting,
     begin,
+    model_of,
     resume,
     steps_for,
     train,
 )
 
-_CHANGES = ("batch", "lr", "seed", "keep", "area", "precision")
+# Fields of the recipe that have options; each recipe may have another value for them.
+_CHANGES = (
+    "batch", "lr", "seed", "keep", "area", "colours", "whiten", "average", "precision",
+)  # fmt: skip
+_SIZES = {"width": "embed_dim", "depth": "depth", "heads": "num_heads"}  # options -> timm's names
+_INTERRUPTED = 130  # as shells report Ctrl-C
 _LARGEST = 1e9  # of all that is counted or timed here
 
 
@@ -43,17 +51,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FcilError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return _INTERRUPTED
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/pretrain")
     commands = parser.add_subparsers(required=True)
+    _targets_parser(commands)
+    _train_parser(commands)
+    show = commands.add_parser("card", help="measure, and write the files in the form that ships")
+    show.set_defaults(run=_card)
+    show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
+    show.add_argument("--data", type=Path, help="the pre-training data, with test/<class>/*")
+    show.add_argument("--cifar100", type=Path, required=True)
+    show.add_argument("--per-class", type=_count, default=100)
+    show.add_argument("--threads", type=_count)
+    return parser
+
+
+def _targets_parser(commands: Any) -> None:
+    ask = commands.add_parser("targets", help="compute a teacher's features of pictures, once")
+    ask.set_defaults(run=_targets)
+    ask.add_argument(
+        "--data", type=Path, action="append", required=True,
+        help="folder or zip of train/<class>/* or <class>/*; several times for several",
+    )  # fmt: skip
+    ask.add_argument("--out", type=Path, required=True, help="folder of the targets")
+    ask.add_argument("--teacher-name", required=True, help="'embedded' or a name of timm's")
+    ask.add_argument("--teacher", type=Path, help="its weights, a safetensors file")
+    ask.add_argument("--teacher-size", type=_count, help="side of its images; default: its own")
+    ask.add_argument("--mirror", action="store_true", help="of the mirrored pictures too")
+    ask.add_argument(
+        "--size", type=_count, default=EMBEDDED_MODEL["img_size"],
+        help="side at which the pictures are kept for the student",
+    )  # fmt: skip
+    ask.add_argument("--allow-overlap", action="store_true", help="with classes of CIFAR-100")
+    ask.add_argument("--device", default="cpu")
+    ask.add_argument("--threads", type=_count)
+
+
+def _train_parser(commands: Any) -> None:
     go = commands.add_parser("train", help="begin, or go on where the folder's checkpoint is")
     go.set_defaults(run=_train)
-    go.add_argument("--data", type=Path, required=True, help="folder or zip of train/<class>/*")
+    source = go.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, help="folder or zip of train/<class>/*")
+    source.add_argument("--targets", type=Path, help="folder of targets, for the recipe distil")
     go.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    go.add_argument("--recipe", choices=RECIPES, help="default: dino")
+    go.add_argument("--recipe", choices=RECIPES, help="default: dino, or distil with --targets")
     length = go.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=_above_zero, help="passes over the pictures")
     length.add_argument("--steps", type=int)
@@ -66,17 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in (("batch", int), ("lr", _above_zero), ("seed", int), ("keep", float)):
         go.add_argument(f"--{name}", type=kind)
     go.add_argument("--area", type=float, help="smallest share of a picture in a large view")
+    go.add_argument("--colours", type=float, help="strength of the changes of colours, 0 to 1")
+    go.add_argument("--whiten", type=float, help="of the answers of layers and distil, 0 to 1")
+    go.add_argument("--average", type=float, help="momentum of a mean of the weights; 0: none")
+    for name, size in zip(_SIZES, EMBEDDED_SIZE, strict=True):
+        go.add_argument(f"--{name}", type=_count, help=f"of the transformer; default: {size}")
     go.add_argument("--precision", choices=("fp32", "bf16"))
     go.add_argument("--device", default="cpu")
     go.add_argument("--threads", type=_count, help="they change the last bits; default: torch's")
-    show = commands.add_parser("card", help="measure, and write the files in the form that ships")
-    show.set_defaults(run=_card)
-    show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
-    show.add_argument("--data", type=Path, help="the pre-training data, with test/<class>/*")
-    show.add_argument("--cifar100", type=Path, required=True)
-    show.add_argument("--per-class", type=_count, default=100)
-    show.add_argument("--threads", type=_count)
-    return parser
 
 
 def _above_zero(text: str) -> float:
@@ -90,9 +134,31 @@ def _count(text: str) -> int:
     return max(int(text), int(_above_zero(text)))
 
 
+def _targets(args: argparse.Namespace) -> None:
+    _prepare(args.device, args.threads)
+    least = EMBEDDED_MODEL["img_size"]
+    if not least <= args.size <= MOST_PIXELS:
+        raise ConfigError(
+            f"the pictures for the student have {least} to {MOST_PIXELS} pixels a side, got "
+            f"--size {args.size}."
+        )
+    teacher = load_backbone(args.teacher_name, args.teacher, args.device, args.teacher_size)
+    with storage_errors("create", args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+    with DirectoryLock.acquire(args.out, "targets"):
+        plan = compute(
+            args.data, teacher, size=args.size, mirror=args.mirror,
+            how=Sitting(args.out, tell=_tell), allow_overlap=args.allow_overlap,
+        )  # fmt: skip
+    print(f"{plan.count:,} pictures, targets {plan.shape} of {plan.teacher}, in {args.out}")
+
+
 def _train(args: argparse.Namespace) -> None:
     _prepare(args.device, args.threads)
-    pictures = read_pictures(args.data, EMBEDDED_MODEL["img_size"], "train")
+    if args.targets is None:
+        pictures = read_pictures(args.data, EMBEDDED_MODEL["img_size"], "train")
+    else:
+        pictures = read_targets(args.targets)
     check_disjoint(pictures.classes, allowed=args.allow_overlap)
     with storage_errors("create", args.out):
         args.out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +175,11 @@ def _train(args: argparse.Namespace) -> None:
 
 def _new(args: argparse.Namespace, pictures: Pictures) -> tuple[Learner, Story]:
     given = _given(args)
-    kind = args.recipe or "dino"
+    kind = args.recipe or ("dino" if args.targets is None else "distil")
+    model = model_of(*(
+        size if getattr(args, name) is None else getattr(args, name)
+        for name, size in zip(_SIZES, EMBEDDED_SIZE, strict=True)
+    ))  # fmt: skip
     weights = None if args.start is None else _weights(args.start)
     if kind == "layers" and weights is None:
         raise ConfigError(
@@ -122,16 +192,14 @@ def _new(args: argparse.Namespace, pictures: Pictures) -> tuple[Learner, Story]:
         )
     recipe = Recipe.of(kind, 1, **given)
     if args.minutes is not None:
-        trial, _ = begin(
-            replace(recipe, steps=1000), pictures, EMBEDDED_MODEL, weights, args.device
-        )
+        trial, _ = begin(replace(recipe, steps=1000), pictures, model, weights, args.device)
         steps = steps_for(trial, pictures, args.minutes)
         print(
             f"{steps} steps fit {args.minutes:g} minutes; --steps {steps} repeats this", flush=True
         )
     else:
         steps = _steps(args, len(pictures.images), recipe.batch) or 0
-    return begin(replace(recipe, steps=steps), pictures, EMBEDDED_MODEL, weights, args.device)
+    return begin(replace(recipe, steps=steps), pictures, model, weights, args.device)
 
 
 def _steps(args: argparse.Namespace, images: int, batch: int) -> int | None:
@@ -152,11 +220,16 @@ def _refuse_changes(args: argparse.Namespace, story: Story, images: int) -> None
             action="Leave --start out to continue it, or choose another folder.",
         )
     recipe = story.recipe
-    wanted = {**(Recipe.of(args.recipe, 1).terms if args.recipe else {}), **_given(args)}
+    terms = Recipe.of(args.recipe, 1).terms if args.recipe else {}
+    wanted = {name: value for name, value in terms.items() if name not in _CHANGES}
+    wanted |= _given(args)
+    wanted |= {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
     steps = _steps(args, images, recipe.batch)
     if steps is not None:
         wanted["steps"] = steps
-    other = [f"{n} {v} (asked for: {wanted[n]})" for n, v in recipe.to_fields().items()
+    sizes = {name: story.model[field] for name, field in _SIZES.items()}
+    kept = {**recipe.to_fields(), **sizes}
+    other = [f"{n} {v} (asked for: {wanted[n]})" for n, v in kept.items()
              if n in wanted and wanted[n] != v]  # fmt: skip
     if other:
         raise ConfigError(
@@ -201,7 +274,7 @@ def _card(args: argparse.Namespace) -> None:
         card.embed(backbone, args.out)
         card.write_card(args.out / f"{EMBEDDED}.md", backbone, story, rows)
         print(f"written: {args.out / EMBEDDED}.md, .safetensors, .onnx and .probe.npy")
-    print(card.card(backbone.info, story, rows))
+    print(card.card(backbone, story, rows))
 
 
 def _prepare(device: str, threads: int | None) -> None:

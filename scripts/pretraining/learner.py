@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_protocol.errors import RunFailed
-from pretraining.layers import LayersTeacher, depths, layers_loss
+from pretraining.answers import Answers, answers_loss, depths
 from pretraining.recipe import Recipe
 from pretraining.terms import (
     DinoHead,
@@ -31,11 +31,17 @@ class Learner:
 
     Attributes:
         student: backbone and heads, by name.
-        teacher: backbone and DINO's head of the teacher; follows the student.
+        teacher: backbone and heads that follow the student: DINO's teacher, or the mean of the
+            weights.
+        guide: the map to the answers that the student predicts, and the frozen backbone whose
+            blocks they come from; empty in recipes without answers.
         step: number of the next step; with the recipe's seed it decides all chance.
     """
 
-    def __init__(self, vit: nn.Module, classes: int, recipe: Recipe, device: str) -> None:
+    def __init__(
+        self, vit: nn.Module, classes: int, recipe: Recipe, device: str, targets: int = 0
+    ) -> None:
+        """Begin with a backbone; ``targets`` is the width of a teacher's features, for distil."""
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
         self.device = device
@@ -49,12 +55,14 @@ class Learner:
             modules["classes"] = nn.Linear(width, classes * (4 if recipe.rotations else 1))
         self.student = nn.ModuleDict(modules).to(device)
         self.teacher = copy.deepcopy(self.student).requires_grad_(requires_grad=False)
+        self.guide = nn.ModuleDict()
         if recipe.layers:
-            parts = len(depths(vit, torch.zeros(1, 3, *vit.patch_embed.img_size)))
-            self.layers = nn.ModuleDict(
-                {"vit": copy.deepcopy(vit), "answer": LayersTeacher(parts, width)}
-            ).to(device)
-            self.layers.requires_grad_(requires_grad=False)
+            seen = depths(vit, torch.zeros(1, 3, *vit.patch_embed.img_size, device=device))
+            targets = sum(part.shape[1] for part in seen)
+            self.guide["vit"] = copy.deepcopy(vit)
+        if targets:
+            self.guide["answers"] = Answers(targets, width)
+        self.guide.to(device).requires_grad_(requires_grad=False)
         self.centre = torch.zeros(recipe.outputs, device=device)
         self.optimiser = torch.optim.AdamW(self._groups(), lr=recipe.lr)
         self.step = 0
@@ -66,22 +74,39 @@ class Learner:
             {"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0},
         ]
 
-    def look(self, pictures: Tensor) -> None:
-        """Make the teacher of the layers from pictures (N, S, S, 3), before the first step."""
+    def look(self, pictures: Tensor, targets: Tensor | None) -> None:
+        """Make the map to the answers from pictures (N, S, S, 3), before the first step."""
+        passes = [_values(p, self.device) for p in pictures.split(_PASS)]
         with torch.no_grad():
-            seen = [self._depths(_values(p, self.device)) for p in pictures.split(_PASS)]
-        self.layers["answer"].fit([torch.cat(part) for part in zip(*seen, strict=True)])
+            if targets is None:
+                parts = zip(*(self._depths(x) for x in passes), strict=True)
+                seen = [torch.cat(part) for part in parts]
+                features, most = seen[-1], seen[-1].shape[1]
+            else:
+                seen = [targets[:, 0].to(self.device).float()]
+                features = torch.cat([self._features(x, 1.0, None) for x in passes])
+                most = features.shape[1] - 1  # the final norm takes one direction away
+            self.guide["answers"].fit(seen, features, most, self.recipe.whiten)
 
-    def learn(self, pictures: Tensor, labels: Tensor) -> dict[str, float]:
-        """Take one step on pictures (B, S, S, 3) uint8 with labels (B,); return its losses."""
+    def learn(
+        self, pictures: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> dict[str, float]:
+        """Take one step and return its losses.
+
+        Args:
+            pictures: (B, S, S, 3) uint8.
+            labels: (B,).
+            targets: a teacher's features (B, 1 or 2, D) of the pictures, and of the mirrored ones.
+        """
         r = self.recipe
         dice = generator(r.seed, self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = r.rate(self.step)
+        answers = None if targets is None else self._answers_to(targets)
         with torch.autocast(
             torch.device(self.device).type, torch.bfloat16, enabled=r.precision == "bf16"
         ):
-            losses = self._losses(pictures, labels, dice)
+            losses = self._losses(pictures, labels, answers, dice)
         total = torch.stack([getattr(r, name) * loss for name, loss in losses.items()]).sum()
         if not torch.isfinite(total):
             raise RunFailed(
@@ -97,20 +122,33 @@ class Learner:
         self.step += 1
         return {name: float(loss.detach()) for name, loss in losses.items()}
 
-    def _losses(self, pictures: Tensor, labels: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
+    def _answers_to(self, targets: Tensor) -> Tensor:
+        """Return the answers (B, 1 or 2, d) to stored features, in float32 in any precision."""
+        numbers = targets.to(self.device, torch.float32)
+        found: Tensor = self.guide["answers"]([numbers.flatten(0, 1)])
+        return found.unflatten(0, targets.shape[:2])
+
+    def _losses(
+        self, pictures: Tensor, labels: Tensor, answers: Tensor | None, dice: torch.Generator
+    ) -> dict[str, Tensor]:
         r = self.recipe
         images = _values(pictures, self.device)
         if r.classes and r.rotations:
             turns = torch.randint(4, (len(images),), generator=dice).to(self.device)
             images, labels = turn(images, turns), labels.to(self.device) * 4 + turns
-        size = images.shape[-1]
-        large = [view(images, size, (r.area, 1.0), dice) for _ in range(r.large)]
+        size = self.student["vit"].patch_embed.img_size[0]
+        views = [view(images, size, (r.area, 1.0), dice, r.colours) for _ in range(r.large)]
+        large = [seen for seen, _ in views]
         seen = [self._features(x, r.patches_kept(self.step), dice) for x in large]  # (B, d) each
         losses = {}
         if r.layers:
             with torch.no_grad():
-                answers = [self.layers["answer"](self._depths(x)) for x in large]
-            losses["layers"] = layers_loss(torch.cat(seen).float(), torch.cat(answers))
+                own = [self.guide["answers"](self._depths(x)) for x in large]
+            losses["layers"] = answers_loss(torch.cat(seen).float(), torch.cat(own))
+        if answers is not None:
+            rows, last = torch.arange(len(images)), answers.shape[1] - 1
+            chosen = [answers[rows, mirrored.long() * last] for _, mirrored in views]
+            losses["distil"] = answers_loss(torch.cat(seen).float(), torch.cat(chosen))
         if r.classes:
             losses["classes"] = class_loss(
                 [self.student["classes"](f).float() for f in seen], labels.to(self.device),
@@ -119,7 +157,9 @@ class Learner:
         if r.spread:
             losses["spread"] = spread_loss(*(f.float() for f in seen))
         if r.dino:
-            small = [view(images, size // 2, (0.1, r.area), dice) for _ in range(r.small)]
+            small = [
+                view(images, size // 2, (0.1, r.area), dice, r.colours)[0] for _ in range(r.small)
+            ]
             seen += [self._features(x, 1.0, dice) for x in small]
             losses["dino"] = self._dino(large, seen)
         return losses
@@ -138,9 +178,9 @@ class Learner:
         return loss
 
     def _depths(self, images: Tensor) -> list[Tensor]:
-        return depths(self.layers["vit"], normalised(images))
+        return depths(self.guide["vit"], normalised(images))
 
-    def _features(self, images: Tensor, keep: float, dice: torch.Generator) -> Tensor:
+    def _features(self, images: Tensor, keep: float, dice: torch.Generator | None) -> Tensor:
         return features(self.student["vit"], normalised(images), keep, dice)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -153,15 +193,12 @@ class Learner:
                 for k, v in self.optimiser.state[p].items()
                 if isinstance(v, Tensor)
             }
-        if self.recipe.layers:
-            found |= {f"layers.{k}": v for k, v in self.layers.state_dict().items()}
+        found |= {f"guide.{k}": v for k, v in self.guide.state_dict().items()}
         return {**found, "centre": self.centre}
 
     def restore(self, found: Mapping[str, Tensor], step: int) -> None:
         """Go on where `tensors` was taken."""
-        modules = {"student": self.student, "teacher": self.teacher}
-        if self.recipe.layers:
-            modules["layers"] = self.layers
+        modules = {"student": self.student, "teacher": self.teacher, "guide": self.guide}
         for name, module in modules.items():
             module.load_state_dict(_under(found, f"{name}."))
         for name, p in self.student.named_parameters():

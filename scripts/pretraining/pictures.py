@@ -1,4 +1,4 @@
-"""The pictures of a pre-training: classes of a folder or zip, whole in memory."""
+"""The pictures of a pre-training: classes of a folder or zip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.decoding import decode, preprocess
-from fcil_adapters.images.sources import SourcePart, open_source
+from fcil_adapters.images.sources import ImageEntry, ImageSource, SourcePart, open_source
 from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.schema import class_key
 
@@ -35,15 +35,20 @@ class Pictures:
     """Labelled pictures.
 
     Attributes:
-        images: (N, S, S, 3) uint8, by class and name.
+        images: (N, S, S, 3) uint8, by class and name; in memory, or mapped from a file.
         labels: (N,) int64, places in `classes`.
-        digest: SHA-256 over the names and pixels, which a checkpoint is bound to.
+        digest: SHA-256 over the names, pixels and targets, which a checkpoint is bound to.
+        targets: (N, 1 or 2, D) float16, a teacher's features of each picture and perhaps of the
+            mirrored one, mapped from a file; None: there is no teacher.
+        teacher: its name, image size and digest, for people.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     digest: str
+    targets: NDArray[np.float16] | None = None
+    teacher: str = ""
 
     def part(self, first: int, count: int) -> Pictures:
         """Return ``count`` pictures of each class from the ``first`` on."""
@@ -66,21 +71,20 @@ def read_pictures(
     Raises:
         DataError: there is no such file, or not two classes of pictures, or one is damaged.
     """
-    prepared = Preprocessing(size, _HALF, _HALF) if isinstance(size, int) else size
+    prepared = plain(size) if isinstance(size, int) else size
     source = open_source(path)
     try:
         by_class: dict[str, list[NDArray[np.uint8]]] = {}
         names = hashlib.sha256()
-        for entry in sorted(source.entries(), key=lambda e: (e.class_name, e.name)):
+        for entry in entries_of(source, part):
             some = by_class.setdefault(entry.class_name, [])
-            if (entry.part or "train") != part or (most is not None and len(some) == most):
+            if most is not None and len(some) == most:
                 continue
-            square = preprocess(decode(source.read(entry)), prepared)
+            square = square_of(source, entry, source.read(entry), prepared)
             some.append(square)
             names.update(entry.name.encode() + b"\0" + square.tobytes())
     finally:
         source.close()
-    by_class = {name: some for name, some in by_class.items() if some}
     if len(by_class) < 2:
         raise DataError(
             f"pictures of at least two classes are needed for {part}ing, {path} has "
@@ -92,6 +96,33 @@ def read_pictures(
     images = np.stack([square for c in classes for square in by_class[c]])
     labels = np.repeat(np.arange(len(classes)), counts)
     return Pictures(images, labels, classes, names.hexdigest())
+
+
+def plain(size: int) -> Preprocessing:
+    """Return the steps to a square of a side."""
+    return Preprocessing(size, _HALF, _HALF)
+
+
+def entries_of(source: ImageSource, part: SourcePart) -> list[ImageEntry]:
+    """Return one part of a source by class and name; without parts all are ``train``."""
+    chosen = [e for e in source.entries() if (e.part or "train") == part]
+    return sorted(chosen, key=lambda e: (e.class_name, e.name))
+
+
+def square_of(
+    source: ImageSource, entry: ImageEntry, data: bytes, prepared: Preprocessing
+) -> NDArray[np.uint8]:
+    """Decode a picture's bytes: (S, S, 3).
+
+    Raises:
+        DataError: they are damaged; the message names the picture.
+    """
+    try:
+        return preprocess(decode(data), prepared)
+    except DataError as error:
+        raise DataError(
+            f"{source.path}, picture {entry.name!r}: {error.message}", action=error.action
+        ) from error
 
 
 def check_disjoint(classes: tuple[str, ...], *, allowed: bool) -> None:

@@ -17,6 +17,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "supervised": {"classes": 1.0},
     "joint": {"classes": 1.0, "spread": 0.05, "dino": 0.5},
     "layers": {"layers": 1.0, "classes": 0.05, "rotations": False},
+    "distil": {"distil": 1.0, "area": 0.6, "colours": 0.5},
 }
 
 
@@ -34,16 +35,22 @@ class Recipe:
         clip: largest norm of all gradients.
         dino, classes, spread: weights of the terms of the loss (`terms`).
         layers: weight of the term that draws the class token to what the blocks of the starting
-            weights know (`layers`).
+            weights know (`answers`).
+        distil: weight of the term that draws it to a larger backbone's feature (`answers`,
+            `targets`); of these two terms one at most.
+        whiten: power of its spread by which each direction of the answers is divided.
         rotations: each image is turned by a quarter, and (class, turn) is what is learned:
             four times as many classes (self-supervised label augmentation, Lee et al., ICML 2020).
         smoothing: of the labels.
         area: smallest share of the picture in a large view.
+        colours: strength of the changes of colours in a view; 0: none.
         small: small views of an image, for DINO; half the side, 0.1 to `area` of the picture.
         keep: share of the patches that a student's large view keeps while it trains.
         whole_after: from this share of the steps on all patches are kept.
         outputs: of DINO's head.
-        momentum: of the teacher at the first step; it ends at 1 (cosine).
+        momentum: of DINO's teacher at the first step; it ends at 1 (cosine).
+        average: momentum of a moving mean of the weights, which then is the result instead of the
+            last weights; 0: none. It takes the place of DINO's teacher.
         student_temperature, teacher_temperature: DINO's; the teacher's is reached linearly from
             0.04 after `warm_teacher` of the steps.
         centring: momentum of DINO's centre.
@@ -61,14 +68,18 @@ class Recipe:
     classes: float = 0.0
     spread: float = 0.0
     layers: float = 0.0
+    distil: float = 0.0
+    whiten: float = 0.5
     rotations: bool = True
     smoothing: float = 0.1
     area: float = 0.4
+    colours: float = 1.0
     small: int = 4
     keep: float = 1.0
     whole_after: float = 0.9
     outputs: int = 1024
     momentum: float = 0.996
+    average: float = 0.0
     student_temperature: float = 0.1
     teacher_temperature: float = 0.07
     warm_teacher: float = 0.2
@@ -82,11 +93,12 @@ class Recipe:
                 f"of {self.batch}.",
                 action="Give larger numbers.",
             )
-        terms = (self.dino, self.classes, self.spread, self.layers)
-        if min(terms) < 0 or not sum(terms):
+        terms = (self.dino, self.classes, self.spread, self.layers, self.distil)
+        if min(terms) < 0 or not sum(terms) or (self.layers and self.distil):
             raise ConfigError(
-                "of the weights dino, classes, spread and layers none may be negative and one "
-                f"must be above 0, got {', '.join(f'{t:g}' for t in terms)}.",
+                "of the weights dino, classes, spread, layers and distil none may be negative, "
+                "one must be above 0, and one of the last two is 0, got "
+                f"{', '.join(f'{t:g}' for t in terms)}.",
                 action="Choose a recipe: " + ", ".join(RECIPES) + ".",
             )
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -95,6 +107,15 @@ class Recipe:
             raise ConfigError(
                 f"keep and area are shares above 0 and up to 1, got {self.keep:g} and "
                 f"{self.area:g}."
+            )
+        if not (0 <= self.colours <= 1 and 0 <= self.whiten <= 1):
+            raise ConfigError(
+                f"colours and whiten are 0 to 1, got {self.colours:g} and {self.whiten:g}."
+            )
+        if not 0 <= self.average < 1 or (self.average and self.dino):
+            raise ConfigError(
+                f"average is at least 0, below 1, and 0 in a recipe with DINO, got "
+                f"{self.average:g}."
             )
 
     def to_fields(self) -> dict[str, Any]:
@@ -136,7 +157,13 @@ class Recipe:
         return self.lr * _cosine((step - warm) / max(1, self.steps - warm))
 
     def teacher_momentum(self, step: int) -> float:
-        """Return how much of the teacher stays after a step: cosine from `momentum` to 1."""
+        """Return how much of the teacher stays after a step.
+
+        By a cosine from `momentum` to 1; a mean of the weights (`average`) is over fewer steps in
+        the beginning, so that it forgets the random ones.
+        """
+        if self.average:
+            return min(self.average, (1 + step) / (10 + step))
         return 1 - (1 - self.momentum) * _cosine(step / self.steps)
 
     def sharpness(self, step: int) -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from fcil_adapters.backbones.backbone import VisionTransformer, backbone_digest
+from fcil_adapters.backbones.known import EMBEDDED_PREPROCESSING, EMBEDDED_SIZE
 from fcil_protocol.errors import ConfigError, DataError
 from pretraining import checkpoint
 from pretraining.checkpoint import Story
@@ -20,18 +22,9 @@ from pretraining.learner import Learner, batches
 from pretraining.pictures import Pictures
 from pretraining.recipe import Recipe
 
-EMBEDDED_MODEL = {
-    "img_size": 32,
-    "patch_size": 4,
-    "embed_dim": 128,
-    "depth": 6,
-    "num_heads": 4,
-    "mlp_ratio": 4,
-    "num_classes": 0,
-}
 CHECKPOINT = "checkpoint.safetensors"
 _TELL_S = 10.0
-_LOOKED_AT = 2000  # pictures, evenly over all, that the teacher of the layers is made from
+_LOOKED_AT = 2000  # pictures, evenly over all, from which the answers' directions are taken
 _MEASURED_STEPS = (
     3  # by which --minutes tells how many steps there will be; the first is thrown away
 )
@@ -53,6 +46,40 @@ class Sitting:
     tell: Callable[[str], None] = print
     clock: Callable[[], float] = time.monotonic
 
+    def progress(self, rows: range, things: str) -> Iterator[int]:
+        """Yield the rows; tell every ten seconds how many of the things are done."""
+        start = told = self.clock()
+        for row in rows:
+            now = self.clock()
+            if now - told >= _TELL_S:
+                told = now
+                speed = max(row - rows.start, 1) / (now - start)
+                self.tell(
+                    f"{things}: {row:,} of {rows.stop:,}, {speed:.1f}/s, "
+                    f"{(rows.stop - row) / speed / 60:.0f} minutes left"
+                )
+            yield row
+
+
+def model_of(width: int, depth: int, heads: int) -> dict[str, Any]:
+    """Return the sizes of a transformer for the embedded backbone's pictures.
+
+    Raises:
+        ConfigError: there is none of these sizes.
+    """
+    if min(width, depth, heads) < 1 or width % heads:
+        raise ConfigError(
+            f"width, depth and heads are above 0 and the width is a multiple of the heads, got "
+            f"{width}, {depth} and {heads}."
+        )
+    return {
+        "img_size": EMBEDDED_PREPROCESSING.size, "patch_size": 4, "embed_dim": width,
+        "depth": depth, "num_heads": heads, "mlp_ratio": 4, "num_classes": 0,
+    }  # fmt: skip
+
+
+EMBEDDED_MODEL = model_of(*EMBEDDED_SIZE)
+
 
 def new_model(model: dict[str, Any], seed: int) -> Any:
     """Return a transformer with random weights of a seed."""
@@ -71,7 +98,14 @@ def begin(
 
     Raises:
         DataError: the weights are of another transformer, or the pictures are too few for a step.
+        ConfigError: the recipe needs a teacher's features and there are none, or the reverse.
     """
+    if bool(recipe.distil) != (pictures.targets is not None):
+        raise ConfigError(
+            "the recipe distil, and no other, learns from the features of a teacher.",
+            action="Compute them with scripts/pretrain targets, then give --targets FOLDER in "
+            "place of --data.",
+        )
     if len(pictures.images) < recipe.batch:
         raise DataError(
             f"a step takes {recipe.batch} pictures, there are {len(pictures.images)}.",
@@ -97,12 +131,30 @@ def begin(
         cpu_seconds=0.0,
         machine=f"{_machine(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}",
         model=model,
+        teacher=pictures.teacher,
     )
-    learner = Learner(vit, len(pictures.classes), recipe, device)
-    if recipe.layers:
+    learner = _learner(vit, recipe, pictures, device)
+    if recipe.layers or recipe.distil:
         stride = max(1, len(pictures.images) // _LOOKED_AT)
-        learner.look(torch.from_numpy(pictures.images[::stride]))
+        images, _, targets = _batch(pictures, torch.arange(0, len(pictures.images), stride))
+        learner.look(images, targets)
     return learner, story
+
+
+def _learner(vit: Any, recipe: Recipe, pictures: Pictures, device: str) -> Learner:
+    width = 0 if pictures.targets is None else pictures.targets.shape[2]
+    return Learner(vit, len(pictures.classes), recipe, device, width)
+
+
+def _batch(pictures: Pictures, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return copies of the images, labels and targets of some rows."""
+    index = rows.numpy()
+    targets = None if pictures.targets is None else torch.from_numpy(pictures.targets[index])
+    return (
+        torch.from_numpy(pictures.images[index]),
+        torch.from_numpy(pictures.labels[index]),
+        targets,
+    )
 
 
 def resume(folder: Path, pictures: Pictures, device: str) -> tuple[Learner, Story]:
@@ -115,39 +167,36 @@ def resume(folder: Path, pictures: Pictures, device: str) -> tuple[Learner, Stor
     tensors, story = checkpoint.load(folder / CHECKPOINT)
     if story.data != pictures.digest:
         raise ConfigError(
-            f"{folder} was begun with other pictures ({story.images} in {len(story.classes)} "
-            f"classes, digest {story.data[:12]}; given: {len(pictures.images)} in "
-            f"{len(pictures.classes)}, {pictures.digest[:12]}).",
-            action="Give the same --data, or begin in another folder.",
+            f"{folder} was begun with other pictures or targets ({story.images} in "
+            f"{len(story.classes)} classes, digest {story.data[:12]}; given: "
+            f"{len(pictures.images)} in {len(pictures.classes)}, {pictures.digest[:12]}).",
+            action="Give the same --data or --targets, or begin in another folder.",
         )
     vit = new_model(story.model, story.recipe.seed)
-    learner = Learner(vit, len(story.classes), story.recipe, device)
+    learner = _learner(vit, story.recipe, pictures, device)
     learner.restore(tensors, story.step)
     return learner, story
 
 
 def train(learner: Learner, story: Story, pictures: Pictures, how: Sitting) -> Story:
     """Train to the recipe's end, or to a signal; saved whenever this returns."""
-    labels = torch.from_numpy(pictures.labels)
-    images = torch.from_numpy(pictures.images)
     last = min(how.until or story.recipe.steps, story.recipe.steps)
     watch = _Watch(story, how)
     with _Interrupt() as interrupt:
-        for rows in batches(len(images), story.recipe, learner.step):
+        for rows in batches(len(pictures.images), story.recipe, learner.step):
             if learner.step >= last or interrupt.asked:
                 break
-            watch.losses = learner.learn(images[rows], labels[rows])
+            watch.losses = learner.learn(*_batch(pictures, rows))
             watch.look(learner)
     return watch.save(learner)
 
 
 def steps_for(learner: Learner, pictures: Pictures, minutes: float) -> int:
     """Return how many steps fit the minutes, by the time of a few that are thrown away."""
-    labels, images = torch.from_numpy(pictures.labels), torch.from_numpy(pictures.images)
     taken = 0.0
-    for number, rows in enumerate(batches(len(images), learner.recipe, 0)):
+    for number, rows in enumerate(batches(len(pictures.images), learner.recipe, 0)):
         start = time.monotonic()
-        learner.learn(images[rows], labels[rows])
+        learner.learn(*_batch(pictures, rows))
         taken += (time.monotonic() - start) * (number > 0)
         if number == _MEASURED_STEPS:
             break

@@ -18,29 +18,38 @@ def turn(images: Tensor, turns: Tensor) -> Tensor:
     return turned[turns, torch.arange(len(images), device=images.device)]
 
 
-def view(images: Tensor, size: int, areas: tuple[float, float], dice: torch.Generator) -> Tensor:
-    """Return one random view of each picture.
+def view(
+    images: Tensor,
+    size: int,
+    areas: tuple[float, float],
+    dice: torch.Generator,
+    colours: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Return one random view of each picture, and which of them are mirrored.
 
     Args:
-        images: (B, 3, S, S) in [0, 1].
+        images: (B, 3, S, S) in [0, 1], of any side.
         size: side of the view.
         areas: smallest and largest share of the picture that a view shows.
         dice: lies on the CPU, so that a view does not depend on the device.
+        colours: strength of the changes of colours; 0: none.
 
     Returns:
-        (B, 3, size, size) in [0, 1].
+        (B, 3, size, size) in [0, 1], and (B,) bool on the CPU.
     """
+    crops = _crops(len(images), areas, dice)
     seen = functional.grid_sample(
         images,
         functional.affine_grid(
-            _crops(len(images), areas, dice).to(images.device),
+            crops.to(images.device),
             [len(images), 3, size, size],
             align_corners=False,
         ),
         padding_mode="reflection",
         align_corners=False,
     )
-    return _colours(seen, torch.rand(len(images), 4, generator=dice).to(images.device))
+    chances = torch.rand(len(images), 4, generator=dice).to(images.device)
+    return _recoloured(seen, chances, colours), crops[:, 0, 0] < 0
 
 
 def _crops(count: int, areas: tuple[float, float], dice: torch.Generator) -> Tensor:
@@ -57,12 +66,14 @@ def _crops(count: int, areas: tuple[float, float], dice: torch.Generator) -> Ten
     return theta
 
 
-def _colours(images: Tensor, dice: Tensor) -> Tensor:
+def _recoloured(images: Tensor, dice: Tensor, strength: float) -> Tensor:
     """Change brightness, contrast and saturation; some pictures become grey."""
     bright, contrast, saturation, grey = dice.view(-1, 4, 1, 1, 1).unbind(1)
-    x = images * (1 + _JITTER * (2 * bright - 1))
+    x = images * (1 + strength * _JITTER * (2 * bright - 1))
     mean = x.mean((1, 2, 3), keepdim=True)
-    x = mean + (x - mean) * (1 + _JITTER * (2 * contrast - 1))
+    x = mean + (x - mean) * (1 + strength * _JITTER * (2 * contrast - 1))
     shade = x.mean(1, keepdim=True)
-    colour = torch.where(grey < _GREY, 0.0, 1 + _SATURATION * (2 * saturation - 1))
+    colour = torch.where(
+        grey < strength * _GREY, 0.0, 1 + strength * _SATURATION * (2 * saturation - 1)
+    )
     return (shade + (x - shade) * colour).clamp(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -16,15 +17,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pretraining import card, checkpoint, command, terms, training, transfer
-from pretraining.layers import LayersTeacher, depths
+from pretraining import card, checkpoint, command, targets, terms, training, transfer
+from pretraining import learner as learner_module
+from pretraining.answers import Answers, depths
 from pretraining.learner import batches, features, normalised
-from pretraining.pictures import CIFAR100, Pictures, check_disjoint, read_pictures
+from pretraining.pictures import CIFAR100, Pictures, check_disjoint, plain, read_pictures
 from pretraining.recipe import Recipe
 from pretraining.training import CHECKPOINT, Sitting
 from pretraining.views import turn, view
 
-from fcil_adapters.backbones.backbone import cls_features, load_backbone
+from fcil_adapters.backbones.backbone import cls_features, load_backbone, wrap_backbone
 from fcil_adapters.backbones.known import embedded_file
 from fcil_adapters.backbones.onnx_backbone import load_onnx_backbone
 from fcil_adapters.backbones.probes import probe_features
@@ -143,11 +145,11 @@ class TestSpread:
         assert float(loss) == pytest.approx(expected, rel=1e-12)
 
 
-class TestLayers:
+class TestAnswers:
     def test_answers_have_the_root_of_the_blocks_spread_in_their_main_directions(self, rng):
         seen = [doubles(rng, 40, 4) @ doubles(rng, 4, 4) for _ in range(3)]
-        teacher = LayersTeacher(3, 4).double()
-        teacher.fit(seen)
+        teacher = Answers(12, 4).double()
+        teacher.fit(seen, seen[-1], 4, 0.5)
         x = np.hstack([(s / (s - s.mean(0)).square().sum(1).mean().sqrt()).numpy() for s in seen])
         values = np.linalg.svd(x - x.mean(0), compute_uv=False)[:4] / math.sqrt(40)
         answers = teacher(seen).numpy()
@@ -157,8 +159,8 @@ class TestLayers:
 
     def test_no_turn_of_the_answers_lies_nearer_to_the_features(self, rng):
         seen = [doubles(rng, 40, 4) for _ in range(3)]
-        teacher = LayersTeacher(3, 4).double()
-        teacher.fit(seen)
+        teacher = Answers(12, 4).double()
+        teacher.fit(seen, seen[-1], 4, 0.5)
         agreement = teacher(seen).T @ seen[-1]
         # Procrustes: the best turn leaves a symmetric matrix without negative eigenvalues.
         torch.testing.assert_close(agreement, agreement.T)
@@ -206,7 +208,7 @@ class TestViews:
     def test_a_view_shows_no_more_than_its_share_of_the_picture(self):
         ramp = torch.linspace(0.3, 0.5, 32).expand(8, 3, 32, 32)  # left to right
         dice = torch.Generator().manual_seed(0)
-        seen = view(ramp, 16, (0.05, 0.1), dice)
+        seen, _ = view(ramp, 16, (0.05, 0.1), dice)
         spans = (seen.amax((1, 2, 3)) - seen.amin((1, 2, 3))).numpy()
         # The widest crop has sqrt(0.1 x sqrt(4/3)) of the width; contrast and brightness stretch.
         assert seen.shape == (8, 3, 16, 16)
@@ -315,6 +317,29 @@ class TestCommand:
         probe = np.load(out / "vit_nano_patch4_32.probe.npy")
         assert (probe.shape, probe.dtype) == ((4, 128), np.float32)
 
+    def test_distils_a_transformer_of_other_sizes(self, archive, tmp_path, capsys, monkeypatch):
+        two = tuple(read_pictures(archive, 32, part) for part in ("train", "test"))
+        monkeypatch.setattr(card, "digits", lambda: two)
+        monkeypatch.setattr(card, "write_graph", lambda *_: None)
+        folder, out = tmp_path / "targets", tmp_path / "out"
+        ask = ("targets", "--data", archive, "--data", archive, "--out", folder, "--mirror")
+        code, said, error = pretrain(capsys, *ask, "--teacher-name", "embedded", "--size", 36)
+        assert (code, error) == (0, "")
+        assert "24 pictures, targets (24, 2, 128) of vit_nano_patch4_32 at 32 px" in said
+        line = ("train", "--targets", folder, "--out", out)
+        sizes = ("--width", 12, "--depth", 2, "--heads", 3)
+        code, said, _ = pretrain(capsys, *line, *sizes, "--steps", 2, "--batch", 8)
+        assert (code, "step 2 of 2" in said) == (0, True)
+        code, _, error = pretrain(capsys, *line, "--recipe", "distil", "--depth", 3)
+        assert (code, "depth 2 (asked for: 3)" in error) == (4, True)
+        code, said, error = pretrain(
+            capsys, "card", "--out", out, "--cifar100", archive, "--per-class", 3
+        )
+        assert (code, error) == (0, "")
+        assert "width 12, 2 blocks, 3 heads, MLP 48, no head; 5," in said
+        assert "| teacher | vit_nano_patch4_32 at 32 px, digest 41ad" in said
+        assert np.load(out / "vit_nano_patch4_32.probe.npy").shape == (4, 12)
+
     @pytest.mark.full
     def test_graph_of_the_card_is_that_of_its_weights(self, tmp_path):
         card.embed(card.shipped(), tmp_path)
@@ -342,6 +367,10 @@ class TestCommand:
             (("--steps", 1, "--device", "abacus"), "there is no device 'abacus' here"),
             (("--steps", 1, "--batch", 13), "a step takes 13 pictures, there are 12"),
             (("--steps", 0), "at least 1 step"),
+            (("--steps", 1, "--recipe", "distil"), "learns from the features of a teacher"),
+            (("--steps", 1, "--width", 130, "--heads", 4), "got 130, 6 and 4"),
+            (("--steps", 1, "--average", 1), "average is at least 0"),
+            (("--steps", 1, "--colours", 2), "colours and whiten are 0 to 1"),
             (("--steps", 1, "--keep", 0), "keep and area are shares"),
             (("--epochs", "nan"), "expected a number above 0"),
             (("--epochs", "inf"), "expected a number above 0"),
@@ -354,6 +383,23 @@ class TestCommand:
         code, _, error = pretrain(
             capsys, "train", "--out", tmp_path / "out", "--data", archive, "--batch", 4, *given
         )
+        assert code == 4
+        assert words in error
+        assert error.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (("--size", 31), "have 32 to 4096 pixels a side, got --size 31"),
+            (("--teacher-size", 33), "cannot have images of 33 pixels"),
+            (("--data", "missing.zip"), "there is no folder or zip file missing.zip"),
+            (("--teacher", "missing.safetensors"), "missing.safetensors cannot be read"),
+            (("--teacher-name", "vit_nowhere"), "timm has no model 'vit_nowhere'"),
+        ],
+    )
+    def test_bad_input_of_targets_is_one_sentence(self, given, words, archive, tmp_path, capsys):
+        line = ("targets", "--out", tmp_path / "out", "--data", archive)
+        code, _, error = pretrain(capsys, *line, "--teacher-name", "embedded", *given)
         assert code == 4
         assert words in error
         assert error.count("\n") == 1
@@ -411,6 +457,310 @@ class TestCommand:
         expected, _ = checkpoint.load(tmp_path / "whole" / CHECKPOINT)
         found, _ = checkpoint.load(checkpoint_path)
         assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+class Killed(BaseException):
+    """Ends a call at this point; files keep the bytes that were written."""
+
+
+def toy_teacher(seed):
+    """Return a backbone whose preprocessing cuts the centre out."""
+    prepared = replace(plain(16), crop_pct=0.8)
+    return wrap_backbone(training.new_model(TOY, seed), "toy", prepared)
+
+
+class TestTargets:
+    """Two sources: a zip with parts and one without."""
+
+    @pytest.fixture
+    def sources(self, archive, tmp_path, rng):
+        other = tmp_path / "other.zip"
+        with zipfile.ZipFile(other, "w") as file:
+            for i in range(70):
+                out = BytesIO()
+                Image.fromarray(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(out, "PNG")
+                file.writestr(f"n{i % 2}/{i:02}.png", out.getvalue())
+        return [archive, other]
+
+    @pytest.fixture
+    def teacher(self):
+        return toy_teacher(0)
+
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(targets, "CHUNK", 8)
+        (tmp_path / "targets").mkdir()
+        return tmp_path / "targets"
+
+    def compute(self, sources, teacher, folder, mirror=True, size=16, **options):
+        return targets.compute(
+            sources, teacher, size=size, mirror=mirror, how=quiet(folder, **options)
+        )
+
+    def test_are_the_teachers_features_of_whole_pictures_in_their_order(
+        self, sources, teacher, folder
+    ):
+        self.compute(sources, teacher, folder, size=20)
+        found = targets.read_targets(folder)
+        assert found.images.shape == (82, 20, 20, 3)
+        assert found.targets.shape == (82, 2, 8)
+        assert found.classes == ("dark", "light", "n0", "n1")
+        assert found.labels.tolist() == [0] * 6 + [1] * 6 + [2] * 35 + [3] * 35
+        assert "toy at 16 px, digest " in found.teacher
+        own = np.concatenate([read_pictures(s, 20, "train").images for s in sources])
+        assert np.array_equal(found.images, own)
+        seen = np.concatenate([read_pictures(s, 16, "train").images for s in sources])
+        for side, pictures in enumerate((seen, np.ascontiguousarray(seen[:, :, ::-1]))):
+            np.testing.assert_allclose(
+                found.targets[:, side], teacher.features(pictures), rtol=2e-3, atol=1e-3
+            )
+
+    @pytest.mark.parametrize(
+        ("when", "again"), [(1, 164), (81, 164), (82, 164), (83, 82), (90, 82), (99, 74), (164, 10)]
+    )
+    def test_a_kill_at_any_picture_changes_no_byte(
+        self, when, again, sources, teacher, folder, tmp_path, monkeypatch
+    ):
+        """82 pictures are decoded for the student, then 82 for the teacher, 8 in a chunk."""
+        (tmp_path / "whole").mkdir()
+        self.compute(sources, teacher, tmp_path / "whole")
+        squares, number = targets.square_of, itertools.count(1)
+
+        def killed(*args):
+            if next(number) == when:
+                raise Killed
+            return squares(*args)
+
+        monkeypatch.setattr(targets, "square_of", killed)
+        with pytest.raises(Killed):
+            self.compute(sources, teacher, folder)
+        with pytest.raises(DataError):
+            targets.read_targets(folder)
+        self.compute(sources, teacher, folder)
+        assert next(number) == 1 + when + again
+        for name in ("plan.json", "sources.npy", "pictures.npy", "targets.npy", "digest.txt"):
+            assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    @pytest.mark.parametrize("size", [0, 5, 200, 128 + 80 * 32 + 9, 128 + 82 * 32])
+    def test_a_torn_end_of_the_targets_is_computed_again(self, size, sources, teacher, folder):
+        """After a power cut a file may be short, or have its length and not its content."""
+        self.compute(sources, teacher, folder)
+        whole = (folder / "targets.npy").read_bytes()
+        (folder / "digest.txt").unlink()
+        last = 128 + 80 * 32  # the header, and ten chunks of 2 features of 8 numbers of 2 bytes
+        torn = whole[:last] + bytes(len(whole) - last)
+        (folder / "targets.npy").write_bytes(torn[:size])
+        self.compute(sources, teacher, folder)
+        assert (folder / "targets.npy").read_bytes() == whole
+
+    @pytest.mark.full
+    def test_kill_9_of_the_command_changes_no_byte(self, tmp_path, rng):
+        pictures = tmp_path / "pictures.zip"
+        with zipfile.ZipFile(pictures, "w") as file:
+            for i in range(400):
+                file.writestr(f"one/{i:03}.png", png(tuple(rng.integers(0, 256, 3).tolist())))
+
+        def start(out):
+            line = [sys.executable, SCRIPT, "targets", "--data", pictures, "--out", tmp_path / out]
+            line += ["--teacher-name", "embedded", "--threads", 1]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            return subprocess.Popen([str(part) for part in line], env=environment)
+
+        assert start("whole").wait() == 0
+        path = tmp_path / "killed" / "targets.npy"
+        process = start("killed")
+        while process.poll() is None:
+            if path.exists() and path.stat().st_size > 3 * 64 * 256:
+                process.send_signal(signal.SIGKILL)
+                break
+        assert process.wait() == -signal.SIGKILL
+        assert not (path.parent / "digest.txt").exists()
+        assert start("killed").wait() == 0
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+
+    def test_a_second_call_computes_nothing(self, sources, teacher, folder, monkeypatch):
+        self.compute(sources, teacher, folder)
+        monkeypatch.setattr(targets, "square_of", lambda *_: pytest.fail("decoded again"))
+        self.compute(sources, teacher, folder)
+
+    def test_another_teacher_size_or_side_is_refused(self, sources, teacher, folder):
+        self.compute(sources, teacher, folder)
+        with pytest.raises(ConfigError, match="targets with teacher toy at 16 px, digest"):
+            self.compute(sources, toy_teacher(1), folder)
+        with pytest.raises(ConfigError, match=r"size 16 \(asked for: 20\), mirror True"):
+            self.compute(sources, teacher, folder, size=20, mirror=False)
+
+    def test_other_pictures_are_refused(self, sources, teacher, folder):
+        self.compute(sources, teacher, folder)
+        with zipfile.ZipFile(sources[0]) as file:
+            content = {name: file.read(name) for name in file.namelist()}
+        content["train/light/3.png"] = png((1, 2, 3))
+        with zipfile.ZipFile(sources[0], "w") as file:
+            for name, data in content.items():
+                file.writestr(name, data)
+        with pytest.raises(DataError, match=r"1 of 82 pictures .* first is 'train/light/3.png'"):
+            self.compute(sources, teacher, folder)
+        with pytest.raises(DataError, match="begun with 82 pictures, there are 12"):
+            self.compute(sources[:1], teacher, folder)
+
+    def test_a_picture_that_changes_meanwhile_is_refused(
+        self, tmp_path, teacher, folder, monkeypatch
+    ):
+        place = tmp_path / "train" / "one"
+        place.mkdir(parents=True)
+        for i in range(3):
+            (place / f"{i}.png").write_bytes(png((i, 0, 0)))
+        write = targets._write_targets
+
+        def later(*args):
+            (place / "2.png").write_bytes(png((9, 9, 9)))
+            write(*args)
+
+        monkeypatch.setattr(targets, "_write_targets", later)
+        with pytest.raises(DataError, match=r"'train/one/2.png': it has changed"):
+            self.compute([tmp_path], teacher, folder)
+
+    def test_a_damaged_picture_is_named_before_the_teacher_begins(
+        self, tmp_path, teacher, folder, monkeypatch
+    ):
+        place = tmp_path / "train" / "one"
+        place.mkdir(parents=True)
+        (place / "a.png").write_bytes(png(9)[:50])
+        monkeypatch.setattr(teacher, "features", lambda _: pytest.fail("not reached"))
+        with pytest.raises(DataError, match=r"picture 'train/one/a.png': the image cannot be"):
+            self.compute([tmp_path], teacher, folder)
+
+    def test_damaged_or_missing_targets_are_one_sentence(self, sources, teacher, folder):
+        with pytest.raises(DataError, match="there are no targets"):
+            targets.read_targets(folder)
+        self.compute(sources, teacher, folder)
+        data = bytearray((folder / "targets.npy").read_bytes())
+        data[-1] ^= 1
+        (folder / "targets.npy").write_bytes(data)
+        with pytest.raises(CorruptFile, match="its digest is another one"):
+            targets.read_targets(folder)
+        (folder / "plan.json").write_bytes(b"{}")
+        with pytest.raises(CorruptFile, match="its format is not"):
+            targets.read_targets(folder)
+
+    def test_progress_is_told(self, sources, teacher, folder):
+        lines = []
+        ticks = iter(range(10_000))
+        how = Sitting(folder, tell=lines.append, clock=lambda: 5.0 * next(ticks))
+        targets.compute(sources, teacher, size=16, mirror=False, how=how)
+        assert lines[0] == "files read: 1 of 82, 0.1/s, 14 minutes left"
+        assert any(line.startswith("pictures decoded: ") for line in lines)
+
+
+class TestDistil:
+    """Pictures of any colour with one brighter quarter, and a teacher that sees which it is."""
+
+    RECIPE = Recipe.of("distil", 100, batch=16, lr=3e-3, area=0.8)
+
+    def taught(self, rng, count=64):
+        """Return pictures of four kinds; the mirrored ones are of another kind."""
+        kinds = np.arange(count) % 4
+        images = np.empty((count, 20, 20, 3), np.uint8)
+        images[:] = rng.integers(0, 60, (count, 1, 1, 3))
+        images += rng.integers(0, 20, images.shape, dtype=np.uint8)
+        for image, kind in zip(images, kinds, strict=True):
+            row, column = 10 * (kind // 2), 10 * (kind % 2)
+            image[row : row + 10, column : column + 10] += 120
+        centres = rng.standard_normal((4, 12))
+        both = np.stack([kinds, kinds ^ 1], 1)
+        seen = centres[both] + 0.1 * rng.standard_normal((count, 2, 12)) + 3
+        return Pictures(images, kinds, tuple("abcd"), "d" * 64, seen.astype(np.float16), "toy")
+
+    def test_lowers_its_loss_and_brings_the_kinds_apart(self, rng, tmp_path):
+        pictures = self.taught(rng)
+        fresh = replace(pictures, images=self.taught(np.random.default_rng(1)).images)
+        model = {**TOY, "embed_dim": 24, "depth": 2}
+        learner, story = training.begin(self.RECIPE, pictures, model, None, "cpu")
+
+        def right():
+            def extract(images):
+                x = torch.from_numpy(images[:, 2:18, 2:18]).permute(0, 3, 1, 2) / 255
+                with torch.no_grad():
+                    return features(learner.student["vit"], normalised(x)).numpy()
+
+            return transfer.nearest_mean(transfer.Features.of(extract, pictures, fresh))
+
+        losses = []
+        learn = learner.learn
+        learner.learn = lambda *a: losses.append(learn(*a)["distil"]) or {}
+        before = right()
+        training.train(learner, story, pictures, quiet(tmp_path))
+        assert np.mean(losses[:4]) > 0.8
+        assert np.mean(losses[-4:]) < 0.4
+        assert before < 60 < 90 < right()
+
+    def test_mirrored_views_have_the_mirrored_answers(self, rng, monkeypatch):
+        pictures = self.taught(rng, 16)
+        learner, _ = training.begin(self.RECIPE, pictures, TOY, None, "cpu")
+        asked = []
+        monkeypatch.setattr(
+            learner_module, "answers_loss", lambda s, a: asked.append(a) or s.sum() * 0
+        )
+        every = torch.arange(16)
+        images, labels, both = training._batch(pictures, every)
+        learner.learn(images, labels, both)
+        _, mirrored = view(
+            torch.zeros(16, 3, 20, 20), 16, (0.8, 1.0), learner_module.generator(0, 0), 0.5
+        )
+        assert 0 < mirrored.sum() < 16
+        numbers = both.float()[every, mirrored.long()]
+        torch.testing.assert_close(asked[0], learner.guide["answers"]([numbers]))
+        learner.learn(images, labels, both[:, :1])
+        torch.testing.assert_close(asked[1], learner.guide["answers"]([both[:, 0].float()]))
+
+    def test_a_mirrored_view_shows_left_on_the_right(self):
+        ramp = torch.linspace(0, 1, 16).expand(32, 3, 16, 16)
+        seen, mirrored = view(ramp, 16, (0.9, 1.0), torch.Generator().manual_seed(0), 0.0)
+        assert torch.equal(seen[:, 0, 0, 0] > seen[:, 0, 0, -1], mirrored)
+
+    def test_view_without_colours_keeps_them(self):
+        grey = torch.full((4, 3, 8, 8), 0.25)
+        grey[:, 0] = 0.75
+        seen, _ = view(grey, 8, (0.5, 1.0), torch.Generator().manual_seed(0), 0.0)
+        torch.testing.assert_close(seen, grey)
+
+    def test_resumes_to_the_bit_with_a_mean_of_the_weights(self, rng, tmp_path):
+        pictures = self.taught(rng)
+        recipe = replace(self.RECIPE, steps=6, average=0.9)
+        for folder, stops in (("whole", (None,)), ("parts", (2, 5, None))):
+            (tmp_path / folder).mkdir()
+            for number, stop in enumerate(stops):
+                if number:
+                    learner, story = training.resume(tmp_path / folder, pictures, "cpu")
+                else:
+                    learner, story = training.begin(recipe, pictures, TOY, None, "cpu")
+                training.train(learner, story, pictures, quiet(tmp_path / folder, until=stop))
+        expected, story = checkpoint.load(tmp_path / "whole" / CHECKPOINT)
+        found, _ = checkpoint.load(tmp_path / "parts" / CHECKPOINT)
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert (story.teacher, story.model) == ("toy", TOY)
+        backbone, _ = card.backbone_of(tmp_path / "whole")
+        state = backbone.module.state_dict()
+        assert all(torch.equal(v, expected[f"teacher.vit.{k}"]) for k, v in state.items())
+        assert not torch.equal(state["cls_token"], expected["student.vit.cls_token"])
+
+    def test_a_mean_of_the_weights_forgets_the_first_ones(self):
+        recipe = replace(self.RECIPE, average=0.9)
+        momenta = [recipe.teacher_momentum(s) for s in (0, 10, 80, 1000)]
+        assert momenta == pytest.approx([0.1, 0.55, 0.9, 0.9])
+
+    def test_needs_targets_and_no_other_recipe_takes_them(self, rng, pictures):
+        with pytest.raises(ConfigError, match="learns from the features of a teacher"):
+            training.begin(replace(self.RECIPE, batch=4), pictures, TOY, None, "cpu")
+        with pytest.raises(ConfigError, match="and no other"):
+            training.begin(ALL, self.taught(rng), TOY, None, "cpu")
+
+    def test_answers_fit_the_directions_that_the_final_norm_leaves(self, rng):
+        learner, _ = training.begin(self.RECIPE, self.taught(rng), TOY, None, "cpu")
+        answers = learner.guide["answers"].map
+        assert int(torch.linalg.matrix_rank(answers, rtol=1e-4)) == 7  # of 8
+        assert float(answers.sum(1).norm() / answers.norm()) < 1e-4
 
 
 class TestPictures:

@@ -29,6 +29,7 @@ from fcil_adapters.backbones.known import (
     EMBEDDED_DIGEST,
     EMBEDDED_NAMES,
     EMBEDDED_PREPROCESSING,
+    EMBEDDED_SIZE,
     embedded_file,
 )
 from fcil_adapters.backbones.mixed_precision import mixed, precision_of
@@ -294,9 +295,11 @@ def _leading(block: Any, tokens: Tensor, count: int) -> Tensor:
 
 
 def _embedded() -> Any:
+    width, depth, heads = EMBEDDED_SIZE
     return VisionTransformer(
-        img_size=32, patch_size=4, embed_dim=128, depth=6, num_heads=4, mlp_ratio=4, num_classes=0
-    )
+        img_size=32, patch_size=4, embed_dim=width, depth=depth, num_heads=heads, mlp_ratio=4,
+        num_classes=0,
+    )  # fmt: skip
 
 
 def choose_device(name: str) -> str:

@@ -14,6 +14,7 @@ from fcil_protocol.errors import ConfigError
 EMBEDDED = "vit_nano_patch4_32"
 EMBEDDED_NAMES = ("embedded", EMBEDDED)
 EMBEDDED_DIGEST = "41ad1890e0360a9ee54df454ffdbe190d1f93133e11aed6343784a8940f61329"
+EMBEDDED_SIZE = (128, 6, 4)  # width, blocks, heads
 EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
@@ -31,7 +32,6 @@ _SIZES = {
     "large": (1024, 24, 16),
     "huge": (1280, 32, 16),
 }
-_EMBEDDED_SIZE = (128, 6, 4)
 # timm's names of plain transformers with a class token: vit_base_patch16_224.dino,
 # deit3_small_patch16_384, vit_large_patch14_clip_336, vit_small_patch14_reg4_dinov2.
 _NAME = re.compile(
@@ -49,7 +49,7 @@ def backbone_by_name(name: str) -> BackboneInfo:
         ConfigError: the name does not give the sizes.
     """
     if name in EMBEDDED_NAMES:
-        name, size = EMBEDDED, _EMBEDDED_SIZE
+        name, size = EMBEDDED, EMBEDDED_SIZE
     elif found := _NAME.fullmatch(name):
         size = _SIZES[found["size"]]
     else:
