@@ -37,8 +37,8 @@ class Exchange:
         trains: for a `Method.frozen` method: its clients train on what the server broadcast, which
             needs torch. A client without it declines, and one with a counted update cannot be
             forgotten exactly.
-        gives_up: number of rounds; if the task's first ones all close without an update, no client
-            is asked for the others. 0: never.
+        gives_up: number of rounds; if the clients of the task's first ones answer, or have time to,
+            and none sends an update, no client is asked for the others. 0: never.
     """
 
     kind: str

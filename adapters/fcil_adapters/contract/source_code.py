@@ -29,6 +29,13 @@ def tree_digest() -> str:
     return _digest(files.items())
 
 
+def package_digest(package: str) -> str:
+    """Return the SHA-256 over all modules of a package, such as ``fcil_adapters.backbones``."""
+    root = _root(package)
+    assert root is not None
+    return _digest((path.relative_to(root).as_posix(), path) for path in root.rglob("*.py"))
+
+
 def method_digest(method: Method, manifest: str) -> str:
     """Return the SHA-256 over a method's modules and all that they import (hex).
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fcil_adapters.backbones import engines
 from fcil_adapters.backbones.probes import probe_features
-from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, registry
+from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, registry, source_code
 from fcil_adapters.contract.backbone_info import backbone_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.resources import machine, memory_limit
@@ -114,7 +114,8 @@ class LoadedModels:
             return
         # Features are float32 for every training precision, which is not chosen yet.
         timm = f"timm {engines.installed().timm}"
-        facts = (engine, self._loaded.description, timm, machine.processor(), "float32")
+        code = f"code {source_code.package_digest('fcil_adapters.backbones')[:16]}"
+        facts = (engine, self._loaded.description, timm, machine.processor(), "float32", code)
         self._store = FeatureFiles(folder, ", ".join(facts))
         self._loaded.memory.store = self._store
 

@@ -347,12 +347,19 @@ class Coordinator:
         most = next((e.gives_up for e in declared if e.kind == key.kind), 0)
         if not most or key.round < most:
             return False
-        rows = [context.ledger.rounds.get(key._replace(round=r)) for r in range(most)]
-        if any(row is None or row.new_state is not None for row in rows):
+        first = [key._replace(round=r) for r in range(most)]
+        if not all(self._was_in_vain(one) for one in first):
             return False
         if key.round == most:
             context.notify("warning", "given_up", notes.describe_given_up(self.progress, most))
         return True
+
+    def _was_in_vain(self, key: RoundKey) -> bool:
+        """Return True if a round's clients answered, or had time to, and none sent an update."""
+        ledger = self.context.ledger
+        row = ledger.rounds.get(key)
+        answered = row is not None and row.why in (machine.Why.ANSWERED, machine.Why.DEADLINE)
+        return answered and not ledger.updates.of_round(key)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""

@@ -55,6 +55,8 @@ class RoundRules:
             skips the round at once.
         no_holder_s: how long enough clients may be connected of which too few have data before the
             round is skipped; None waits for ever.
+        patient: True if a round that no asked client can ever do waits ``retry_s`` for others
+            before it closes: several such rounds give something up (`Exchange.gives_up`).
     """
 
     clients_per_round: int = 0
@@ -69,6 +71,7 @@ class RoundRules:
     settle_s: float = 0.0
     retry_s: float = 30.0
     no_holder_s: float | None = None
+    patient: bool = False
 
 
 # --- events ---------------------------------------------------------------------------------

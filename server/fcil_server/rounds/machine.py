@@ -316,11 +316,10 @@ class Round:
         others = self._ask_others(now)
         if others:
             return others
-        declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
-        able = declined - self.excluded
-        if not able:
+        able = self.able
+        if not able and not (self.rules.patient and self.rules.retry_s):
             return self._close(Outcome.SHORT, Why.ANSWERED)
-        if able <= self.resting:
+        if able and able <= self.resting:
             return self._wait_for_rested()
         # Not closed at once: the next round would fare the same, and the run would be over in a
         # moment.
@@ -330,6 +329,8 @@ class Round:
             return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
         if now < self.stuck_until:
             return []
+        if not able:
+            return self._close(Outcome.SHORT, Why.ANSWERED)
         if self.rules.on_short != "reopen" or self.reopens >= self.rules.max_reopens:
             if self.resting:
                 return self._wait_for_rested()
@@ -342,6 +343,12 @@ class Round:
         self.answers.update({c: Answer.NONE if c in here else Answer.LOST for c in again})
         reopened = Reopened(tuple(again), self.deadline, declined=True)
         return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
+
+    @property
+    def able(self) -> set[ClientId]:
+        """The clients that declined and may be asked again."""
+        declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
+        return declined - self.excluded
 
     def _wait_for_rested(self) -> list[Instruction]:
         """Wait without limit: resting clients ask in again on their own."""

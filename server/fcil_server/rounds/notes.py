@@ -40,7 +40,7 @@ def describe_unable(context: RunContext, progress: RunProgress, until_s: float |
     few = f", {came} of {rules.min_updates} updates" if came else ""
     why = ", ".join(sorted({r for r in reasons.values() if r})) or "no reason given"
     again = rules.on_short == "reopen" and progress.round.reopens < rules.max_reopens
-    end = "they are asked again" if again else "the round is skipped"
+    end = "they are asked again" if again and progress.round.able else "the round is skipped"
     names = _names(context, without)
     if until_s is None:
         end = "it waits until one may work again; fcil-server close-round continues without them"

@@ -31,6 +31,8 @@ def machine_of(
     """
     ledger, config = context.ledger, context.config
     rules = rules_of(config, key.kind)
+    declared = context.method.exchanges(context.hparams, context.info)
+    rules = replace(rules, patient=any(e.gives_up for e in declared if e.kind == key.kind))
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)

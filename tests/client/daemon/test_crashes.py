@@ -124,6 +124,7 @@ class Device(daemon.Client):
         self.server, self.serials = server, serials
         enrolment = Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), "data")
         self._work = RoundWork(self.home, enrolment, KEYS, ClientOptions(directory))
+        self._work.check_able = lambda kind, terms: None  # every client here can train
         self._outbox = self._work.outbox
         self._session = ClientSession.resume(*self._outbox.waiting())
         self.todo = []

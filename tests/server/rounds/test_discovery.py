@@ -132,20 +132,35 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("updated", "round_", "given_up"),
-    [((), 2, True), ((), 3, True), ((), 1, False), ((1,), 2, False), ((0,), 3, False)],
+    ("whys", "round_", "given_up"),
+    [
+        (("answered", "deadline"), 2, True),
+        (("answered", "deadline"), 3, True),
+        (("answered",), 1, False),
+        (("answered", "void"), 2, False),
+        (("operator", "answered"), 3, False),
+        (("answered", "no_holder"), 2, False),
+    ],
 )
-def test_rounds_are_given_up_after_so_many_that_brought_no_update(
-    kit, updated, round_, given_up
+@pytest.mark.parametrize("updates", [0, 1])
+def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
+    kit, whys, round_, given_up, updates
 ) -> None:
     """Said once, as the first of them is passed over."""
+    given_up = given_up and not updates
     exchange = Exchange("prepare", PayloadSchema(), gives_up=2)
     kit.method = SimpleNamespace(exchanges=lambda *_: (exchange,))
     kit.hparams = kit.info = None
     for r in range(round_):
         key = RoundKey(RUN, 0, "prepare", r)
         kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
-        kit.ledger.rounds.close(key, "skipped", new_state=1 + r if r in updated else None)
+        if r < updates:
+            with kit.ledger.transaction():
+                kit.ledger.updates.accept(
+                    key, ALICE, update_id=UpdateId(digest("v")), samples=1, tensor_bytes=1,
+                    sealed_bytes=1,
+                )  # fmt: skip
+        kit.ledger.rounds.close(key, "skipped", why=whys[min(r, len(whys) - 1)])
 
     async def story() -> bool:
         coordinator = Coordinator(kit, ports=None, task_closed=None)

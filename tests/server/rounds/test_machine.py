@@ -636,6 +636,17 @@ class TestClosing:
         close = close_of(going.handle(Declined(B, "method_mismatch", now=1.0, final=True)))
         assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
 
+    def test_a_patient_round_waits_for_others_that_can(self) -> None:
+        rules = RoundRules(retry_s=30.0, patient=True)
+        going = opened(rules, clients=(A,))
+        said = going.handle(Declined(A, "method_mismatch", now=1.0, final=True))
+        assert said == [Unable(31.0), SetTimer(31.0)]
+        assert Ask(B) in going.handle(Available(B, holds=True, now=5.0))
+        going = opened(rules, clients=(A,))
+        going.handle(Declined(A, "method_mismatch", now=1.0, final=True))
+        close = close_of(going.handle(Tick(now=31.0)))
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
     def test_the_operator_closes_it_short(self) -> None:
         going = opened()
         going.handle(Updated(A, now=1.0))

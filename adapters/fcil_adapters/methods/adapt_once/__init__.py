@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from fcil_adapters.contract import (
     AveragingRule,
@@ -119,6 +118,11 @@ def averagings(h: AdaptOnceHparams) -> tuple[AveragingRule, ...]:
     return lora_averagings(h.adapt)
 
 
+def uncapped(h: AdaptOnceHparams) -> str:
+    """Return why the cap on weights has no effect; with training rounds it caps these."""
+    return "" if h.adapts else cap_ignored_reason(NAME, h)
+
+
 METHOD = Method(
     name=NAME,
     version="1",
@@ -144,6 +148,6 @@ METHOD = Method(
     statistics=statistics,
     forgets=separable,
     half=(Kind.LORA, Kind.HEAD),
-    uncapped=partial(cap_ignored_reason, NAME),
+    uncapped=uncapped,
     economies=SUMS_ECONOMIES,
 )

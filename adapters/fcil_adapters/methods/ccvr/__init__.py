@@ -83,6 +83,7 @@ METHOD = lora_method(
     "M. Luo, F. Chen, D. Hu, Y. Zhang, J. Liang, J. Feng. NeurIPS 2021. "
     "https://arxiv.org/abs/2106.05001",
     CcvrHparams,
+    version="2",
     learner="fcil_adapters.methods.ccvr.learner:Learner",
     aggregator="fcil_adapters.methods.ccvr.aggregator:Aggregator",
     model="fcil_adapters.methods.ccvr.model:Model",

@@ -109,7 +109,7 @@ def _half(name: str) -> str:
 
 METHOD = Method(
     name="hgp",
-    version="2",
+    version="3",
     title="HGP: Federated Class-Incremental Learning with Hierarchical Generative Prototypes",
     citation="R. Salami, P. Buzzega, M. Mosconi, M. Verasani, S. Calderara. 2024. "
     "https://arxiv.org/abs/2406.02447",

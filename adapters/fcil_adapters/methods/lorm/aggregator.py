@@ -83,13 +83,43 @@ def merge(
         for name in names
         if name != "head.bias"
     }
-    for weight, update in zip(weights.tolist(), updates, strict=True):
+    pulls = capped_pulls(updates, [root_name(name) for name in sums], weights, ctx.max_weight_share)
+    for k, update in enumerate(updates):
         for name, total in sums.items():
             root = to_torch(update.payload.f32(root_name(name)), ctx.device)
             if total.gram.ndim == 2:
                 root = unpack_triangle(root, len(total.gram))
-            total.add(weight, to_torch(update.payload.f32(name), ctx.device), root)
+            pull = float(pulls[root_name(name)][k])
+            total.add(pull, to_torch(update.payload.f32(name), ctx.device), root)
     return {**mean, **{name: to_numpy(total.merged(h.eps)) for name, total in sums.items()}}
+
+
+def capped_pulls(
+    updates: Updates, names: Sequence[str], weights: F64, max_share: float
+) -> dict[str, F64]:
+    """Return the weights (K,) of the clients' Gram matrices at each place.
+
+    A client pulls a merge by ``w_k tr(G_k)``, and chooses its own ``G_k``. So the weight of one
+    whose inputs look larger than everybody's is lowered until its pull has the largest share.
+
+    Args:
+        updates: of K clients.
+        names: of the roots.
+        weights: w_k, (K,).
+        max_share: largest share of one client in a place's pulls.
+    """
+    sizes = {name: np.zeros(len(weights)) for name in names}
+    for k, update in enumerate(updates):
+        for name in names:
+            sizes[name][k] = np.square(update.payload.f32(name), dtype=np.float64).sum()
+    pulls = {}
+    for name, size in sizes.items():
+        claimed = weights * size
+        allowed = allowed_counts(claimed.tolist(), max_share) if claimed.any() else claimed
+        pulls[name] = weights * np.divide(
+            allowed, claimed, where=claimed > 0, out=np.ones_like(claimed)
+        )
+    return pulls
 
 
 def _described(ctx: Context, state: State, updates: Updates) -> State:
@@ -97,9 +127,10 @@ def _described(ctx: Context, state: State, updates: Updates) -> State:
     h: LormHparams = ctx.hparams
     names = root_names(h, "A")
     squares: dict[str, F64] = {}
-    for weight, update in zip(client_weights(ctx, updates).tolist(), updates, strict=True):
+    pulls = capped_pulls(updates, names, client_weights(ctx, updates), ctx.max_weight_share)
+    for k, update in enumerate(updates):
         for name in names:
-            term = weight * np.square(update.payload.f32(name), dtype=np.float64)
+            term = pulls[name][k] * np.square(update.payload.f32(name), dtype=np.float64)
             squares[name] = squares[name] + term if name in squares else term
     if h.single_column(ctx.task) or not any(total.any() for total in squares.values()):
         return state

@@ -106,7 +106,7 @@ class _Sums:
         self._tokens: Counter[str] = Counter()
 
     def add(self, place: str, x: Tensor) -> None:
-        """Add the inputs (..., in) of a place."""
+        """Add the inputs (b, tokens, in) of a place."""
         rows = x.detach().reshape(-1, x.shape[-1])
         if self._factor == "B":
             low = functional.linear(rows, self._A[place]).double()  # (rows, r)
@@ -129,14 +129,20 @@ class _Sums:
 
 @contextmanager
 def _watched(view: Any, h: LormHparams, sums: _Sums) -> Iterator[None]:
-    """Add the inputs of all adapted layers to the sums."""
+    """Add the inputs of all adapted layers to the sums.
+
+    The last block's MLP has readers for the class token alone, and computes a few others only to
+    fill a batch (`backbone.leading_tokens`): those are no inputs.
+    """
+    last, read = len(view.blocks) - 1, view.num_prefix_tokens
 
     def hook(block: int, layer: LoRALinear) -> Any:
         own = [f"{block}.{module}" for module in layer.slices if module in h.modules]
+        unread = block == last and own[0].endswith(("fc1", "fc2"))
 
         def note(_layer: Any, given: Any) -> None:
             for place in own:
-                sums.add(place, given[0])
+                sums.add(place, given[0][:, :read] if unread else given[0])
 
         return layer.register_forward_pre_hook(note)
 

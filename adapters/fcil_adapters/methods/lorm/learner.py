@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.lorm.inputs import input_roots
 from fcil_adapters.methods.lorm.options import LormHparams
-from fcil_adapters.methods.lorm.parts import TaskLora, read_tasks
+from fcil_adapters.methods.lorm.parts import (
+    HEAD_ROOT,
+    TaskLora,
+    no_roots,
+    read_tasks,
+    root_names,
+)
 from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts, sent_names
@@ -33,7 +41,10 @@ class Learner:
             return state, Payload(told | roots)
         sent = Payload(train_round(ctx, LoraSetup.of(ctx, read_parts(h, broadcast)), data))
         own = {name: sent.f32(name) for name in sent_names(h, ctx.round)}
-        tasks = (*past, TaskLora({**now.lora, **own}))
         factor = h.factors_of(ctx.round)
-        roots = input_roots(ctx, tasks, data, factor=factor, head=True, report=False)
+        if all(np.isfinite(array).all() for array in own.values()):
+            tasks = (*past, TaskLora({**now.lora, **own}))
+            roots = input_roots(ctx, tasks, data, factor=factor, head=True, report=False)
+        else:  # the daemon refuses to send this, and says why
+            roots = dict(no_roots(h, ctx.backbone_info, (*root_names(h, factor), HEAD_ROOT)))
         return state, Payload({**sent.tensors, **roots})

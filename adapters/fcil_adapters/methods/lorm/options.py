@@ -68,9 +68,9 @@ class LormHparams(LoraHparams):
         return "A" if self.train == "alternate" and round_ % 2 else "B"
 
 
-# The published placement; few rounds on a small backbone.
+# The published batches; few rounds on a small backbone.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"paper": {"blocks": tuple(range(12)), "batch_size": 16}, "short": SHORT}
+    {"paper": {"batch_size": 16}, "short": SHORT}
 )
 
 ECONOMIES = (

@@ -12,6 +12,7 @@ from fcil_adapters.toolkit.gaussians.mixture import Mixture
 from fcil_protocol.payloads.payload import Array
 
 FEW_IMAGES = 8  # a class with fewer has no covariance of its own
+ALIKE = 1e-6  # least variance of a feature, as a share of its mean square
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,13 @@ class Moments:
 
     @property
     def size(self) -> float:
-        """The mean variance of a feature, tr(S) / d, above zero."""
+        """The mean variance of a feature, tr(S) / d, and at least a trace of the means' squares.
+
+        Images that are all alike have none; their posteriors must fit float32 nevertheless.
+        """
         mean = float(np.trace(self.within)) / len(self.within)
-        return max(mean, float(np.finfo(np.float32).tiny))
+        least = ALIKE * float(np.square(self.means).mean())
+        return max(mean, least, float(np.finfo(np.float32).tiny))
 
 
 def linear_discriminant(mixture: Mixture, shrinkage: float) -> tuple[F64, F64]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.contract import Update
+from fcil_adapters.methods.lorm.aggregator import capped_pulls
 from fcil_adapters.methods.lorm.inputs import merged_tasks_view
 from fcil_adapters.methods.lorm.options import LormHparams
 from fcil_adapters.methods.lorm.parts import read_tasks
@@ -61,16 +62,18 @@ def linear_of(module, place):
 
 def inputs_of(backbone, images, delta) -> dict[str, np.ndarray]:
     """Return what each adapted layer gets, (tokens, in), and the features, of a plain copy of the
-    backbone with changed weights."""
+    backbone with changed weights. The last block's MLP has the class token alone as input."""
     module = copy.deepcopy(backbone.module)
+    last = f"{len(module.blocks) - 1}.fc"
     seen: dict[str, np.ndarray] = {}
     for place in PLACES:
         linear = linear_of(module, place)
         with torch.no_grad():
             linear.weight += torch.from_numpy(delta(place)).float()
+        read = 1 if place.startswith(last) else None
         linear.register_forward_pre_hook(
-            lambda _, given, place=place: seen.update(
-                {place: given[0].detach().double().flatten(0, -2).numpy()}
+            lambda _, given, place=place, read=read: seen.update(
+                {place: given[0][:, :read].detach().double().flatten(0, -2).numpy()}
             )
         )
     with torch.no_grad():
@@ -226,6 +229,43 @@ def test_a_capped_client_counts_less_with_its_gram_matrix_too(backbone):
         own = next(iter(updates)).payload.f32("lora.0.fc1.B")
         moved.append(float(np.abs(state.f32("lora.0.fc1.B") - own).mean()))
     assert moved[1] > 2 * moved[0]
+
+
+def test_a_client_whose_inputs_look_huge_has_no_more_than_the_largest_share(backbone):
+    """A merge is pulled by w_k tr(G_k), of which a client chooses the second."""
+    fed = federation(backbone, max_weight_share=0.4)
+    fed.open(TASKS[0])
+    sent = [fed.upload("train", k) for k in range(3)]
+    name = "root.0.fc1.B"
+    sent[0] = replace(sent[0], tensors={**sent[0].tensors, name: 1000 * sent[0].f32(name)})
+    updates = UpdateList.of(Update(client_id(k), s) for k, s in enumerate(sent))
+    pulls = capped_pulls(updates, [name], np.array([6, 3, 5]) / 14, 0.4)[name]
+    traces = pulls * [np.square(s.f32(name).astype(np.float64)).sum() for s in sent]
+    assert traces[0] == pytest.approx(0.4 * traces.sum())
+    np.testing.assert_allclose(pulls[1:], [3 / 14, 5 / 14])
+    plain = capped_pulls(updates, [name], np.array([6, 3, 5]) / 14, 1.0)[name]
+    np.testing.assert_allclose(plain, np.array([6, 3, 5]) / 14)
+
+
+def test_a_batch_or_a_micro_batch_changes_no_root(backbone):
+    """Also of the last block, where passes of few images compute more tokens than are read."""
+    roots = []
+    for size, micro in ((64, None), (64, 1), (2, None)):
+        fed = federation(backbone, batch_size=size, lr_lora=0.0, lr_head=1e-12)
+        fed.micro_batch = micro
+        fed.open(TASKS[0])
+        roots.append(fed.upload("train", 0).f32("root.1.fc1.B"))
+    np.testing.assert_allclose(roots[1], roots[0], atol=1e-5)
+    np.testing.assert_allclose(roots[2], roots[0], atol=1e-5)
+
+
+def test_a_training_that_diverged_is_refused_for_its_numbers(backbone):
+    """Not by a traceback of the pass that follows it."""
+    fed = federation(backbone, lr_lora=1e30)
+    fed.open(TASKS[0])
+    with pytest.raises(AssertionError, match="'lora.0.fc1.B' holds NaN or infinity") as caught:
+        fed.upload("train", 0)
+    assert "root" not in str(caught.value)
 
 
 # --- tasks ----------------------------------------------------------------------------------
