@@ -28,7 +28,7 @@ from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
-from fcil_server.rounds.restore import machine_of
+from fcil_server.rounds.restore import given_up, machine_of
 from fcil_server.rounds.schedule import Step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
@@ -304,7 +304,7 @@ class Coordinator:
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, machine.Why.REST))
-        elif self._given_up(key):
+        elif given_up(self.context, progress, key):
             self._events.put_nowait(machine.Stop(now, machine.Why.GIVEN_UP))
         here = list_available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.
@@ -336,30 +336,6 @@ class Coordinator:
         """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
         rounds = self.context.ledger.rounds
         return rounds.was_closed_by(self.context.run, task, machine.Why.REST.value)
-
-    def _given_up(self, key: RoundKey) -> bool:
-        """Return True if no client is asked for a round, since the first ones of its kind failed.
-
-        The first round that is given up is reported.
-        """
-        context = self.context
-        declared = context.method.exchanges(context.hparams, context.info)
-        most = next((e.gives_up for e in declared if e.kind == key.kind), 0)
-        if not most or key.round < most:
-            return False
-        first = [key._replace(round=r) for r in range(most)]
-        if not all(self._was_in_vain(one) for one in first):
-            return False
-        if key.round == most:
-            context.notify("warning", "given_up", notes.describe_given_up(self.progress, most))
-        return True
-
-    def _was_in_vain(self, key: RoundKey) -> bool:
-        """Return True if a round's clients answered, or had time to, and none sent an update."""
-        ledger = self.context.ledger
-        row = ledger.rounds.get(key)
-        answered = row is not None and row.why in (machine.Why.ANSWERED, machine.Why.DEADLINE)
-        return answered and not ledger.updates.of_round(key)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""

@@ -321,17 +321,15 @@ class Round:
             return self._close(Outcome.SHORT, Why.ANSWERED)
         if able and able <= self.resting:
             return self._wait_for_rested()
-        # Not closed at once: the next round would fare the same, and the run would be over in a
-        # moment.
+        # Not closed at once: the next round would fare the same, and the run be over in a moment.
         waited = self.stuck_until == math.inf and not self.resting  # for one that is gone
         if self.stuck_until is None or waited:
             self.stuck_until = now + self.rules.retry_s * 4**self.reopens
             return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
         if now < self.stuck_until:
             return []
-        if not able:
-            return self._close(Outcome.SHORT, Why.ANSWERED)
-        if self.rules.on_short != "reopen" or self.reopens >= self.rules.max_reopens:
+        may_reopen = self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens
+        if not (able and may_reopen):
             if self.resting:
                 return self._wait_for_rested()
             return self._close(Outcome.SHORT, Why.ANSWERED)

@@ -1,4 +1,4 @@
-"""The machine of a round by its rules: new, or restored from the ledger after a restart."""
+"""The machine of a round by its rules, new or from the ledger, and rounds that are given up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fcil_server.federation.config import Config
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
-from fcil_server.rounds.events import Phase, RoundRules
+from fcil_server.rounds import notes
+from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 
@@ -120,3 +121,27 @@ def rules_of(config: Config, kind: str) -> RoundRules:
     # All clients with test images are asked; without such clients the round is skipped. The results
     # are counted client by client and make no state.
     return replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0, min_updates=1)
+
+
+def given_up(context: RunContext, progress: RunProgress, key: RoundKey) -> bool:
+    """Return True if no client is asked for a round, since the first ones of its kind failed.
+
+    The first round that is given up is reported.
+    """
+    declared = context.method.exchanges(context.hparams, context.info)
+    most = next((e.gives_up for e in declared if e.kind == key.kind), 0)
+    if not most or key.round < most:
+        return False
+    first = [key._replace(round=r) for r in range(most)]
+    if not all(_was_in_vain(context.ledger, one) for one in first):
+        return False
+    if key.round == most:
+        context.notify("warning", "given_up", notes.describe_given_up(progress, most))
+    return True
+
+
+def _was_in_vain(ledger: Ledger, key: RoundKey) -> bool:
+    """Return True if a round's clients answered, or had time to, and none sent an update."""
+    row = ledger.rounds.get(key)
+    answered = row is not None and row.why in (Why.ANSWERED, Why.DEADLINE)
+    return answered and not ledger.updates.of_round(key)

@@ -153,7 +153,7 @@ def _trained(counted: Sequence[UpdateRow], trains: Collection[str]) -> str:
     if not many:
         return ""
     updates = "update that trained is" if many == 1 else f"{many} updates that trained are"
-    return f"its {updates} counted, and what all clients have sent since depends on them"
+    return f"its {updates} counted, and all later updates depend on what it taught"
 
 
 def _instead(ledger: Ledger, directory: Path, run: RunRow, client: ClientRow, first: int) -> str:

@@ -14,6 +14,7 @@ from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import restore
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
@@ -162,13 +163,8 @@ def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
                 )  # fmt: skip
         kit.ledger.rounds.close(key, "skipped", why=whys[min(r, len(whys) - 1)])
 
-    async def story() -> bool:
-        coordinator = Coordinator(kit, ports=None, task_closed=None)
-        coordinator.progress.task = TaskInfo(0, (0,))
-        coordinator.progress.step = Step("prepare", round_, 5)
-        return coordinator._given_up(RoundKey(RUN, 0, "prepare", round_))
-
-    assert asyncio.run(story()) is given_up
+    progress = SimpleNamespace(task=TaskInfo(0, (0,)), step=Step("prepare", round_, 5))
+    assert restore.given_up(kit, progress, RoundKey(RUN, 0, "prepare", round_)) is given_up
     said = [note for note in kit.notes if "warning given_up" in note]
     assert len(said) == (given_up and round_ == 2)
     assert all("the first 2 rounds brought no update of kind prepare" in note for note in said)
