@@ -20,6 +20,7 @@ from typing import Any, Self
 from fcil_protocol.errors import LinkError, Timeout, Unreachable
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.children import LAUNCHER, ChildProcess, module_command, wait_or_kill
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 STOP_S = 20.0  # for a daemon to end on its own before it is killed
 
@@ -38,7 +39,8 @@ class LocalFederation:
     server: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _files: ExitStack = field(default_factory=ExitStack)
-    _heard: int = 0
+    _heard: int = 0  # notes of this start that `until` has taken
+    _last: tuple[float, str, str] = (0.0, "", "")  # time, code and text of the last one
 
     def __post_init__(self) -> None:
         self.directory = self.directory.resolve()
@@ -72,7 +74,7 @@ class LocalFederation:
         Raises:
             LinkError: it ended instead; the message has its last output.
         """
-        self._heard = 0
+        self._heard, self._last = 0, (time.time(), "", "")
         listen = ["--dir", str(self.federation), "--port", str(self.port)]
         self.server = self._start("server", ["fcil_server", "serve", *listen, *arguments], env)
         while (status := self.status()) is None:
@@ -118,21 +120,47 @@ class LocalFederation:
     def until(self, code: str, *, text: str = "", timeout_s: float = 600.0) -> dict[str, Any]:
         """Wait for a note of the server with this code and this text.
 
-        Notes are taken in order, each once, so a second call waits for a later one.
+        Notes are taken in order, each once, so a second call waits for a later one. A server that
+        ends soon after a note may do so before it has sent it: then the ledger has it.
 
         Raises:
-            Timeout: none came. Unreachable: the server ended.
+            Timeout: none came. Unreachable: the server ended without one.
         """
         ends = time.monotonic() + timeout_s
         while True:
             left = ends - time.monotonic()
             if left <= 0:
                 raise Timeout(f"no note {code!r} within {timeout_s:.0f} s.")
-            news = control_socket.ask(self.federation, "notes", left, after=self._heard)
+            try:
+                news = control_socket.ask(self.federation, "notes", left, after=self._heard)
+            except Unreachable:
+                if (last := self._last_note(code, text, left)) is None:
+                    raise
+                return last
             for number, note in enumerate(news["notes"], news["last"] - len(news["notes"]) + 1):
-                self._heard = number
+                self._heard, self._last = number, (note["at"], note["code"], note["text"])
                 if note["code"] == code and text in note["text"]:
                     return dict(note)
+
+    def _last_note(self, code: str, text: str, timeout_s: float) -> dict[str, Any] | None:
+        """Return a note from the ledger of a server that is ending; None: it wrote none."""
+        if self.server is None:
+            return None
+        try:
+            self.server.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        with Ledger(self.federation / LEDGER_NAME, read_only=True) as ledger:
+            events = ledger.events.newest()
+        since, *heard = self._last
+        new = [e for e in events if e.at >= since]
+        if new and [new[0].code, new[0].text] == heard:
+            del new[0]
+        for event in new:
+            self._last = (event.at, event.code, event.text)
+            if event.code == code and text in event.text:
+                return {"at": event.at, "level": event.level, "code": code, "text": event.text}
+        return None
 
     def last_words(self, name: str, lines: int = 5) -> str:
         """Return the end of a process's log on one line."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fcil_protocol.errors import Unreachable
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from orphans import ends_with_its_parent
 from system.kit import settings
 
@@ -23,3 +31,47 @@ with LocalFederation(Path({place!r})) as federation:
 @pytest.mark.processes
 def test_a_server_ends_with_an_experiment_or_a_demo_that_is_killed(tmp_path: Path) -> None:
     ends_with_its_parent(SCRIPT.format(place=str(tmp_path), settings=settings()))
+
+
+class TestUntil:
+    """A server that ends right after a note: whoever waited for the note still gets it."""
+
+    @pytest.fixture
+    def federation(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFederation:
+        """A server that has told its first note of four and has ended."""
+        made = LocalFederation(tmp_path)
+        made.federation.mkdir()
+        with Ledger(made.federation / LEDGER_NAME) as ledger:
+            ledger.events.add("info", "opened", "of an earlier start")
+        made._last = (time.time(), "", "")
+        notes = []
+        with Ledger(made.federation / LEDGER_NAME) as ledger:
+            for text in ("one", "two", "three", "two"):
+                notes.append({"at": time.time(), "level": "info", "code": "opened", "text": text})
+                ledger.events.add("info", "opened", text)
+        answers = [{"last": 1, "notes": notes[:1]}]
+
+        def ask(*_: object, **__: object) -> dict[str, Any]:
+            if answers:
+                return answers.pop()
+            raise Unreachable("it closed the connection.")
+
+        monkeypatch.setattr(control_socket, "ask", ask)
+        made.server = subprocess.Popen([sys.executable, "-c", ""])
+        made.server.wait()
+        return made
+
+    def test_later_notes_are_in_the_ledger_each_once(self, federation: LocalFederation) -> None:
+        assert [federation.until("opened")["text"] for _ in range(4)] == [
+            "one",
+            "two",
+            "three",
+            "two",
+        ]
+        with pytest.raises(Unreachable):
+            federation.until("opened")
+
+    def test_a_note_that_was_never_written_is_an_error(self, federation: LocalFederation) -> None:
+        assert federation.until("opened", text="one")
+        with pytest.raises(Unreachable):
+            federation.until("opened", text="earlier")
