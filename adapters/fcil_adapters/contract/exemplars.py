@@ -88,7 +88,12 @@ def as_digests(hexes: list[str]) -> U8:
 
 def exemplar_digests(state: Payload) -> list[str]:
     """Return the digests (hex) that a learner's state names, in order; none for an empty state."""
-    rows = state.tensors.get(EXEMPLARS)
+    return digests_of(state, EXEMPLARS)
+
+
+def digests_of(state: Payload, name: str) -> list[str]:
+    """Return the digests (hex) in a tensor of a learner's state, in order; none if it is absent."""
+    rows = state.tensors.get(name)
     return [] if rows is None else [row.tobytes().hex() for row in rows]
 
 

@@ -87,6 +87,12 @@ class ImageStore:
             self._cache.close()
         self.source.close()
 
+    def beside(self, source: ImageSource) -> ImageStore:
+        """Return a store of another source that shares the decoded images and their bound."""
+        store = ImageStore(source, self.preprocessing, memory_bytes=0, cache=self._cache)
+        store.alive = self.alive
+        return store
+
     def view(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
         """Open labelled images; missing or changed ones are left out and named in the faults."""
         good = self._warm([picture for picture, _ in wanted])

@@ -31,7 +31,7 @@ from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import FcilError, MethodMismatch, StorageError
+from fcil_protocol.errors import DataError, FcilError, MethodMismatch, StorageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.messages.messages import Decline, RoundOpen
@@ -189,7 +189,7 @@ class Client:
         """Fetch the parts of an order, unless this client cannot take part in such a round."""
         try:
             self._work.check_able(order.kind, self._talk.known_terms)
-        except MethodMismatch as error:
+        except (MethodMismatch, DataError) as error:
             self._feed(events.FetchFailed(order.key, error.code, str(error)))
             return
         self._reports.now = ("fetching", 0, 1)

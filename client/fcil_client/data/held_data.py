@@ -79,6 +79,7 @@ class HeldData:
                 manifest,
                 preprocessing,
                 memory_bytes=fields["memory_bytes"],
+                threads=fields.get("threads", 0),
                 cache=cache,
             )
         self._use(key)

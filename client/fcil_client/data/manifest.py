@@ -196,14 +196,16 @@ def _examine(
     fresh = [e for e in entries if e.name not in rows]
     done = len(rows)
     with ThreadPoolExecutor(threads or min(8, machine.cores())) as pool:
-        for entry, (content, fault) in zip(fresh, pool.map(_look(source), fresh), strict=True):
+        for entry, (content, fault) in zip(fresh, pool.map(examine(source), fresh), strict=True):
             rows[entry.name] = _row(entry, content, fault)
             done += 1
             on_progress(done, len(entries))
     return rows
 
 
-def _look(source: ImageSource) -> Callable[[ImageEntry], tuple[str, str]]:
+def examine(source: ImageSource) -> Callable[[ImageEntry], tuple[str, str]]:
+    """Return a function from an entry to its digest (hex), or to why it cannot be used."""
+
     def look(entry: ImageEntry) -> tuple[str, str]:
         try:
             data = source.read(entry)

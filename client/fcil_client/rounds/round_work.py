@@ -16,6 +16,7 @@ from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
 from fcil_client.data.inventory import Inventory
+from fcil_client.data.unlabelled import CHARGED_AS
 from fcil_client.link.downloads import open_part
 from fcil_client.link.handshake import Terms, check_backbone
 from fcil_client.rounds.class_ids import read_registry
@@ -138,11 +139,18 @@ class RoundWork:
 
         Raises:
             MethodMismatch: they train, and the engine here computes no gradient.
+            DataError: they use unlabelled images, and this client offers none.
         """
-        declared = terms.method.exchanges(terms.hparams, terms.backbone)
-        trains = any(e.trains for e in declared if e.kind == kind)
+        exchange = terms.exchange(kind)
+        if exchange is None:
+            return
         if terms.method.needs_backbone:
-            engines.check_round(terms.method, trains, self._engine)
+            engines.check_round(terms.method, exchange.trains, self._engine)
+        if exchange.unlabelled and self._options.unlabelled is None:
+            raise DataError(
+                "this client offers no unlabelled images.",
+                action="Name a folder of them: fcil-client join --unlabelled FOLDER",
+            )
 
     def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
         weights = self._options.weights
@@ -269,6 +277,10 @@ class RoundWork:
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget."""
         self.names, parts = self._parts(order, terms, task, server)
+        exchange = terms.exchange(order.kind)
+        if exchange is not None and exchange.unlabelled:
+            self._charge(terms, order.key, task, [CHARGED_AS])
+            return _Begun({}, {}, parts, self._home.state())
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         classes = {name: c for name, c in self.names.items() if c in wanted}
         if not classes:
@@ -324,6 +336,7 @@ class RoundWork:
             "parts": list(begun.parts),
             "backbone": self._backbone_fields(terms),
             "min_count": self.least(terms),
+            "unlabelled": str(self._options.unlabelled or ""),
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE
@@ -344,8 +357,8 @@ class RoundWork:
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]
-        exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
-        return (payloads[0] if exchange.keeps_state else None), payloads[1]
+        exchange = terms.exchange(ctx.kind)
+        return (payloads[0] if exchange and exchange.keeps_state else None), payloads[1]
 
     def _seal_update(
         self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys

@@ -162,6 +162,22 @@ class EvaluationTable:
                     (run, task, client, class_id, correct, total),
                 )
 
+    def clear(self, run: RunId, task: int) -> None:
+        """Remove the clients' results of a task, before those of a later model are recorded."""
+        self._db.execute(
+            "DELETE FROM evaluations WHERE run = ? AND task = ? AND client <> ?",
+            (run, task, CENTRAL),
+        )
+
+    def totals(self, run: RunId, task: int) -> tuple[int, int]:
+        """Return how many test images were classified rightly after a task, and all."""
+        sql = (
+            "SELECT coalesce(sum(correct), 0) AS correct, coalesce(sum(total), 0) AS total FROM "
+            "evaluations WHERE run = ? AND task = ? AND client <> ?"
+        )
+        (row,) = self._db.rows(sql, (run, task, CENTRAL))
+        return int(row["correct"]), int(row["total"])
+
     def all(self, run: RunId) -> list[Evaluation]:
         """Return all evaluation counts of a run."""
         sql = "SELECT * FROM evaluations WHERE run = ? ORDER BY task, client, class_id"

@@ -23,6 +23,7 @@ def list_available(
 ) -> list[Available]:
     """Return, for each connected client, if it has data for the round under way."""
     keys: frozenset[str] = frozenset()
+    unlabelled = _is_of_unlabelled(context, progress.step)
     evaluating = progress.step is not None and progress.step.kind == EVALUATE
     if progress.task is not None and progress.step is not None:
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
@@ -31,7 +32,8 @@ def list_available(
     return [
         Available(
             peer.client,
-            peer.holds(keys, part) and (peer.client, task) not in context.forgotten,
+            # Whether a client has unlabelled images, only the client knows.
+            (unlabelled or peer.holds(keys, part)) and (peer.client, task) not in context.forgotten,
             now,
         )
         for peer in peers
@@ -133,6 +135,8 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
 
 def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
+    if _is_of_unlabelled(context, step):
+        return "unlabelled images"
     names = context.classes.names()
     wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
@@ -145,11 +149,16 @@ def describe_hidden(context: RunContext, task: TaskInfo, step: Step) -> str:
 
     Empty if a class of the round is not hidden: then no connected client has images of it.
     """
-    wanted = _wanted(task, step)
+    wanted = () if _is_of_unlabelled(context, step) else _wanted(task, step)
     if not wanted or context.classes.keys_of(wanted):
         return ""
     names = context.classes.names()
     return shlex.join(names[c] for c in wanted)
+
+
+def _is_of_unlabelled(context: RunContext, step: Step | None) -> bool:
+    exchange = None if step is None else context.exchange(step.kind)
+    return exchange is not None and exchange.unlabelled > 0
 
 
 def _wanted(task: TaskInfo, step: Step) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class Why(StrEnum):
     OPERATOR = "operator"
     REST = "rest_of_task"  # the operator, who also wants no more rounds of the task
     GIVEN_UP = "given_up"  # the first rounds of its kind changed nothing (`Exchange.gives_up`)
+    UNSURE = "unsure"  # the evaluation found too few images right (`Exchange.least_accuracy`)
+    UNCHANGED = "unchanged"  # an evaluation of the same model came before
     NO_HOLDER = "no_holder"  # too few connected clients, or none, have data for it
     VOID = "void"  # no state could be made of its updates; replaces the first reason
     TOO_FEW = "too_few"  # fewer updates than a state needs; replaces the first reason

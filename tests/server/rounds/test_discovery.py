@@ -150,8 +150,7 @@ def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
     """Said once, as the first of them is passed over."""
     given_up = given_up and not updates
     exchange = Exchange("prepare", PayloadSchema(), gives_up=2)
-    kit.method = SimpleNamespace(exchanges=lambda *_: (exchange,))
-    kit.hparams = kit.info = None
+    kit.exchange = {"prepare": exchange}.get
     for r in range(round_):
         key = RoundKey(RUN, 0, "prepare", r)
         kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
@@ -164,10 +163,56 @@ def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
         kit.ledger.rounds.close(key, "skipped", why=whys[min(r, len(whys) - 1)])
 
     progress = SimpleNamespace(task=TaskInfo(0, (0,)), step=Step("prepare", round_, 5))
-    assert restore.given_up(kit, progress, RoundKey(RUN, 0, "prepare", round_)) is given_up
+    why = restore.omission(kit, progress, RoundKey(RUN, 0, "prepare", round_))
+    assert why == ("given_up" if given_up else None)
     said = [note for note in kit.notes if "warning given_up" in note]
     assert len(said) == (given_up and round_ == 2)
     assert all("the first 2 rounds brought no update of kind prepare" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "why"),
+    [(80, 200, None), (79, 200, "unsure"), (199, 199, "unsure"), (0, 0, "unsure")],
+)
+def test_unlabelled_images_are_used_after_a_good_evaluation(kit, right, total, why) -> None:
+    """Of all clients; what the server's own test found is something else."""
+    kit.exchange = {
+        "pseudo": Exchange("pseudo", PayloadSchema(), unlabelled=9, least_accuracy=0.4)
+    }.get
+    half = total // 2
+    kit.ledger.evaluations.add(RUN, 0, ALICE, {0: (right, total - half)})
+    kit.ledger.evaluations.add(RUN, 0, BOB, {0: (0, half)})
+    kit.ledger.evaluations.add(RUN, 0, "central", {0: (999, 999)})
+    progress = SimpleNamespace(task=TaskInfo(0, (0,)), step=Step("pseudo", 0, 1))
+    assert restore.omission(kit, progress, RoundKey(RUN, 0, "pseudo", 0)) == why
+    said = [f"classified {right} of {total} test images rightly" in note for note in kit.notes]
+    assert said == [True] * (why is not None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"), [("done", None), ("short", None), ("skipped", "unchanged")]
+)
+def test_an_unchanged_model_is_not_evaluated_again(kit, outcome, why) -> None:
+    pseudo = Exchange("pseudo", PayloadSchema(), rounds=1, unlabelled=9)
+    kit.exchanges = (Exchange("train", PayloadSchema(), rounds=1), pseudo)
+    key = RoundKey(RUN, 0, "pseudo", 0)
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    kit.ledger.rounds.close(key, outcome)
+    first, second = (key._replace(kind="evaluate", round=r) for r in (0, 1))
+    assert restore.omission(kit, None, first) is None
+    assert restore.omission(kit, None, second) == why
+
+
+def test_later_results_of_clients_replace_all_earlier_ones(kit) -> None:
+    evaluations = kit.ledger.evaluations
+    for client in (ALICE, BOB, "central"):
+        evaluations.add(RUN, 0, client, {0: (3, 10)})
+    assert evaluations.totals(RUN, 0) == (6, 20)
+    with kit.ledger.transaction():
+        evaluations.clear(RUN, 0)
+        evaluations.add(RUN, 0, ALICE, {0: (9, 10)})
+    assert evaluations.totals(RUN, 0) == (9, 10)
+    assert len(evaluations.all(RUN)) == 2
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:
