@@ -34,11 +34,10 @@ from fcil_adapters.contract import (
     Update,
 )
 from fcil_adapters.contract.averaging import PLAIN, Averaging
-from fcil_adapters.contract.exemplars import as_digests
 from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.image_digests import as_digests, counted_digests
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
-from fcil_adapters.contract.unlabelled import counted_digests
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, pack, unpack
@@ -252,6 +251,7 @@ class ToyFederation:
         free = [i for i, digest in enumerate(digests) if digest not in used]
         images = ToyImages(offered.pictures[free], np.full(len(free), -1, dtype=np.int64))
         ctx = replace(ctx, digests=as_digests([digests[i] for i in free]))
+        sent: Payload
         self._counted[k], sent = self.learner.run(ctx, state, self.parts(), images)
         return sent
 

@@ -54,11 +54,11 @@ from fcil_adapters.contract.halves import (
     Update,
     Updates,
 )
+from fcil_adapters.contract.image_digests import with_counted
 from fcil_adapters.contract.image_set import ImageSet
 from fcil_adapters.contract.manifest import Exchange, Method
 from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
-from fcil_adapters.contract.unlabelled import with_counted
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 

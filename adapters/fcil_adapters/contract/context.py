@@ -64,7 +64,7 @@ class Context:
     """Everything that a half may use besides its state and its inputs.
 
     Attributes:
-        kind: the exchange (``prepare``, ``train``, ``finish``, ``evaluate``).
+        kind: the exchange (``prepare``, ``train``, ``finish``, ``pseudo``, ``evaluate``).
         round: index of this exchange within (task, kind), from 0; ``rounds`` is their number.
         hparams: the method's hyper-parameters, the same on all sides.
         device: torch device name for torch halves.

@@ -183,7 +183,7 @@ class FolderSource(_Files):
 
 
 class LooseSource(FolderSource):
-    """All images below a folder, whatever its folders are called; their class name is empty."""
+    """All images below a folder, under any names of folders; their class name is empty."""
 
     def listing(self) -> Listing:
         """List the folder as it is now; it may be empty.

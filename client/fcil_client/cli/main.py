@@ -116,7 +116,8 @@ def join(
         options = work.options(data, partition, slot)
         folder = find_data(str(data))
         if unlabelled is not None:
-            options = replace(options, unlabelled=check_folder(unlabelled, folder))
+            folder_of_it = check_folder(unlabelled, folder, divided=partition is not None)
+            options = replace(options, unlabelled=folder_of_it)
         file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))
@@ -166,7 +167,9 @@ def _dry_run(
     preview, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
     fixed = home is not None or part.partition is not None
     inventory = count_images(folder, home, part.partition, part.slot)
-    offered = None if part.unlabelled is None else check_folder(part.unlabelled, folder)
+    offered, divided = part.unlabelled, part.partition is not None
+    if offered is not None:
+        offered = check_folder(offered, folder, divided=divided)
     row = predict(folder, preview, inventory, enrolled=fixed, unlabelled=offered)
     emit(row, form, lambda: show_dry_run(row))
 

@@ -226,9 +226,13 @@ class Client:
             self.notes("warning", f"the last update was not counted: {reason}")
 
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
+        terms = self._talk.terms
+        exchange = None if terms is None else terms.exchange(key.kind)
+        optional = code == DataError.code and exchange is not None and exchange.unlabelled > 0
+        level = "info" if optional else "warning"  # most clients have no unlabelled images
         # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None
-        self.notes("warning", f"declined {key}: {text}")
+        self.notes(level, f"declined {key}: {text}")
         self._line.send(
             Decline(run=key.run, task=key.task, kind=key.kind, round=key.round, reason=code)
         )

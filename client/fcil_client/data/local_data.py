@@ -99,13 +99,14 @@ class LocalData:
 
     def unlabelled_images(
         self, folder: Path, most: int, counted: frozenset[str], rng: np.random.Generator
-    ) -> tuple[CachedImages, list[str]]:
+    ) -> tuple[CachedImages, tuple[str, ...]]:
         """Open images of a folder without classes, under the label -1.
 
         Args:
             folder: the folder.
             most: the largest number of images; of more, some are drawn at random.
-            counted: digests (hex) of images that stay shut, besides those in class folders.
+            counted: digests (hex) of images that stay shut, besides those that were ever in a
+                class folder.
             rng: draws them.
 
         Returns:
@@ -114,13 +115,11 @@ class LocalData:
         Raises:
             DataError: there is no such image.
         """
-        labelled = {image.digest for image in self.manifest.images}
-        store = self._store.beside(LooseSource(folder))
-        offer = unlabelled.choose(
-            LooseSource(folder), most, counted | labelled, rng, store.alive, self._threads
-        )
-        images = store.view([(image, -1) for image in offer.images])
-        return images, [*offer.faults, *store.faults]
+        source = LooseSource(folder)
+        store = self._store.beside(source)
+        used = counted | self.manifest.ever
+        offer = unlabelled.choose(source, most, used, rng, store.alive, self._threads)
+        return store.view([(image, -1) for image in offer.images]), offer.faults
 
     def test_images(self, class_ids: Mapping[str, int]) -> CachedImages:
         """Open the test images of exactly these classes."""

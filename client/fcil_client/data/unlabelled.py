@@ -15,7 +15,7 @@ from fcil_adapters.resources import machine
 from fcil_client.data.manifest import examine
 from fcil_protocol.errors import DataError, UsageError
 
-CHARGED_AS = "unlabelled/"  # their key in the privacy ledger; no class has a name with a slash
+READ = 10  # files read for each image that a round may use: most can be counted already
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class UnlabelledImage:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Images that a round may use, and one sentence per file that cannot be used."""
+class ChosenImages:
+    """Images for one round, and one sentence per file that cannot be used."""
 
     images: tuple[UnlabelledImage, ...]
     faults: tuple[str, ...]
@@ -41,12 +41,12 @@ def choose(
     rng: np.random.Generator,
     alive: Callable[[], None],
     threads: int = 0,
-) -> Offer:
+) -> ChosenImages:
     """Draw images at random, but none whose content was used already.
 
     Args:
         source: the folder.
-        most: the largest number of images.
+        most: the largest number of images; at most `READ` times as many files are read.
         used: digests (hex) of images in class folders, and of those counted before.
         rng: draws them.
         alive: called for every image that is read.
@@ -55,11 +55,13 @@ def choose(
     Raises:
         DataError: the folder cannot be read, or has no further image.
     """
+    alive()
     listing = source.listing()
     found: dict[str, UnlabelledImage] = {}
     faults = list(listing.faults)
-    order = [listing.entries[i] for i in rng.permutation(len(listing.entries))]
-    for entry, digest, fault in _examined(source, order, threads):
+    drawn = rng.permutation(len(listing.entries))[: READ * most]
+    order = [listing.entries[i] for i in drawn]
+    for entry, digest, fault in _examined(source, order, used, threads):
         alive()
         if fault:
             faults.append(fault)
@@ -69,18 +71,18 @@ def choose(
             break
     if not found:
         raise DataError(
-            f"all {len(order)} images in {source.path} are counted already, are in a class folder "
-            "too, or cannot be read.",
+            f"all {len(order)} images that were read in {source.path} are counted already, are in "
+            "a class folder too, or are broken.",
             action="Add new ones; the next task's round finds them.",
         )
-    return Offer(tuple(found.values()), tuple(faults))
+    return ChosenImages(tuple(found.values()), tuple(faults))
 
 
 def _examined(
-    source: LooseSource, entries: list[ImageEntry], threads: int
+    source: LooseSource, entries: list[ImageEntry], used: frozenset[str], threads: int
 ) -> Iterator[tuple[ImageEntry, str, str]]:
     """Yield each entry with its digest, or a sentence that says why it cannot be used."""
-    look, workers = examine(source), threads or min(8, machine.cores())
+    look, workers = examine(source, used), threads or min(8, machine.cores())
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(entries), 4 * workers):
             some = entries[start : start + 4 * workers]
@@ -88,19 +90,32 @@ def _examined(
                 yield entry, digest, fault
 
 
-def check_folder(folder: Path, data: Path) -> Path:
+def check_folder(folder: Path, data: Path, *, divided: bool) -> Path:
     """Return the folder's absolute path.
 
+    Args:
+        folder: of unlabelled images.
+        data: the labelled ones.
+        divided: a partition divides ``data`` between several clients.
+
     Raises:
-        UsageError: it is no folder, or overlaps with the labelled images.
+        UsageError: it is no folder, overlaps with the labelled images, or would be counted by every
+            client of a partition.
     """
+    if divided:
+        raise UsageError(
+            "--unlabelled is for a client with a folder of its own: each client of a partition "
+            "would count the same images.",
+            action="Leave out --unlabelled or --partition.",
+        )
     if not folder.is_dir():
         raise UsageError(
             f"--unlabelled: there is no folder {folder}.",
             action="Name a folder of images; they may lie in folders of any names.",
         )
     mine, labelled = folder.resolve(), data.resolve()
-    if mine.is_relative_to(labelled) or labelled.is_relative_to(mine):
+    inside = mine.is_relative_to(labelled) or labelled.is_relative_to(mine)
+    if labelled.is_dir() and inside:
         raise UsageError(
             f"--unlabelled {folder} and --data {data} overlap: folders in --data are classes.",
             action="Keep unlabelled images in a folder beside it.",

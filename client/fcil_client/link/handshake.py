@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -78,7 +79,7 @@ class Terms:
     credit: int
     privacy: PrivacyTerms = NO_PRIVACY
 
-    @property
+    @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges of the run's method."""
         return self.method.exchanges(self.hparams, self.backbone)

@@ -16,7 +16,6 @@ from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
 from fcil_client.data.inventory import Inventory
-from fcil_client.data.unlabelled import CHARGED_AS
 from fcil_client.link.downloads import open_part
 from fcil_client.link.handshake import Terms, check_backbone
 from fcil_client.rounds.class_ids import read_registry
@@ -279,7 +278,6 @@ class RoundWork:
         self.names, parts = self._parts(order, terms, task, server)
         exchange = terms.exchange(order.kind)
         if exchange is not None and exchange.unlabelled:
-            self._charge(terms, order.key, task, [CHARGED_AS])
             return _Begun({}, {}, parts, self._home.state())
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         classes = {name: c for name, c in self.names.items() if c in wanted}
@@ -357,8 +355,8 @@ class RoundWork:
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]
-        exchange = terms.exchange(ctx.kind)
-        return (payloads[0] if exchange and exchange.keeps_state else None), payloads[1]
+        exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
+        return (payloads[0] if exchange.keeps_state else None), payloads[1]
 
     def _seal_update(
         self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys

@@ -6,10 +6,11 @@ self-contained, so a new process can take over at any call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fcil_adapters.contract import Context, Exchange, exemplars, registry, unlabelled
+from fcil_adapters.contract import Context, Exchange, exemplars, image_digests, registry
 from fcil_adapters.contract.exemplars import Exemplars
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
@@ -87,10 +88,10 @@ class ClientWorker:
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         learner = registry.load_half(method.learner)
         held, most = unpack(state), method.exemplars(ctx.hparams)
-        faults: list[str] = []
+        faults: Sequence[str] = ()
         if exchange.unlabelled:
             images, faults = _unlabelled(ctx, call.fields, data, exchange, held)
-            digests = exemplars.as_digests(images.digests)
+            digests = image_digests.as_digests(images.digests)
             ctx = replace(ctx, digests=digests, min_count=least)
         else:
             images = _labelled(ctx, call.fields, data, partition)
@@ -99,13 +100,18 @@ class ClientWorker:
             shown, lost = _exemplars(
                 ctx, call.fields, data, exemplars.exemplar_digests(held), images
             )
-            ctx, faults = replace(ctx, exemplars=shown), [*faults, *lost]
+            ctx, faults = replace(ctx, exemplars=shown), lost
         new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
-        if exchange.unlabelled:
-            unlabelled.check_counted(held, new_state, frozenset(images.digests))
+        declared = method.exchanges(ctx.hparams, ctx.backbone_info)
+        if any(e.unlabelled for e in declared):
+            named = frozenset(images.digests if exchange.unlabelled else ())
+            image_digests.check_counted(held, new_state, named)
+        if exchange.unlabelled and not upload.i64("n").any():
+            raise DataError(f"none of {len(images)} unlabelled images is clearly of one class.")
         sent = ctx.forms.narrow(upload, exchange.upload)
-        result: Fields = {"images": len(images), "faults": [*data.faults, *faults]}
+        seen = images.faults if exchange.unlabelled else data.faults
+        result: Fields = {"images": len(images), "faults": [*seen, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
         if ctx.round == 0:  # once a task is enough
@@ -151,9 +157,9 @@ def _labelled(
 
 def _unlabelled(
     ctx: Context, fields: Fields, data: LocalData, exchange: Exchange, state: Payload
-) -> tuple[CachedImages, list[str]]:
+) -> tuple[CachedImages, tuple[str, ...]]:
     """Open unlabelled images that the state does not name; report files that cannot be used."""
-    folder, counted = Path(fields["unlabelled"]), unlabelled.counted_digests(state)
+    folder, counted = Path(fields["unlabelled"]), image_digests.counted_digests(state)
     return data.unlabelled_images(folder, exchange.unlabelled, counted, ctx.rng(_UNLABELLED))
 
 
@@ -172,7 +178,7 @@ def _exemplars(
     again = data.exemplar_images(past, kept, fields["min_count"])
     lost = len(kept) - len(again)
     faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
-    digests = [exemplars.as_digests(one.digests) for one in (again, images)]
+    digests = [image_digests.as_digests(one.digests) for one in (again, images)]
     return Exemplars(again, *digests), faults if lost else []
 
 

@@ -162,13 +162,6 @@ class EvaluationTable:
                     (run, task, client, class_id, correct, total),
                 )
 
-    def clear(self, run: RunId, task: int) -> None:
-        """Remove the clients' results of a task, before those of a later model are recorded."""
-        self._db.execute(
-            "DELETE FROM evaluations WHERE run = ? AND task = ? AND client <> ?",
-            (run, task, CENTRAL),
-        )
-
     def totals(self, run: RunId, task: int) -> tuple[int, int]:
         """Return how many test images were classified rightly after a task, and all."""
         sql = (
@@ -184,10 +177,11 @@ class EvaluationTable:
         return self._db.all(Evaluation, sql, (run,))
 
     def tasks(self, run: RunId, since: int, *, central: bool) -> list[int]:
-        """Return the tasks from ``since`` on that were evaluated: centrally, or by clients."""
+        """Return the tasks over from ``since`` on that were evaluated: centrally, or by clients."""
         sql = (
-            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND EXISTS (SELECT 1 FROM "
-            "evaluations e WHERE e.run = tasks.run AND e.task = tasks.task AND "
+            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND closed_at IS NOT NULL "
+            "AND EXISTS (SELECT 1 FROM evaluations e "
+            "WHERE e.run = tasks.run AND e.task = tasks.task AND "
         )
         sql += f"e.client {'=' if central else '<>'} ?) ORDER BY task"
         return [int(row["task"]) for row in self._db.rows(sql, (run, since, CENTRAL))]

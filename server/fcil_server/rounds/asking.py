@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
+from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import PartRef, RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
@@ -23,7 +24,10 @@ def list_available(
 ) -> list[Available]:
     """Return, for each connected client, if it has data for the round under way."""
     keys: frozenset[str] = frozenset()
-    unlabelled = _is_of_unlabelled(context, progress.step)
+    unlabelled, done = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
+    if unlabelled and progress.step is not None:
+        # A client forgets what it counted as a fork begins, and the fork's state still has it.
+        done = context.ledger.updates.inherited_from(context.run, progress.step.kind)
     evaluating = progress.step is not None and progress.step.kind == EVALUATE
     if progress.task is not None and progress.step is not None:
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
@@ -33,7 +37,8 @@ def list_available(
         Available(
             peer.client,
             # Whether a client has unlabelled images, only the client knows.
-            (unlabelled or peer.holds(keys, part)) and (peer.client, task) not in context.forgotten,
+            (peer.client not in done if unlabelled else peer.holds(keys, part))
+            and (peer.client, task) not in context.forgotten,
             now,
         )
         for peer in peers

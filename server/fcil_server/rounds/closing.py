@@ -72,10 +72,8 @@ class Closing:
             results = await asyncio.to_thread(self._open_evaluations, rows)
             evaluations = self.context.ledger.evaluations
             with self.context.ledger.transaction(waits=False):
-                accepted = self.context.ledger.updates.accepted(key)
-                if accepted and key.round:
-                    evaluations.clear(key.run, key.task)
-                for row in accepted:  # without clients revoked meanwhile
+                # Without clients revoked meanwhile. Who evaluated before and not now keeps its row.
+                for row in self.context.ledger.updates.accepted(key):
                     evaluations.add(key.run, key.task, row.client, results[row.client])
                 outcome = self._commit(key, close, {"collect_s": collect_s})
         else:

@@ -57,6 +57,8 @@ class RoundRules:
             skips the round at once.
         no_holder_s: how long enough clients may be connected of which too few have data before the
             round is skipped; None waits for ever.
+        optional: True if a client that declines for any reason is not asked again: most have
+            nothing to give.
         patient: True if a round that no asked client can ever do waits ``retry_s`` for others
             before it closes: several such rounds give something up (`Exchange.gives_up`).
     """
@@ -73,6 +75,7 @@ class RoundRules:
     settle_s: float = 0.0
     retry_s: float = 30.0
     no_holder_s: float | None = None
+    optional: bool = False
     patient: bool = False
 
 

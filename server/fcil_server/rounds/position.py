@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from fcil_adapters.contract import (
     BackboneInfo,
@@ -67,7 +68,7 @@ class RunContext:
     forgotten: frozenset[tuple[ClientId, int]] = frozenset()
     attended: bool = True
 
-    @property
+    @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges of the run's method."""
         return self.method.exchanges(self.hparams, self.info)

@@ -38,7 +38,15 @@ def machine_of(
     if exchange is not None:
         rules = replace(rules, patient=exchange.gives_up > 0)
         if exchange.unlabelled:  # who has such images, only the clients know: all are asked
-            rules = replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0)
+            rules = replace(
+                rules,
+                clients_per_round=0,
+                take=0,
+                retry_s=0.0,
+                no_holder_s=0.0,
+                on_short="close",
+                optional=True,
+            )
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)
@@ -67,8 +75,9 @@ def restore(
         # A client that declined may have been asked again, and have sent an update since.
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
-            resting += [kept.client] if kept.reason == NotNow.code else []
-            excluded += [kept.client] if kept.reason == MethodMismatch.code else []
+            final = rules.optional or kept.reason == MethodMismatch.code
+            excluded += [kept.client] if final else []
+            resting += [kept.client] if kept.reason == NotNow.code and not final else []
     return restored_round(
         rules,
         seed,
@@ -131,10 +140,11 @@ def rules_of(config: Config, kind: str) -> RoundRules:
 def omission(context: RunContext, progress: RunProgress, key: RoundKey) -> Why | None:
     """Return why no client is asked for a round; None: they are asked.
 
-    Its first round that is omitted is reported.
+    A reason that the operator may not expect is reported.
     """
     if key.kind == EVALUATE:
-        return Why.UNCHANGED if key.round and not _counts_unlabelled(context, key) else None
+        first = not context.ledger.evaluations.totals(key.run, key.task)[1]
+        return None if not key.round or first or _counts_unlabelled(context, key) else Why.UNCHANGED
     exchange = context.exchange(key.kind)
     if exchange is not None and exchange.unlabelled and _is_unsure(context, progress, exchange):
         return Why.UNSURE

@@ -371,7 +371,8 @@ def check_unlabelled(
         raise ConfigError(
             "method.pseudo uses unlabelled images after the clients' evaluation of a task, and "
             "run.evaluate is false.",
-            action="Set run.evaluate to true, or method.pseudo to 'off'.",
+            action="Set method.pseudo to 'off', or run.evaluate (in an experiment evaluate) to "
+            "true.",
         )
     notify(
         "warning",

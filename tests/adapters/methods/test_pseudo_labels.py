@@ -10,8 +10,12 @@ import pytest
 from adapters.frozen_kit import WIDTH, Colours
 from adapters.kit import Federation, Images, make_tasks, toy_images
 from fcil_adapters.contract import State, TaskInfo
-from fcil_adapters.contract.exemplars import as_digests
-from fcil_adapters.contract.unlabelled import check_counted, counted_digests, with_counted
+from fcil_adapters.contract.image_digests import (
+    as_digests,
+    check_counted,
+    counted_digests,
+    with_counted,
+)
 from fcil_adapters.methods.analytic import METHOD
 from fcil_adapters.toolkit.closed_form.lift import make_lift
 from fcil_adapters.toolkit.closed_form.pseudo_labels import Centres, accepted, centre_width

@@ -106,7 +106,7 @@ def test_a_client_shows_no_image_that_is_also_in_a_class_folder(folder, tmp_path
     source = open_source(tmp_path / "data")
     data = LocalData(source, scan(source, None, b"salt"), PREPROCESSING, memory_bytes=0)
     images, faults = data.unlabelled_images(folder, 100, NOTHING, RNG)
-    assert (len(images), faults) == (6, [])
+    assert (len(images), faults) == (6, ())
     assert images.labels.tolist() == [-1] * 6
     assert images.take(np.arange(6)).shape == (6, 4, 4, 3)
     left = data.unlabelled_images(folder, 100, frozenset(images.digests[:2]), RNG)[0]
@@ -114,13 +114,57 @@ def test_a_client_shows_no_image_that_is_also_in_a_class_folder(folder, tmp_path
     data.close()
 
 
+def test_an_image_that_was_once_in_a_class_folder_stays_out(folder, tmp_path):
+    """It was trained or tested there, and its owner has moved it since."""
+    put(tmp_path / "data/cat/0.png", 0)
+    put(tmp_path / "data/cat/1.png", 1)
+    cache = tmp_path / "manifest.json"
+    scan(open_source(tmp_path / "data"), cache, b"salt")
+    (tmp_path / "data/cat/0.png").unlink()
+    source = open_source(tmp_path / "data")
+    data = LocalData(source, scan(source, cache, b"salt"), PREPROCESSING, memory_bytes=0)
+    assert len(data.unlabelled_images(folder, 100, NOTHING, RNG)[0]) == 8
+    data.close()
+
+
+def test_an_image_that_breaks_during_the_round_is_not_replaced(folder, tmp_path):
+    """The label of another one would be counted as its own."""
+    put(tmp_path / "data/cat/0.png", 50)
+    source = open_source(tmp_path / "data")
+    data = LocalData(source, scan(source, None, b"salt"), PREPROCESSING, memory_bytes=0)
+    images, _ = data.unlabelled_images(folder, 100, NOTHING, RNG)
+    (folder / "3.png").unlink()
+    with pytest.raises(DataError, match=r"unlabelled image '3.png' is gone or broke"):
+        images.take(np.arange(len(images)))
+    assert "3.png" in images.faults[0]
+    data.close()
+
+
+def test_files_that_are_read_for_a_round_are_bounded(folder, tmp_path):
+    """Most of a camera's images may be counted already."""
+    for i in range(100):
+        put(folder / f"more/{i}.png", 100 + i)
+    read = []
+    source = LooseSource(folder)
+    source.read = lambda entry, read_it=source.read: (read.append(entry), read_it(entry))[1]
+    used = frozenset(image.digest for image in chosen(folder, most=200).images)
+    with pytest.raises(DataError, match="all 50 images that were read"):
+        choose(source, 5, used, np.random.default_rng(1), lambda: None, threads=2)
+    assert len(read) == 50
+
+
 def test_a_folder_may_not_overlap_with_the_classes(folder, tmp_path):
     data = tmp_path / "data"
     (data / "cat").mkdir(parents=True)
-    assert check_folder(folder, data) == folder.resolve()
+    assert check_folder(folder, data, divided=False) == folder.resolve()
+    packed = folder / "labelled.zip"
+    packed.touch()
+    assert check_folder(folder, packed, divided=False) == folder.resolve()
+    with pytest.raises(UsageError, match="each client of a partition would count the same"):
+        check_folder(folder, data, divided=True)
     (tmp_path / "link").symlink_to(data)
     for bad in (data, data / "cat", tmp_path, tmp_path / "link/cat"):
         with pytest.raises(UsageError, match="overlap: folders in --data are classes"):
-            check_folder(bad, data)
+            check_folder(bad, data, divided=False)
     with pytest.raises(UsageError, match="there is no folder"):
-        check_folder(tmp_path / "gone", data)
+        check_folder(tmp_path / "gone", data, divided=False)

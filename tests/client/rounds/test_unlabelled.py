@@ -1,6 +1,7 @@
 """Unlabelled images reach the rounds that declare them, and no other round."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
 from client.round_kit import TERMS, make
 from fcil_adapters.contract import registry
-from fcil_adapters.contract.unlabelled import counted_digests, with_counted
+from fcil_adapters.contract.image_digests import counted_digests, with_counted
 from fcil_client.rounds.worker import ClientWorker
 from fcil_protocol.errors import DataError, InternalError
 from fcil_protocol.payloads.payload import Payload
@@ -46,7 +47,7 @@ def declare(monkeypatch):
 
     def declare(most):
         (exchange,) = PLAIN.exchanges(None, TERMS.backbone)
-        declared = replace(exchange, unlabelled=most, check=lambda *_: [])
+        declared = replace(exchange, unlabelled=most, keeps_state=True, check=lambda *_: [])
         method = replace(PLAIN, exchanges=lambda *_: (declared,))
         for module in (registry, worker_kit):
             monkeypatch.setattr(module, "load_method", lambda _name: method)
@@ -94,9 +95,8 @@ def test_it_shows_no_more_than_declared(root, learner, declare):
 def test_any_other_round_shows_the_classes(root, learner, declare):
     declare(0)
     call(root, Payload())
-    ((images, labels, _),) = learner.shown
+    ((_, labels, _),) = learner.shown
     assert labels == {0, 1}
-    assert images >= 16
 
 
 def test_a_learner_cannot_count_what_it_was_not_shown(root, learner, declare, monkeypatch):
@@ -106,6 +106,21 @@ def test_a_learner_cannot_count_what_it_was_not_shown(root, learner, declare, mo
         lambda *_: (with_counted(Payload(), np.zeros((1, 32), np.uint8)), Payload()),
     )  # fmt: skip
     with pytest.raises(InternalError, match="other images as counted than it was shown"):
+        call(root, Payload())
+
+
+def test_an_exchange_of_unlabelled_images_keeps_its_state(declare):
+    (exchange,) = PLAIN.exchanges(None, TERMS.backbone)
+    with pytest.raises(ValueError, match="keeps the state that names them"):
+        replace(exchange, unlabelled=3, keeps_state=False)
+
+
+def test_images_that_are_all_rejected_are_a_declined_round(root, declare, monkeypatch):
+    declare(100)
+    nothing = Payload({"n": np.zeros(1, np.int64)})
+    rejecting = SimpleNamespace(run=lambda _ctx, state, *_: (state, nothing))
+    monkeypatch.setattr(registry, "load_half", lambda _path: rejecting)
+    with pytest.raises(DataError, match="none of 6 unlabelled images is clearly of one class"):
         call(root, Payload())
 
 

@@ -51,7 +51,7 @@ def test_some_rounds_are_of_the_first_task_alone() -> None:
 
 
 def test_unlabelled_images_follow_an_evaluation_and_another_one_follows_them() -> None:
-    unlabelled = replace(exchange("pseudo", 1), unlabelled=5)
+    unlabelled = replace(exchange("pseudo", 1), unlabelled=5, keeps_state=True)
     with_them = task_steps((PREPARE, unlabelled), 3, task=0, evaluate=True)
     assert with_them == (
         Step("prepare", 0, 1), Step(EVALUATE, 0, 2), Step("pseudo", 0, 1), Step(EVALUATE, 1, 2),

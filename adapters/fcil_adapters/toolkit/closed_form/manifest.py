@@ -149,8 +149,14 @@ def sums_statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[St
     """Return the protected statistics: all tensors of the sums but counts.
 
     Raises:
-        ConfigError: groups of images are asked for.
+        ConfigError: groups of images are asked for, or pseudo-labels.
     """
+    if h.counts_unlabelled:
+        raise ConfigError(
+            f"method.pseudo is {h.pseudo!r}, and the counts of pseudo-labels follow from the "
+            "images, which noise does not cover.",
+            action="Set method.pseudo to 'off', or privacy.noise_multiplier to 0.",
+        )
     if h.group:
         raise ConfigError(
             f"method.group is {h.group}, and blanking one image of a group moves the feature "

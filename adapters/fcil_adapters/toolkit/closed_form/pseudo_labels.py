@@ -2,14 +2,13 @@
 
 After the semi-supervised form of FedRAN (arXiv 2606.11480), which accepts an image by its cosine to
 the nearest class mean alone. Here the second nearest must be clearly farther, and both cosines are
-those of centred features (methods/analytic/NOTES.md).
+those of centred features (docs/methods/analytic.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +63,7 @@ class Centres:
 
         A row phi gets the class of the largest ``cos(phi - m, mu_c - m)``, m the grand mean, if the
         second largest is smaller by more than the margin. One class alone gives no label: there is
-        nothing to be told apart from.
+        nothing to distinguish it from.
         """
         if len(self.classes) < 2:
             return np.full(len(phi), NO_LABEL, dtype=np.int64)
@@ -143,5 +142,4 @@ def _labels(ctx: Context, broadcast: Mapping[str, Payload], data: ImageSet) -> I
     centres = Centres.read(broadcast)
     lift = make_lift(h, ctx.backbone_info.dim, read_seed(broadcast))
     for features, _ in feature_batches(ctx, data):
-        rows: NDArray[Any] = ctx.privacy.clipped(lift(features))
-        yield centres.labels(rows, h.pseudo_margin)
+        yield centres.labels(lift(features), h.pseudo_margin)
