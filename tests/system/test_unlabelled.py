@@ -20,10 +20,10 @@ OFFERED = 60
 PSEUDO = {"method__pseudo": "margin", "method__pseudo_margin": 0.5}
 
 
-def member(folder, offset):
-    """Write 20 training images and 30 test images of each of four digits."""
+def member(folder, offset, tests):
+    """Write 20 training images and some test images of each of four digits."""
     write_client(folder / "train", range(4), per_class=20, offset=offset)
-    write_client(folder / "test", range(4), per_class=30, offset=offset + 20)
+    write_client(folder / "test", range(4), per_class=tests, offset=offset + 20)
     return folder
 
 
@@ -31,7 +31,7 @@ def member(folder, offset):
 def camera(tmp_path):
     """Return a folder of images that says nothing of their classes."""
     folder = tmp_path / "camera"
-    write_client(folder / "sorted", range(4), per_class=OFFERED // 4, offset=100)
+    write_client(folder / "sorted", range(4), per_class=OFFERED // 4, offset=160)
     for number, path in enumerate(sorted((folder / "sorted").rglob("*.png"))):
         path.rename(folder / f"{number}.png")
     return folder
@@ -50,7 +50,7 @@ def rounds(federation):
 
 def test_they_count_once_also_where_a_client_is_killed(tmp_path, camera):
     """a offers images and b none; a is killed while its first round of them is open."""
-    folders = {"a": member(tmp_path / "a", 0), "b": member(tmp_path / "b", 50)}
+    folders = {"a": member(tmp_path / "a", 0, 60), "b": member(tmp_path / "b", 80, 60)}
     more = {"a": ("--unlabelled", str(camera)), "b": ()}
     with LocalFederation(tmp_path) as federation:
         federation.serve(*options(TASKS, 2, **PSEUDO))
@@ -81,7 +81,7 @@ def test_they_count_once_also_where_a_client_is_killed(tmp_path, camera):
 
 def test_too_few_test_images_leave_them_unused(tmp_path, camera):
     """No client is asked, the reason is given, and the same model is not evaluated twice."""
-    folder = member(tmp_path / "a", 0)
+    folder = member(tmp_path / "a", 0, 30)
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *options(TASKS, 1, **PSEUDO))
         federation.join("a", folder, *ENGINE, "--unlabelled", str(camera))

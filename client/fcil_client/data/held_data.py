@@ -27,7 +27,7 @@ _Key = tuple[str, str, bytes]
 class HeldData:
     """Lists of images, by client, and one store of decoded images for all of them.
 
-    A client's list costs about 500 bytes an image; beyond `MOST_IMAGES` the least recently used are
+    A client's list costs about 600 bytes an image; beyond `MOST_IMAGES` the least recently used are
     dropped, and reloaded with the next call from the client's manifest on disk.
     """
 

@@ -72,7 +72,7 @@ def choose(
     if not found:
         raise DataError(
             f"all {len(order)} images that were read in {source.path} are counted already, are in "
-            "a class folder too, or are broken.",
+            f"a class folder too, or are broken{f' ({faults[0]})' if faults else ''}.",
             action="Add new ones; the next task's round finds them.",
         )
     return ChosenImages(tuple(found.values()), tuple(faults))

@@ -278,6 +278,7 @@ class RoundWork:
         self.names, parts = self._parts(order, terms, task, server)
         exchange = terms.exchange(order.kind)
         if exchange is not None and exchange.unlabelled:
+            self._charge(terms, order.key, task, [])  # the owner's limits hold here too
             return _Begun({}, {}, parts, self._home.state())
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         classes = {name: c for name, c in self.names.items() if c in wanted}

@@ -104,7 +104,7 @@ class ClientWorker:
         new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
         declared = method.exchanges(ctx.hparams, ctx.backbone_info)
-        if any(e.unlabelled for e in declared):
+        if exchange.keeps_state and any(e.unlabelled for e in declared):
             named = frozenset(images.digests if exchange.unlabelled else ())
             image_digests.check_counted(held, new_state, named)
         if exchange.unlabelled and not upload.i64("n").any():

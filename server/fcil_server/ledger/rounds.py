@@ -286,6 +286,8 @@ class UpdateTable:
 
     def inherited_from(self, run: RunId, kind: str) -> frozenset[ClientId]:
         """Return the clients with images in a fork by rounds of one kind before it began."""
+        if not self._db.number("SELECT inherited FROM runs WHERE run_id = ?", (run,)):
+            return frozenset()
         own = OWN_ROUND.format(table="updates")
         sql = (
             "SELECT DISTINCT client FROM updates WHERE run = ? AND kind = ? AND samples > 0 "  # noqa: S608

@@ -304,7 +304,7 @@ class Coordinator:
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, machine.Why.REST))
-        elif why := omission(self.context, progress, key):
+        elif row is None and (why := omission(self.context, progress, key)):
             self._events.put_nowait(machine.Stop(now, why))
         here = list_available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.

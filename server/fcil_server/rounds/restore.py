@@ -42,6 +42,7 @@ def machine_of(
                 rules,
                 clients_per_round=0,
                 take=0,
+                quorum=1,
                 retry_s=0.0,
                 no_holder_s=0.0,
                 on_short="close",

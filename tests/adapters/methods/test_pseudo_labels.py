@@ -26,7 +26,7 @@ COLOURS = Colours()
 LABELLED = toy_images({0: 4, 1: 3, 2: 5}, seed=1)
 OFFERED = toy_images({0: 9, 1: 12, 2: 7}, seed=2)
 NONE = toy_images({})
-ON = {"pseudo": "margin", "features": "linear", "precision": "double"}
+ON = {"pseudo": "margin", "features": "linear", "precision": "double", "projection": 20}
 DIGESTS = as_digests([f"{i:064x}" for i in range(len(OFFERED))])
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
-from client.round_kit import TERMS, make
-from fcil_adapters.contract import registry
+from client.round_kit import KEYS, ORDER, SERVER, TERMS, fit, make
+from fcil_adapters.contract import TaskInfo, registry
 from fcil_adapters.contract.image_digests import counted_digests, with_counted
+from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.rounds.worker import ClientWorker
-from fcil_protocol.errors import DataError, InternalError
+from fcil_client.state.privacy_budget import PrivacyLimits
+from fcil_protocol.errors import DataError, InternalError, PrivacyRefused
 from fcil_protocol.payloads.payload import Payload
 
 PLAIN = half_method.METHOD
@@ -135,3 +137,14 @@ def test_a_client_that_offers_none_declines_before_it_fetches_anything(
     work._options = replace(work._options, unlabelled=tmp_path)
     work.check_able(exchange.kind, terms)
     work.check_able("evaluate", terms)
+
+
+def test_the_owners_limits_hold_for_them_too(home, enrolment, tmp_path, declare, monkeypatch):
+    fit(monkeypatch)
+    terms = replace(TERMS, method=declare(5))
+    limits = PrivacyLimits(min_noise=0.5)
+    work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path, limits=limits))
+    with pytest.raises(PrivacyRefused):
+        work._begin(ORDER, terms, TaskInfo(0, (0, 1)), SERVER.public)
+    work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path))
+    assert work._begin(ORDER, terms, TaskInfo(0, (0, 1)), SERVER.public).classes == {}

@@ -13,12 +13,14 @@ import sample_run
 from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
+from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds import restore
 from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
+from fcil_server.rounds.events import RoundRules
 from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, Clock, digest
 
@@ -209,6 +211,15 @@ def test_an_unchanged_model_is_not_evaluated_again(kit, outcome, why) -> None:
     assert restore.omission(kit, None, second) == why
 
 
+@pytest.mark.parametrize("optional", [False, True])
+def test_after_a_restart_an_optional_round_awaits_no_client_that_declined(kit, optional) -> None:
+    key = RoundKey(RUN, 0, "pseudo", 0)
+    row = kit.ledger.rounds.open(key, asked=[ALICE, BOB], base_state=0)
+    kit.ledger.answers.set(key, BOB, Answer.DECLINED, "not_now")
+    machine = restore.restore(kit.ledger, row, RoundRules(optional=optional), (1,), 0.0)
+    assert (machine.resting, machine.excluded) == (({BOB}, set()), (set(), {BOB}))[optional]
+
+
 def test_results_of_a_task_are_added_up_over_clients(kit) -> None:
     evaluations = kit.ledger.evaluations
     assert evaluations.totals(RUN, 0) == (0, 0)
@@ -229,6 +240,7 @@ def test_a_fork_does_not_ask_again_who_has_counted_images_in_it(kit) -> None:
         key = RoundKey(run, 0, "pseudo", 0)
         if run == "other":
             sample_run.add_run(kit.ledger, run)
+            kit.ledger.tasks.open(run, 0, [0])
         kit.ledger.rounds.open(key, asked=[client], base_state=0)
         with kit.ledger.transaction():
             updates.accept(

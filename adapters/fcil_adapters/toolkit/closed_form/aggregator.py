@@ -54,7 +54,7 @@ class SumsAggregator:
         """Return the classifier, and the seed that never changes. Sums stay on the server."""
         names = ["weight", "bias", "classes"]
         names += CENTRE_NAMES if ctx.hparams.counts_unlabelled else ()
-        head = State({name: state.tensors[name] for name in names})
+        head = State({name: state.tensors[name] for name in names if name in state.tensors})
         return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
 
 

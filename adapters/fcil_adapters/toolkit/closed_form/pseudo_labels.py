@@ -45,7 +45,8 @@ class Centres:
 
     def tensors(self) -> dict[str, Array]:
         """Return the tensors beside the classifier's, which name the classes."""
-        return {MEAN: self.means.astype(np.float32), GRAND: self.grand.astype(np.float32)}
+        named: dict[str, Array] = {MEAN: self.means.astype(np.float32)}
+        return {**named, GRAND: self.grand.astype(np.float32)} if len(self.classes) else named
 
     @classmethod
     def read(cls, broadcast: Mapping[str, Payload]) -> Centres:
@@ -55,7 +56,9 @@ class Centres:
             SchemaMismatch: the classifier's part is missing.
         """
         part = find_part(broadcast, CURRENT)
-        means, grand = (part.f32(name).astype(np.float64) for name in CENTRE_NAMES)
+        means = part.f32(MEAN).astype(np.float64)
+        known = GRAND in part.tensors
+        grand = part.f32(GRAND).astype(np.float64) if known else np.zeros(means.shape[1])
         return cls(part.i64("classes"), means, grand)
 
     def labels(self, phi: F64, margin: float) -> I64:
@@ -84,7 +87,7 @@ def centre_specs(h: AnalyticHparams) -> tuple[TensorSpec, ...]:
         return ()
     return (
         TensorSpec(MEAN, Kind.PROTOTYPE, ("known", "w")),
-        TensorSpec(GRAND, Kind.PROTOTYPE, ("w",)),
+        TensorSpec(GRAND, Kind.PROTOTYPE, ("w",), optional=True),  # as soon as a class is known
     )
 
 
