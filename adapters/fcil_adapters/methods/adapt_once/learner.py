@@ -19,7 +19,7 @@ from fcil_adapters.toolkit.closed_form.learner import SumsLearner
 
 
 class Learner:
-    """What it sends follows from images and broadcast; its state is that of `SumsLearner`."""
+    """Its state is that of `SumsLearner`; all else follows from images and broadcast."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
