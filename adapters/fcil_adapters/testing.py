@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.contract.averaging import PLAIN, Averaging
 from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.image_digests import as_digests, counted_digests
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
 from fcil_adapters.numerics.update_list import UpdateList
@@ -122,6 +124,8 @@ class ToyFederation:
     Attributes:
         hparams: the method's options, as the server's configuration would set them.
         clients: the images of each; a round hands out those of its task alone.
+        unlabelled: further images of each, for rounds of such (`Exchange.unlabelled`); empty: none
+            of these rounds takes place.
         seed: of all that is drawn.
         micro_batch, max_weight_share, averaging, privacy: as in `contract.Context`.
         forms: what travels in half precision.
@@ -133,6 +137,7 @@ class ToyFederation:
     hparams: Any
     backbone: Backbone
     clients: Sequence[ToyImages]
+    unlabelled: Sequence[ToyImages] = ()
     seed: int = 0
     micro_batch: int | None = None
     max_weight_share: float = 1.0
@@ -141,6 +146,7 @@ class ToyFederation:
     forms: Forms = EXACT
     state: State = field(init=False)
     progress: list[Progress] = field(default_factory=list)
+    _counted: dict[int, State] = field(default_factory=dict)  # of rounds with unlabelled images
 
     def __post_init__(self) -> None:
         self.method = with_forms(self.method, self.forms)
@@ -155,7 +161,15 @@ class ToyFederation:
         cls, name: str, clients: Sequence[ToyImages], backbone: Backbone | None = None, /, **kw: Any
     ) -> ToyFederation:
         """Return a federation with an installed method, by name; other names are its options."""
-        settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy", "forms")
+        settings = (
+            "unlabelled",
+            "seed",
+            "micro_batch",
+            "max_weight_share",
+            "averaging",
+            "privacy",
+            "forms",
+        )
         extra = {k: kw.pop(k) for k in settings if k in kw}
         method = load_method(name)
         return cls(method, make_hparams(method, kw), backbone or toy_backbone(), clients, **extra)
@@ -188,7 +202,8 @@ class ToyFederation:
     def exchanges(self) -> tuple[Exchange, ...]:
         """The kinds of rounds of the current task, in order."""
         declared = self.method.exchanges(self.hparams, self.backbone.info)
-        return tuple(e for e in declared if e.in_task(self.task.index))
+        here = (e for e in declared if e.in_task(self.task.index))
+        return tuple(e for e in here if self.unlabelled or not e.unlabelled)
 
     def open(self, task: TaskInfo) -> None:
         """Open a task, without a round of it."""
@@ -216,14 +231,29 @@ class ToyFederation:
         Raises:
             AssertionError: it breaks them.
         """
-        own = self.clients[k].of(self.task.classes)
-        ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
-        _, sent = self.learner.run(ctx, State(), self.parts(), own)
         exchange = next(e for e in self.exchanges if e.kind == kind)
+        ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
+        if exchange.unlabelled:
+            sent = self._from_unlabelled(ctx, k)
+        else:
+            own = self.clients[k].of(self.task.classes)
+            _, sent = self.learner.run(ctx, State(), self.parts(), own)
         payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))
         _check(f"upload of client {k}", exchange.upload.check(payload, self.dims))
         _check(f"upload of client {k}", exchange.check(payload, self.task))
         return self.forms.widen(payload)
+
+    def _from_unlabelled(self, ctx: Context, k: int) -> Payload:
+        """Have client k look at its unlabelled images, each until it is counted."""
+        state = self._counted.get(k, State())
+        offered, used = self.unlabelled[k], counted_digests(state)
+        digests = [sha256(one.tobytes()).hexdigest() for one in offered.pictures]
+        free = [i for i, digest in enumerate(digests) if digest not in used]
+        images = ToyImages(offered.pictures[free], np.full(len(free), -1, dtype=np.int64))
+        ctx = replace(ctx, digests=as_digests([digests[i] for i in free]))
+        sent: Payload
+        self._counted[k], sent = self.learner.run(ctx, state, self.parts(), images)
+        return sent
 
     def aggregate(self, kind: str, updates: UpdateList, round_: int = 0, rounds: int = 1) -> State:
         """Return the state that updates lead to; that of the federation stays."""

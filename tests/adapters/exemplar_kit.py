@@ -9,7 +9,8 @@ import numpy as np
 
 from adapters.kit import Federation, Images
 from fcil_adapters.contract import State
-from fcil_adapters.contract.exemplars import Exemplars, as_digests, check_state, exemplar_digests
+from fcil_adapters.contract.exemplars import Exemplars, check_state, exemplar_digests
+from fcil_adapters.contract.image_digests import as_digests
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 
@@ -31,6 +32,9 @@ class KeepingFederation(Federation):
     states: dict[int, State] = field(default_factory=dict)
 
     def upload(self, kind: str, k: int, round_: int = 0, rounds: int = 1) -> Payload:
+        exchange = next(e for e in self.exchanges if e.kind == kind)
+        if exchange.unlabelled:
+            return super().upload(kind, k, round_, rounds)
         own = self.clients[k].of(self.task.classes)
         ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
         state = self.states.get(k, State())
@@ -41,7 +45,6 @@ class KeepingFederation(Federation):
             ctx = replace(ctx, exemplars=shown)
         after, sent = self.learner.run(ctx, state, self.parts(), own)
         check_state(after, most)
-        exchange = next(e for e in self.exchanges if e.kind == kind)
         if exchange.keeps_state:
             self.states[k] = unpack(pack(after))
         payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))

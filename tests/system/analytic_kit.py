@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 ENGINE = ("--threads", "1", "--engine", "onnx")
 
 
-def options(tasks, clients):
+def options(tasks, clients, **more):
     given = {
         "method.name": "analytic",
         "method.projection": WIDTH,
@@ -36,7 +36,15 @@ def options(tasks, clients):
         "round.min_clients": clients,
         "federation.heartbeat_s": 10.0,  # a stopped process keeps its connection
     }
-    return settings(**{k.replace(".", "__"): v for k, v in given.items()})
+    return settings(**{k.replace(".", "__"): v for k, v in given.items()}, **more)
+
+
+def newest_state(federation):
+    """Return the state of the newest run."""
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest().run_id
+    store = StateStore(states_folder(federation.federation, run))
+    return store.load(store.numbers()[-1])
 
 
 def outcome(federation, folders, adapted=lambda backbone, _state: backbone):
@@ -45,10 +53,8 @@ def outcome(federation, folders, adapted=lambda backbone, _state: backbone):
     ``adapted`` makes of the plain backbone the one whose features were summed.
     """
     with open_ledger(federation) as ledger:
-        run = ledger.runs.newest()
-        data = collect(ledger, run.run_id)
-    store = StateStore(states_folder(federation.federation, run.run_id))
-    state = store.load(store.numbers()[-1])
+        data = collect(ledger, ledger.runs.newest().run_id)
+    state = newest_state(federation)
     names = [data.class_names[c] for c in state.i64("classes").tolist()]
     backbone = adapted(load_backbone(), state)
     doors = [door(federation, folder, names, backbone) for folder in folders]

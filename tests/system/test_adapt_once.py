@@ -10,10 +10,9 @@ from fcil_adapters.contract.registry import load_method, make_hparams
 from fcil_adapters.toolkit.lora.merging import merged_backbone
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_protocol.process import control_socket
-from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.reports.results.run_data import collect
-from system.analytic_kit import ENGINE, TOLERANCE, WIDTH, outcome
+from system.analytic_kit import ENGINE, TOLERANCE, WIDTH, newest_state, outcome
 from system.kit import command, member, open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.timeout(900)]
@@ -55,13 +54,6 @@ def rounds(federation):
             for r in data.rounds
             if r.round.kind != "evaluate"
         ]
-
-
-def newest_state(federation):
-    with open_ledger(federation) as ledger:
-        run = ledger.runs.newest().run_id
-    store = StateStore(states_folder(federation.federation, run))
-    return store.load(store.numbers()[-1])
 
 
 def assert_exact(federation, folders):

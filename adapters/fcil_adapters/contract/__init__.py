@@ -2,7 +2,8 @@
 
 A method is one folder with a manifest (`Method`, no torch) and three halves that workers
 load by name. State goes in and comes out; nothing hides on ``self`` between rounds. What any
-method may use or declare lies here too: noise on statistics (`privacy`), exemplars, forgetting.
+method may use or declare lies here too: noise on statistics (`privacy`), exemplars,
+unlabelled images, forgetting.
 
 The smallest method, whole (counts samples, needs no backbone)::
 
@@ -53,6 +54,7 @@ from fcil_adapters.contract.halves import (
     Update,
     Updates,
 )
+from fcil_adapters.contract.image_digests import with_counted
 from fcil_adapters.contract.image_set import ImageSet
 from fcil_adapters.contract.manifest import Exchange, Method
 from fcil_adapters.contract.privacy import Privacy, Statistic
@@ -98,5 +100,6 @@ __all__ = [
     "herd",
     "mean_only",
     "separable",
+    "with_counted",
     "with_exemplars",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from fcil_adapters.contract.averaging import PLAIN, Averaging
@@ -63,7 +64,7 @@ class Context:
     """Everything that a half may use besides its state and its inputs.
 
     Attributes:
-        kind: the exchange (``prepare``, ``train``, ``finish``, ``evaluate``).
+        kind: the exchange (``prepare``, ``train``, ``finish``, ``pseudo``, ``evaluate``).
         round: index of this exchange within (task, kind), from 0; ``rounds`` is their number.
         hparams: the method's hyper-parameters, the same on all sides.
         device: torch device name for torch halves.
@@ -79,6 +80,9 @@ class Context:
             broadcasts, before it enters the state.
         progress: to be called about once per step.
         exemplars: images of past classes, for a learner whose method declares them; else None.
+        min_count: images of a class below which nothing of it leaves a client. Labelled images are
+            chosen by it already; a learner that gives labels itself obeys it.
+        digests: SHA-256 (N, 32) of a learner's images where they are unlabelled; else None.
     """
 
     kind: str
@@ -97,6 +101,8 @@ class Context:
     forms: Forms = EXACT
     progress: Callable[[Progress], None] = _ignore
     exemplars: Exemplars | None = None
+    min_count: int = 1
+    digests: NDArray[np.uint8] | None = None
 
     def rng(self, *purpose: int) -> np.random.Generator:
         """Return a generator that depends on seed, task, kind, round and purpose alone."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.contract.image_digests import DIGEST_BYTES, digests_of
 from fcil_adapters.contract.image_set import ImageSet
 from fcil_protocol.errors import InternalError
 from fcil_protocol.payloads.payload import Payload
@@ -24,7 +25,6 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 
 EXEMPLARS = "exemplars"  # the tensor of a learner's state: uint8 (m, 32), one digest a row
-DIGEST_BYTES = 32
 
 
 def no_exemplars(_hparams: Any) -> int:
@@ -80,16 +80,9 @@ class Joined:
         return out
 
 
-def as_digests(hexes: list[str]) -> U8:
-    """Return SHA-256 digests in hex as rows of bytes, (len(hexes), 32)."""
-    raw = b"".join(bytes.fromhex(one) for one in hexes)
-    return np.frombuffer(raw, dtype=np.uint8).reshape(len(hexes), DIGEST_BYTES)
-
-
 def exemplar_digests(state: Payload) -> list[str]:
     """Return the digests (hex) that a learner's state names, in order; none for an empty state."""
-    rows = state.tensors.get(EXEMPLARS)
-    return [] if rows is None else [row.tobytes().hex() for row in rows]
+    return digests_of(state, EXEMPLARS)
 
 
 def with_exemplars(state: Payload, digests: U8) -> Payload:

@@ -28,7 +28,7 @@ class Exchange:
     """One kind of round of a method.
 
     Attributes:
-        kind: ``prepare``, ``train`` or ``finish``.
+        kind: ``prepare``, ``train``, ``finish`` or ``pseudo``.
         upload: schema of a client's upload. It must hold ``n``, int64 (1,): the samples used.
         rounds: number per task; None: ``[round] rounds_per_task``.
         check: further consistency rules, one sentence per fault.
@@ -37,6 +37,11 @@ class Exchange:
         trains: for a `Method.frozen` method: its clients train on what the server broadcast, which
             needs torch. A client without it declines, and one with a counted update cannot be
             forgotten exactly.
+        unlabelled: number of unlabelled images that a client looks at, drawn at random; 0: it gets
+            the task's. They have the label -1, and none that its state names as counted is among
+            them (`contract.image_digests`). The rounds follow the task's evaluation, which is made
+            again after them, and take place if it has found at least ``least_accuracy`` of the test
+            images classified rightly.
         gives_up: number of rounds; if the clients of the task's first ones answer, or have time to,
             and none sends an update, no client is asked for the others. 0: never.
     """
@@ -49,6 +54,12 @@ class Exchange:
     first_task: bool = False
     trains: bool = False
     gives_up: int = 0
+    unlabelled: int = 0
+    least_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.unlabelled and not self.keeps_state:
+            raise ValueError("an exchange of unlabelled images keeps the state that names them")
 
     def in_task(self, index: int) -> bool:
         """Return True if a task has these rounds."""

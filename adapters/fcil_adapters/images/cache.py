@@ -87,6 +87,12 @@ class ImageStore:
             self._cache.close()
         self.source.close()
 
+    def beside(self, source: ImageSource) -> ImageStore:
+        """Return a store of another source that shares the decoded images and their bound."""
+        store = ImageStore(source, self.preprocessing, memory_bytes=0, cache=self._cache)
+        store.alive = self.alive
+        return store
+
     def view(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
         """Open labelled images; missing or changed ones are left out and named in the faults."""
         good = self._warm([picture for picture, _ in wanted])
@@ -164,6 +170,11 @@ class CachedImages:
         return self._store.preprocessing.size
 
     @property
+    def faults(self) -> list[str]:
+        """One sentence per image of its store that vanished, changed or broke."""
+        return self._store.faults
+
+    @property
     def digests(self) -> list[str]:
         """SHA-256 (hex) of each image's content, N of them."""
         return [picture.digest for picture in self._pictures]
@@ -178,7 +189,7 @@ class CachedImages:
         name the broken image.
 
         Raises:
-            DataError: a class has no readable image left.
+            DataError: a class has no readable image left, or the image is unlabelled.
         """
         out = np.empty((len(index), self.size, self.size, 3), dtype=np.uint8)
         arrays = self._store.arrays([self._pictures[i] for i in index])
@@ -187,6 +198,12 @@ class CachedImages:
         return out
 
     def _instead_of(self, broken: int) -> U8:
+        if self._labels[broken] < 0:  # its label is still to be found: no other has the same
+            raise DataError(
+                f"the unlabelled image {self._pictures[broken].entry.name!r} is gone or broke "
+                "during the round.",
+                action="Leave the folder's images in place; the next task's round takes them.",
+            )
         same = np.flatnonzero(self._labels == self._labels[broken])
         for i in np.roll(same, -int(np.searchsorted(same, broken))).tolist():
             (array,) = self._store.arrays([self._pictures[i]])

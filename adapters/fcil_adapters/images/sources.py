@@ -182,6 +182,24 @@ class FolderSource(_Files):
             yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
 
 
+class LooseSource(FolderSource):
+    """All images below a folder, under any names of folders; their class name is empty."""
+
+    def listing(self) -> Listing:
+        """List the folder as it is now; it may be empty.
+
+        Raises:
+            DataError: the folder is gone.
+        """
+        if not self.path.is_dir():
+            raise DataError(f"there is no folder {self.path}.", action="Restore it.")
+        faults: list[str] = []
+        members = sorted(self._members(faults), key=lambda m: m.parts)
+        wanted = [m for m in members if _wanted(m, faults)]
+        entries = (ImageEntry(m.name, "", None, m.size, m.stamp) for m in wanted)
+        return Listing(tuple(entries), tuple(faults))
+
+
 class ZipSource(_Files):
     """A zip file, read in place; a single outermost folder is skipped."""
 

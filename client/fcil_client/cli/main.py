@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -60,6 +61,13 @@ def join(
     server: ServerOption = None,
     partition: PartitionOption = None,
     slot: OwnSlotOption = -1,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(
+            help="Offer a folder of images without classes, too: methods with pseudo-labels count "
+            "them under the classes that the model gives them, right or wrong."
+        ),
+    ] = None,
     work: WorkOptions,
     dry_run: Annotated[
         bool,
@@ -89,13 +97,15 @@ def join(
                     "a dry run does not enrol, so it uses no ticket.",
                     action="Leave --ticket out, and name the method: --method NAME",
                 )
-            _dry_run(ImageSelection(data, partition, slot), server, method, overrides or [], form)
+            part = ImageSelection(data, partition, slot, unlabelled)
+            _dry_run(part, server, method, overrides or [], form)
         return
     with errors():
         if method is not None or overrides or form is not Format.TEXT:
             raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
 
+        from fcil_client.data.unlabelled import check_folder
         from fcil_client.membership.enrol import find
         from fcil_client.membership.rotate_keys import finish
         from fcil_client.state.home import find_data
@@ -105,6 +115,9 @@ def join(
 
         options = work.options(data, partition, slot)
         folder = find_data(str(data))
+        if unlabelled is not None:
+            folder_of_it = check_folder(unlabelled, folder, divided=partition is not None)
+            options = replace(options, unlabelled=folder_of_it)
         file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))
@@ -129,17 +142,22 @@ def join(
 
 
 class ImageSelection(NamedTuple):
-    """All images of a data set, or those of one slot of a partition of it."""
+    """All images of a data set, or those of one slot of a partition of it.
+
+    ``unlabelled`` is the folder of further images without classes, if there is one.
+    """
 
     data: Path
     partition: Path | None
     slot: int
+    unlabelled: Path | None
 
 
 def _dry_run(
     part: ImageSelection, server: str | None, method: str | None, overrides: list[str], form: Format
 ) -> None:
     from fcil_client.cli.show_sent import show_dry_run
+    from fcil_client.data.unlabelled import check_folder
     from fcil_client.membership.ask_terms import look
     from fcil_client.membership.dry_run import count_images
     from fcil_client.membership.dry_run import dry_run as predict
@@ -149,7 +167,10 @@ def _dry_run(
     preview, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
     fixed = home is not None or part.partition is not None
     inventory = count_images(folder, home, part.partition, part.slot)
-    row = predict(folder, preview, inventory, enrolled=fixed)
+    offered, divided = part.unlabelled, part.partition is not None
+    if offered is not None:
+        offered = check_folder(offered, folder, divided=divided)
+    row = predict(folder, preview, inventory, enrolled=fixed, unlabelled=offered)
     emit(row, form, lambda: show_dry_run(row))
 
 

@@ -31,6 +31,8 @@ def show_dry_run(row: dict[str, Any]) -> None:
     out.print(f"Privacy: {describe_terms(PrivacyTerms.model_validate(row['privacy']))}.")
     if again := exemplars.exemplar_notice(row["exemplars"]):
         out.print(f"{row['method']} {again}.")
+    if row["unlabelled"]:
+        out.print(_unlabelled_notice(row["method"], row["unlabelled"]))
     for text in row["faults"]:
         out.print(printable(text), style="yellow")
     _show_announcement(out, row["announcement"])
@@ -43,6 +45,18 @@ def show_dry_run(row: dict[str, Any]) -> None:
         "Also sent: versions of fcil and its methods, the device's name, the backbone's digest "
         "and\n"
         "its features of four shipped pictures, progress, and codes of rounds that are declined."
+    )
+
+
+def _unlabelled_notice(method: str, row: dict[str, Any]) -> str:
+    """Return what would be done with the unlabelled images, and what can go wrong with it."""
+    if row["folder"] is None:
+        return f"{method} also uses unlabelled images; none are offered (--unlabelled FOLDER)."
+    return (
+        f"{method} looks at up to {row['most']:,} of the {row['images']:,} unlabelled images in "
+        f"{printable(row['folder'])} after a task,\nand counts those that resemble one class "
+        "clearly, once, as images of it. Images of a class that the\nfederation does not know "
+        "are counted under a wrong one."
     )
 
 

@@ -31,7 +31,7 @@ from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import FcilError, MethodMismatch, StorageError
+from fcil_protocol.errors import DataError, FcilError, MethodMismatch, StorageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.messages.messages import Decline, RoundOpen
@@ -189,7 +189,7 @@ class Client:
         """Fetch the parts of an order, unless this client cannot take part in such a round."""
         try:
             self._work.check_able(order.kind, self._talk.known_terms)
-        except MethodMismatch as error:
+        except (MethodMismatch, DataError) as error:
             self._feed(events.FetchFailed(order.key, error.code, str(error)))
             return
         self._reports.now = ("fetching", 0, 1)
@@ -226,9 +226,13 @@ class Client:
             self.notes("warning", f"the last update was not counted: {reason}")
 
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
+        terms = self._talk.terms
+        exchange = None if terms is None else terms.exchange(key.kind)
+        optional = code == DataError.code and exchange is not None and exchange.unlabelled > 0
+        level = "info" if optional else "warning"  # most clients have no unlabelled images
         # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None
-        self.notes("warning", f"declined {key}: {text}")
+        self.notes(level, f"declined {key}: {text}")
         self._line.send(
             Decline(run=key.run, task=key.task, kind=key.kind, round=key.round, reason=code)
         )

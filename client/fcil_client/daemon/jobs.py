@@ -244,7 +244,9 @@ class Jobs:
             for text in self._work.faults:
                 self._notes("warning", text)
             self._notes("info", f"{key} done in {time.monotonic() - started:.1f} s")
-            self._tell_learned(order)
+            exchange = terms.exchange(order.kind)
+            if exchange is None or not exchange.unlabelled:
+                self._tell_learned(order)
             self._feed(events.WorkDone(key, digest))
 
     def _tell_learned(self, order: RoundOpen) -> None:

@@ -27,7 +27,7 @@ _Key = tuple[str, str, bytes]
 class HeldData:
     """Lists of images, by client, and one store of decoded images for all of them.
 
-    A client's list costs about 500 bytes an image; beyond `MOST_IMAGES` the least recently used are
+    A client's list costs about 600 bytes an image; beyond `MOST_IMAGES` the least recently used are
     dropped, and reloaded with the next call from the client's manifest on disk.
     """
 
@@ -79,6 +79,7 @@ class HeldData:
                 manifest,
                 preprocessing,
                 memory_bytes=fields["memory_bytes"],
+                threads=fields.get("threads", 0),
                 cache=cache,
             )
         self._use(key)

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.cache import CachedImages, ImageCache, ImageStore
 from fcil_adapters.images.decoding import ImageSource
+from fcil_adapters.images.sources import LooseSource
+from fcil_client.data import unlabelled
 from fcil_client.data.manifest import Image, ImageManifest
 from fcil_client.data.split import Side
 from fcil_protocol.payloads.schema import class_key
@@ -37,6 +42,7 @@ class LocalData:
         """
         self.manifest = manifest
         self.preprocessing = preprocessing
+        self._threads = threads
         self._store = ImageStore(
             source, preprocessing, memory_bytes=memory_bytes, threads=threads, cache=cache
         )
@@ -90,6 +96,30 @@ class LocalData:
         found = {image.digest: (image, label) for image, label in self._images("train", class_ids)}
         wanted = [found[one] for one in dict.fromkeys(digests) if one in found]
         return self._store.view(_enough(wanted, least))
+
+    def unlabelled_images(
+        self, folder: Path, most: int, counted: frozenset[str], rng: np.random.Generator
+    ) -> tuple[CachedImages, tuple[str, ...]]:
+        """Open images of a folder without classes, under the label -1.
+
+        Args:
+            folder: the folder.
+            most: the largest number of images; of more, some are drawn at random.
+            counted: digests (hex) of images that stay shut, besides those that were ever in a
+                class folder.
+            rng: draws them.
+
+        Returns:
+            The images, and one sentence per file that cannot be used.
+
+        Raises:
+            DataError: there is no such image.
+        """
+        source = LooseSource(folder)
+        store = self._store.beside(source)
+        used = counted | self.manifest.ever
+        offer = unlabelled.choose(source, most, used, rng, store.alive, self._threads)
+        return store.view([(image, -1) for image in offer.images]), offer.faults
 
     def test_images(self, class_ids: Mapping[str, int]) -> CachedImages:
         """Open the test images of exactly these classes."""

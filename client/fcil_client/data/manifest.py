@@ -38,11 +38,13 @@ class ImageManifest:
     Attributes:
         faults: one sentence per file or folder that cannot be used.
         notes: one sentence per rule of the split that the user should know of.
+        ever: digests (hex) of all images that this or an earlier scan found.
     """
 
     images: tuple[Image, ...] = ()
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ever: frozenset[str] = frozenset()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -196,26 +198,35 @@ def _examine(
     fresh = [e for e in entries if e.name not in rows]
     done = len(rows)
     with ThreadPoolExecutor(threads or min(8, machine.cores())) as pool:
-        for entry, (content, fault) in zip(fresh, pool.map(_look(source), fresh), strict=True):
+        for entry, (content, fault) in zip(fresh, pool.map(examine(source), fresh), strict=True):
             rows[entry.name] = _row(entry, content, fault)
             done += 1
             on_progress(done, len(entries))
     return rows
 
 
-def _look(source: ImageSource) -> Callable[[ImageEntry], tuple[str, str]]:
+def examine(
+    source: ImageSource, known: frozenset[str] = frozenset()
+) -> Callable[[ImageEntry], tuple[str, str]]:
+    """Return a function from an entry to its digest (hex), or to why it cannot be used.
+
+    Images with a ``known`` digest are not decoded.
+    """
+
     def look(entry: ImageEntry) -> tuple[str, str]:
         try:
             data = source.read(entry)
         except DataError as error:
             return "", error.message
+        content = digest(data).hex()
         try:
-            decode(data)
+            if content not in known:
+                decode(data)
         except DataError as error:
             return "", f"image {entry.name!r}: {error.message}"
         except MemoryError:
             return "", f"image {entry.name!r} does not fit into memory."
-        return digest(data).hex(), ""
+        return content, ""
 
     return look
 
@@ -233,7 +244,8 @@ def _manifest(record: _ManifestFile) -> ImageManifest:
     ]
     # Training visits images in this order: by path, independent of the order of listing.
     images.sort(key=lambda image: image.entry.name)
-    return ImageManifest(tuple(images), tuple(record.faults), tuple(record.notes))
+    ever = frozenset(record.sides)
+    return ImageManifest(tuple(images), tuple(record.faults), tuple(record.notes), ever)
 
 
 def _salt_mark(salt: bytes) -> str:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 import fcil_protocol
-from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo, registry
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Exchange,
+    Hparams,
+    Method,
+    TaskInfo,
+    registry,
+)
 from fcil_adapters.contract.backbone_info import backbone_from_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.privacy_terms import check_privacy
@@ -70,6 +78,15 @@ class Terms:
     max_payload_bytes: int
     credit: int
     privacy: PrivacyTerms = NO_PRIVACY
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The exchanges of the run's method."""
+        return self.method.exchanges(self.hparams, self.backbone)
+
+    def exchange(self, kind: str) -> Exchange | None:
+        """Return the method's exchange of one kind; None: the kind is the protocol's own."""
+        return next((e for e in self.exchanges if e.kind == kind), None)
 
     def dims(self, task: TaskInfo, kind: str) -> dict[str, int]:
         """Return the known symbols of an upload's schema."""

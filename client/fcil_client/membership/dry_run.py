@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.images.sources import LooseSource
 from fcil_client.data import manifest as manifests
 from fcil_client.data.inventory import Inventory
 from fcil_client.data.partition_source import open_data
@@ -49,7 +50,12 @@ def count_images(
 
 
 def dry_run(
-    data: Path, preview: TermsPreview, inventory: Inventory, *, enrolled: bool
+    data: Path,
+    preview: TermsPreview,
+    inventory: Inventory,
+    *,
+    enrolled: bool,
+    unlabelled: Path | None = None,
 ) -> dict[str, Any]:
     """Return all data that would leave, as plain data.
 
@@ -59,6 +65,7 @@ def dry_run(
         inventory: images in the folder.
         enrolled: enrolment or a partition has fixed the split into sides; else any image may be on
             either side.
+        unlabelled: folder of images without classes that it would offer.
     """
     terms = preview.terms
     least = terms.privacy.min_count
@@ -74,8 +81,9 @@ def dry_run(
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
         "exemplars": terms.method.exemplars(terms.hparams),
+        "unlabelled": _unlabelled(terms, unlabelled),
         "announcement": _announcement(inventory.announceable(least), exact=enrolled),
-        "tasks": list(_tasks(preview, possible)),
+        "tasks": list(_tasks(preview, possible, offers=unlabelled is not None)),
         "faults": inventory.faults,
     }
 
@@ -84,6 +92,15 @@ def _either_side(inventory: Inventory) -> Inventory:
     """Return counts with all images on both sides: the split that decides is not drawn yet."""
     counts = {n: sum(sides.values()) for n, sides in inventory.counts().items()}
     return Inventory(counts, counts)
+
+
+def _unlabelled(terms: Terms, folder: Path | None) -> dict[str, Any] | None:
+    """Return how unlabelled images would be used; None: the method uses none."""
+    most = max((e.unlabelled for e in terms.exchanges), default=0)
+    if not most:
+        return None
+    images = 0 if folder is None else len(LooseSource(folder).listing().entries)
+    return {"folder": None if folder is None else str(folder), "images": images, "most": most}
 
 
 def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
@@ -102,12 +119,14 @@ def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
 # --- tasks ----------------------------------------------------------------------------------
 
 
-def _tasks(preview: TermsPreview, inventory: Inventory) -> Iterator[dict[str, Any]]:
-    """Yield the uploads of every task that is not over."""
+def _tasks(
+    preview: TermsPreview, inventory: Inventory, *, offers: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the uploads of every task that is not over; ``offers``: unlabelled images, too."""
     past: list[str] = []
     for number, task in enumerate(_expected(preview, inventory)):
         if not task.closed:
-            yield _task(preview, inventory, number, task, past)
+            yield _task(preview, inventory, number, task, past, offers=offers)
         past.extend(task.classes)
 
 
@@ -125,7 +144,13 @@ def _expected(preview: TermsPreview, inventory: Inventory) -> list[TaskClasses]:
 
 
 def _task(
-    preview: TermsPreview, inventory: Inventory, number: int, task: TaskClasses, past: Sequence[str]
+    preview: TermsPreview,
+    inventory: Inventory,
+    number: int,
+    task: TaskClasses,
+    past: Sequence[str],
+    *,
+    offers: bool,
 ) -> dict[str, Any]:
     first = len(past)
     info = TaskInfo(
@@ -143,23 +168,29 @@ def _task(
         "held": sorted(held),
         "images": sum(held.values()),
         "exchanges": [
-            *(_exchanges(preview, info) if held else ()),
+            *(_exchanges(preview, info, unlabelled=False) if held else ()),
+            *(_exchanges(preview, info, unlabelled=True) if offers else ()),
             *(_results(preview, len(tested)) if tested and preview.evaluate is not False else ()),
         ],
     }
 
 
-def _exchanges(preview: TermsPreview, info: TaskInfo) -> Iterator[dict[str, Any]]:
+def _exchanges(
+    preview: TermsPreview, info: TaskInfo, *, unlabelled: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the exchanges of labelled images, or those of unlabelled ones."""
     terms = preview.terms
-    declared = terms.method.exchanges(terms.hparams, terms.backbone)
-    for exchange in (e for e in declared if e.in_task(info.index)):
+    for exchange in terms.exchanges:
+        if not exchange.in_task(info.index) or (exchange.unlabelled > 0) is not unlabelled:
+            continue
         rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
         yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
 
 
 def _results(preview: TermsPreview, classes: int) -> Iterator[dict[str, Any]]:
     """Yield the evaluation: at most one row per class with test images here."""
-    yield _exchange(preview.terms, EVALUATE, {"seen": classes}, 1)
+    tests = 1 + any(e.unlabelled for e in preview.terms.exchanges)
+    yield _exchange(preview.terms, EVALUATE, {"seen": classes}, tests)
 
 
 def _exchange(

@@ -81,8 +81,7 @@ class ModelKeeper:
         Raises:
             DiskFull, StorageError: it cannot be kept; the previous model is intact.
         """
-        declared = terms.method.exchanges(terms.hparams, terms.backbone)
-        first = next(e.kind for e in declared if e.in_task(order.task))
+        first = next(e.kind for e in terms.exchanges if e.in_task(order.task))
         begins = order.kind == first and order.round == 0
         if begins and not order.past:
             return

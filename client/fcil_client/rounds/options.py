@@ -18,6 +18,7 @@ class ClientOptions:
 
     Attributes:
         partition, slot: the client uses only this slot's part of ``data``.
+        unlabelled: folder of images without classes that it offers.
     """
 
     data: Path
@@ -35,3 +36,4 @@ class ClientOptions:
     limits: PrivacyLimits = NO_LIMITS
     partition: Path | None = None
     slot: int = -1
+    unlabelled: Path | None = None

@@ -138,11 +138,18 @@ class RoundWork:
 
         Raises:
             MethodMismatch: they train, and the engine here computes no gradient.
+            DataError: they use unlabelled images, and this client offers none.
         """
-        declared = terms.method.exchanges(terms.hparams, terms.backbone)
-        trains = any(e.trains for e in declared if e.kind == kind)
+        exchange = terms.exchange(kind)
+        if exchange is None:
+            return
         if terms.method.needs_backbone:
-            engines.check_round(terms.method, trains, self._engine)
+            engines.check_round(terms.method, exchange.trains, self._engine)
+        if exchange.unlabelled and self._options.unlabelled is None:
+            raise DataError(
+                "this client offers no unlabelled images.",
+                action="Name a folder of them: fcil-client join --unlabelled FOLDER",
+            )
 
     def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
         weights = self._options.weights
@@ -269,6 +276,10 @@ class RoundWork:
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget."""
         self.names, parts = self._parts(order, terms, task, server)
+        exchange = terms.exchange(order.kind)
+        if exchange is not None and exchange.unlabelled:
+            self._charge(terms, order.key, task, [])  # the owner's limits hold here too
+            return _Begun({}, {}, parts, self._home.state())
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         classes = {name: c for name, c in self.names.items() if c in wanted}
         if not classes:
@@ -324,6 +335,7 @@ class RoundWork:
             "parts": list(begun.parts),
             "backbone": self._backbone_fields(terms),
             "min_count": self.least(terms),
+            "unlabelled": str(self._options.unlabelled or ""),
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE

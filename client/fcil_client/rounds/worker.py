@@ -6,9 +6,11 @@ self-contained, so a new process can take over at any call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from fcil_adapters.contract import Context, exemplars, registry
+from fcil_adapters.contract import Context, Exchange, exemplars, image_digests, registry
 from fcil_adapters.contract.exemplars import Exemplars
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
@@ -21,7 +23,9 @@ from fcil_client.data.local_data import LocalData
 from fcil_client.data.partition_file import Partition
 from fcil_client.data.split import SIDES
 from fcil_protocol.errors import DataError, WireError
-from fcil_protocol.payloads.payload import unpack
+from fcil_protocol.payloads.payload import Payload, unpack
+
+_UNLABELLED = 0x756E  # purpose of the random stream that chooses unlabelled images
 
 
 class ClientWorker:
@@ -64,8 +68,8 @@ class ClientWorker:
 
         Fields: those of `LoadedModels.prepare` and `scan`, ``classes`` {name: id} of the task's
         classes, ``min_count`` (images without which a class takes no part), ``memory_bytes``,
-        ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for a method that keeps
-        exemplars.
+        ``parts`` (names), ``past``, as ``classes`` of earlier tasks, for a method that keeps
+        exemplars, and ``unlabelled``, the folder of unlabelled images or "".
         Payloads: state, then the parts. Result: ``images`` (number that the learner saw),
         ``faults``, ``lost`` (`Forms.rounding_loss`) in a task's first round if a tensor travels in
         half precision, ``exemplars`` (number of further images that it saw) if its method keeps
@@ -81,29 +85,33 @@ class ClientWorker:
         data = self._held.of(call, ctx.backbone_info.preprocessing)
         least = call.fields["min_count"]
         partition = partition_of(call.fields)
-        only = _choice(partition, call.fields, ctx)
-        images = data.learner_images(_class_ids(call.fields, ctx.task.classes), least, only)
-        if only is not None and not len(images):
-            raise DataError(
-                "the partition gives this client no image of this round's classes.",
-                action="Give the server the partition's tasks (docs/partitions.md).",
-            )
-        if least > 1 and not len(images):
-            raise DataError(f"no class of the current task has {least} images here.")
+        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         learner = registry.load_half(method.learner)
         held, most = unpack(state), method.exemplars(ctx.hparams)
-        faults: list[str] = []
+        faults: Sequence[str] = ()
+        if exchange.unlabelled:
+            images, faults = _unlabelled(ctx, call.fields, data, exchange, held)
+            digests = image_digests.as_digests(images.digests)
+            ctx = replace(ctx, digests=digests, min_count=least)
+        else:
+            images = _labelled(ctx, call.fields, data, partition)
         if most:
             exemplars.check_state(held, most)
-            shown, faults = _exemplars(
+            shown, lost = _exemplars(
                 ctx, call.fields, data, exemplars.exemplar_digests(held), images
             )
-            ctx = replace(ctx, exemplars=shown)
+            ctx, faults = replace(ctx, exemplars=shown), lost
         new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
-        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        declared = method.exchanges(ctx.hparams, ctx.backbone_info)
+        if exchange.keeps_state and any(e.unlabelled for e in declared):
+            named = frozenset(images.digests if exchange.unlabelled else ())
+            image_digests.check_counted(held, new_state, named)
+        if exchange.unlabelled and not upload.i64("n").any():
+            raise DataError(f"none of {len(images)} unlabelled images is clearly of one class.")
         sent = ctx.forms.narrow(upload, exchange.upload)
-        result: Fields = {"images": len(images), "faults": [*data.faults, *faults]}
+        seen = images.faults if exchange.unlabelled else data.faults
+        result: Fields = {"images": len(images), "faults": [*seen, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
         if ctx.round == 0:  # once a task is enough
@@ -127,6 +135,34 @@ class ClientWorker:
         return {"images": len(images), "faults": list(data.faults)}, [counts]
 
 
+def _labelled(
+    ctx: Context, fields: Fields, data: LocalData, partition: Partition | None
+) -> CachedImages:
+    """Open the train images of the task's classes.
+
+    Raises:
+        DataError: there is none.
+    """
+    least, only = fields["min_count"], _choice(partition, fields, ctx)
+    images = data.learner_images(_class_ids(fields, ctx.task.classes), least, only)
+    if only is not None and not len(images):
+        raise DataError(
+            "the partition gives this client no image of this round's classes.",
+            action="Give the server the partition's tasks (docs/partitions.md).",
+        )
+    if least > 1 and not len(images):
+        raise DataError(f"no class of the current task has {least} images here.")
+    return images
+
+
+def _unlabelled(
+    ctx: Context, fields: Fields, data: LocalData, exchange: Exchange, state: Payload
+) -> tuple[CachedImages, tuple[str, ...]]:
+    """Open unlabelled images that the state does not name; report files that cannot be used."""
+    folder, counted = Path(fields["unlabelled"]), image_digests.counted_digests(state)
+    return data.unlabelled_images(folder, exchange.unlabelled, counted, ctx.rng(_UNLABELLED))
+
+
 def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozenset[str] | None:
     """Return the images that a partition lets this round see, by name; None: all of the client."""
     if partition is None:
@@ -142,7 +178,7 @@ def _exemplars(
     again = data.exemplar_images(past, kept, fields["min_count"])
     lost = len(kept) - len(again)
     faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
-    digests = [exemplars.as_digests(one.digests) for one in (again, images)]
+    digests = [image_digests.as_digests(one.digests) for one in (again, images)]
     return Exemplars(again, *digests), faults if lost else []
 
 

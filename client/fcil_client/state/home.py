@@ -335,7 +335,8 @@ class Home:
         except WireError as error:
             raise CorruptFile(
                 f"{path} is damaged: {error}.",
-                action="Remove it: the client starts with an empty state.",
+                action="Remove it: the client starts with an empty state, and counts unlabelled "
+                "images again if it offers any.",
             ) from error
 
     def enter_run(self, run: str) -> bool:

@@ -8,6 +8,8 @@ CLOSED_BY = {
     "operator": "closed by the operator",
     "rest_of_task": "closed by the operator, with the rest of its task",
     "given_up": "not asked for: the first rounds of its kind brought no update",
+    "unsure": "not asked for: too few test images were classified rightly",
+    "unchanged": "not asked for: the model is that of the evaluation before",
     "no_holder": "too few connected clients held images for it",
     "void": "void: its updates could not be combined, and none in particular is to blame",
     "too_few": "fewer updates than round.min_updates",

@@ -284,6 +284,17 @@ class UpdateTable:
         )
         return {RunId(row["run"]): int(row["n"]) for row in self._db.rows(sql, (client, EVALUATE))}
 
+    def inherited_from(self, run: RunId, kind: str) -> frozenset[ClientId]:
+        """Return the clients with images in a fork by rounds of one kind before it began."""
+        if not self._db.number("SELECT inherited FROM runs WHERE run_id = ?", (run,)):
+            return frozenset()
+        own = OWN_ROUND.format(table="updates")
+        sql = (
+            "SELECT DISTINCT client FROM updates WHERE run = ? AND kind = ? AND samples > 0 "  # noqa: S608
+            f"AND status = 'counted' AND NOT ({own})"
+        )
+        return frozenset(ClientId(row["client"]) for row in self._db.rows(sql, (run, kind)))
+
     def forgotten(self, run: RunId) -> frozenset[tuple[ClientId, int]]:
         """Return the clients that a run has forgotten, each with the tasks of its updates."""
         sql = (

@@ -162,16 +162,26 @@ class EvaluationTable:
                     (run, task, client, class_id, correct, total),
                 )
 
+    def totals(self, run: RunId, task: int) -> tuple[int, int]:
+        """Return how many test images were classified rightly after a task, and all."""
+        sql = (
+            "SELECT coalesce(sum(correct), 0) AS correct, coalesce(sum(total), 0) AS total FROM "
+            "evaluations WHERE run = ? AND task = ? AND client <> ?"
+        )
+        (row,) = self._db.rows(sql, (run, task, CENTRAL))
+        return int(row["correct"]), int(row["total"])
+
     def all(self, run: RunId) -> list[Evaluation]:
         """Return all evaluation counts of a run."""
         sql = "SELECT * FROM evaluations WHERE run = ? ORDER BY task, client, class_id"
         return self._db.all(Evaluation, sql, (run,))
 
     def tasks(self, run: RunId, since: int, *, central: bool) -> list[int]:
-        """Return the tasks from ``since`` on that were evaluated: centrally, or by clients."""
+        """Return the tasks over from ``since`` on that were evaluated: centrally, or by clients."""
         sql = (
-            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND EXISTS (SELECT 1 FROM "
-            "evaluations e WHERE e.run = tasks.run AND e.task = tasks.task AND "
+            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND closed_at IS NOT NULL "
+            "AND EXISTS (SELECT 1 FROM evaluations e "
+            "WHERE e.run = tasks.run AND e.task = tasks.task AND "
         )
         sql += f"e.client {'=' if central else '<>'} ?) ORDER BY task"
         return [int(row["task"]) for row in self._db.rows(sql, (run, since, CENTRAL))]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
+from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import PartRef, RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
@@ -23,6 +24,10 @@ def list_available(
 ) -> list[Available]:
     """Return, for each connected client, if it has data for the round under way."""
     keys: frozenset[str] = frozenset()
+    unlabelled, done = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
+    if unlabelled and progress.step is not None:
+        # A client forgets what it counted as a fork begins, and the fork's state still has it.
+        done = context.ledger.updates.inherited_from(context.run, progress.step.kind)
     evaluating = progress.step is not None and progress.step.kind == EVALUATE
     if progress.task is not None and progress.step is not None:
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
@@ -31,7 +36,9 @@ def list_available(
     return [
         Available(
             peer.client,
-            peer.holds(keys, part) and (peer.client, task) not in context.forgotten,
+            # Whether a client has unlabelled images, only the client knows.
+            (peer.client not in done if unlabelled else peer.holds(keys, part))
+            and (peer.client, task) not in context.forgotten,
             now,
         )
         for peer in peers
@@ -133,6 +140,8 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
 
 def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
+    if _is_of_unlabelled(context, step):
+        return "unlabelled images"
     names = context.classes.names()
     wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
@@ -145,11 +154,16 @@ def describe_hidden(context: RunContext, task: TaskInfo, step: Step) -> str:
 
     Empty if a class of the round is not hidden: then no connected client has images of it.
     """
-    wanted = _wanted(task, step)
+    wanted = () if _is_of_unlabelled(context, step) else _wanted(task, step)
     if not wanted or context.classes.keys_of(wanted):
         return ""
     names = context.classes.names()
     return shlex.join(names[c] for c in wanted)
+
+
+def _is_of_unlabelled(context: RunContext, step: Step | None) -> bool:
+    exchange = None if step is None else context.exchange(step.kind)
+    return exchange is not None and exchange.unlabelled > 0
 
 
 def _wanted(task: TaskInfo, step: Step) -> tuple[int, ...]:

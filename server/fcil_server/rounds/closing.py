@@ -70,14 +70,11 @@ class Closing:
         if step.kind == EVALUATE:
             rows = self.context.ledger.updates.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
+            evaluations = self.context.ledger.evaluations
             with self.context.ledger.transaction(waits=False):
-                for row in self.context.ledger.updates.accepted(
-                    key
-                ):  # without clients revoked meanwhile
-                    counts = results[row.client]
-                    self.context.ledger.evaluations.add(
-                        self.context.run, key.task, row.client, counts
-                    )
+                # Without clients revoked meanwhile. Who evaluated before and not now keeps its row.
+                for row in self.context.ledger.updates.accepted(key):
+                    evaluations.add(key.run, key.task, row.client, results[row.client])
                 outcome = self._commit(key, close, {"collect_s": collect_s})
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)

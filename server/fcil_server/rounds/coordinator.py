@@ -28,7 +28,7 @@ from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
-from fcil_server.rounds.restore import given_up, machine_of
+from fcil_server.rounds.restore import machine_of, omission
 from fcil_server.rounds.schedule import Step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
@@ -182,7 +182,7 @@ class Coordinator:
             progress.task = task
             await self._open_task(task)
             steps = task_steps(
-                context.method.exchanges(context.hparams, context.info),
+                context.exchanges,
                 context.config.round.rounds_per_task,
                 task=task.index,
                 evaluate=context.config.run.evaluate,
@@ -304,8 +304,8 @@ class Coordinator:
         now = self._now()
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, machine.Why.REST))
-        elif given_up(self.context, progress, key):
-            self._events.put_nowait(machine.Stop(now, machine.Why.GIVEN_UP))
+        elif row is None and (why := omission(self.context, progress, key)):
+            self._events.put_nowait(machine.Stop(now, why))
         here = list_available(self.context, progress, self.context.peers.announced(), now)
         # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)

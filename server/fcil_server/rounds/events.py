@@ -27,6 +27,8 @@ class Why(StrEnum):
     OPERATOR = "operator"
     REST = "rest_of_task"  # the operator, who also wants no more rounds of the task
     GIVEN_UP = "given_up"  # the first rounds of its kind changed nothing (`Exchange.gives_up`)
+    UNSURE = "unsure"  # the evaluation found too few images right (`Exchange.least_accuracy`)
+    UNCHANGED = "unchanged"  # an evaluation of the same model came before
     NO_HOLDER = "no_holder"  # too few connected clients, or none, have data for it
     VOID = "void"  # no state could be made of its updates; replaces the first reason
     TOO_FEW = "too_few"  # fewer updates than a state needs; replaces the first reason
@@ -55,6 +57,8 @@ class RoundRules:
             skips the round at once.
         no_holder_s: how long enough clients may be connected of which too few have data before the
             round is skipped; None waits for ever.
+        optional: True if a client that declines for any reason is not asked again: most have
+            nothing to give.
         patient: True if a round that no asked client can ever do waits ``retry_s`` for others
             before it closes: several such rounds give something up (`Exchange.gives_up`).
     """
@@ -71,6 +75,7 @@ class RoundRules:
     settle_s: float = 0.0
     retry_s: float = 30.0
     no_holder_s: float | None = None
+    optional: bool = False
     patient: bool = False
 
 

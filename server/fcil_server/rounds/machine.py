@@ -242,7 +242,7 @@ class Round:
         if self.answers.get(event.client) is Answer.NONE:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
-        if event.final:
+        if event.final or self.rules.optional:
             self._exclude(event.client)
         elif event.resting:
             if event.client in set(self.answers) - self.excluded:

@@ -77,6 +77,15 @@ def describe_given_up(progress: RunProgress, rounds: int) -> str:
     )
 
 
+def describe_unsure(progress: RunProgress, right: int, total: int, needed: str) -> str:
+    """Return the note that unlabelled images are not used after a task."""
+    assert progress.task is not None
+    return (
+        f"task {progress.task.index}: unlabelled images are not used, since the model classified "
+        f"{right} of {total} test images rightly; needed are {needed}"
+    )
+
+
 def describe_unheld(context: RunContext, progress: RunProgress, until_s: float | None) -> str:
     """Return the note that too few connected clients, or none, have images, and what follows."""
     assert progress.task is not None

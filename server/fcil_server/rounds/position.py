@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
-from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Context,
+    Exchange,
+    Hparams,
+    Method,
+    Part,
+    State,
+    TaskInfo,
+)
 from fcil_adapters.contract.averaging import Averaging
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import Message, PartRef
@@ -57,6 +67,15 @@ class RunContext:
     kept: KeptUpdates | None = None
     forgotten: frozenset[tuple[ClientId, int]] = frozenset()
     attended: bool = True
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The exchanges of the run's method."""
+        return self.method.exchanges(self.hparams, self.info)
+
+    def exchange(self, kind: str) -> Exchange | None:
+        """Return the method's exchange of one kind; None: the kind is the protocol's own."""
+        return next((e for e in self.exchanges if e.kind == kind), None)
 
     def name_of(self, client: str) -> str:
         """Return a client's name, as the operator reads it."""

@@ -1,21 +1,24 @@
-"""The machine of a round by its rules, new or from the ledger, and rounds that are given up."""
+"""The machine of a round by its rules, new or from the ledger, and rounds that are omitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from fcil_adapters.contract import Exchange
 from fcil_protocol.errors import MethodMismatch, NotNow
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.federation.config import Config
-from fcil_server.ledger.enums import Answer, UpdateStatus
+from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import notes
 from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
+
+SURE_IMAGES = 200  # of fewer test images, the share that is right says too little
 
 
 def machine_of(
@@ -31,9 +34,20 @@ def machine_of(
         now: seconds of the server's uptime.
     """
     ledger, config = context.ledger, context.config
-    rules = rules_of(config, key.kind)
-    declared = context.method.exchanges(context.hparams, context.info)
-    rules = replace(rules, patient=any(e.gives_up for e in declared if e.kind == key.kind))
+    rules, exchange = rules_of(config, key.kind), context.exchange(key.kind)
+    if exchange is not None:
+        rules = replace(rules, patient=exchange.gives_up > 0)
+        if exchange.unlabelled:  # who has such images, only the clients know: all are asked
+            rules = replace(
+                rules,
+                clients_per_round=0,
+                take=0,
+                quorum=1,
+                retry_s=0.0,
+                no_holder_s=0.0,
+                on_short="close",
+                optional=True,
+            )
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)
@@ -62,8 +76,9 @@ def restore(
         # A client that declined may have been asked again, and have sent an update since.
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
-            resting += [kept.client] if kept.reason == NotNow.code else []
-            excluded += [kept.client] if kept.reason == MethodMismatch.code else []
+            final = rules.optional or kept.reason == MethodMismatch.code
+            excluded += [kept.client] if final else []
+            resting += [kept.client] if kept.reason == NotNow.code and not final else []
     return restored_round(
         rules,
         seed,
@@ -123,13 +138,47 @@ def rules_of(config: Config, kind: str) -> RoundRules:
     return replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0, min_updates=1)
 
 
-def given_up(context: RunContext, progress: RunProgress, key: RoundKey) -> bool:
-    """Return True if no client is asked for a round, since the first ones of its kind failed.
+def omission(context: RunContext, progress: RunProgress, key: RoundKey) -> Why | None:
+    """Return why no client is asked for a round; None: they are asked.
 
-    The first round that is given up is reported.
+    A reason that the operator may not expect is reported.
     """
-    declared = context.method.exchanges(context.hparams, context.info)
-    most = next((e.gives_up for e in declared if e.kind == key.kind), 0)
+    if key.kind == EVALUATE:
+        first = not context.ledger.evaluations.totals(key.run, key.task)[1]
+        return None if not key.round or first or _counts_unlabelled(context, key) else Why.UNCHANGED
+    exchange = context.exchange(key.kind)
+    if exchange is not None and exchange.unlabelled and _is_unsure(context, progress, exchange):
+        return Why.UNSURE
+    return Why.GIVEN_UP if _is_given_up(context, progress, key, exchange) else None
+
+
+def _counts_unlabelled(context: RunContext, key: RoundKey) -> bool:
+    """Return True if a round of unlabelled images changed the model in the task of ``key``."""
+    rows = [
+        context.ledger.rounds.get(key._replace(kind=e.kind, round=number))
+        for e in context.exchanges
+        if e.unlabelled
+        for number in range(e.rounds or context.config.round.rounds_per_task)
+    ]
+    return any(row is not None and row.outcome in (Outcome.DONE, Outcome.SHORT) for row in rows)
+
+
+def _is_unsure(context: RunContext, progress: RunProgress, exchange: Exchange) -> bool:
+    """Return True if the task's evaluation does not allow the use of unlabelled images."""
+    assert progress.task is not None
+    right, total = context.ledger.evaluations.totals(context.run, progress.task.index)
+    if total >= SURE_IMAGES and right >= exchange.least_accuracy * total:
+        return False
+    needed = f"at least {exchange.least_accuracy:.0%} of at least {SURE_IMAGES}"
+    context.notify("info", "unsure", notes.describe_unsure(progress, right, total, needed))
+    return True
+
+
+def _is_given_up(
+    context: RunContext, progress: RunProgress, key: RoundKey, exchange: Exchange | None
+) -> bool:
+    """Return True if the first rounds of a round's kind failed."""
+    most = 0 if exchange is None else exchange.gives_up
     if not most or key.round < most:
         return False
     first = [key._replace(round=r) for r in range(most)]

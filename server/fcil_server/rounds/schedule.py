@@ -21,13 +21,20 @@ class Step:
 def task_steps(
     exchanges: Sequence[Exchange], rounds_per_task: int, *, task: int, evaluate: bool
 ) -> tuple[Step, ...]:
-    """List the rounds of a task in order: the method's exchanges, then the evaluation."""
+    """List the rounds of a task in order: the method's exchanges, then the evaluation.
+
+    Exchanges of unlabelled images depend on the evaluation, so they follow it, and it is made again
+    after them; without it there are none.
+    """
     steps: list[Step] = []
-    for exchange in (e for e in exchanges if e.in_task(task)):
-        rounds = rounds_per_task if exchange.rounds is None else exchange.rounds
-        steps.extend(Step(exchange.kind, i, rounds) for i in range(rounds))
-    if evaluate:
-        steps.append(Step(EVALUATE, 0, 1))
+    here = [e for e in exchanges if e.in_task(task)]
+    for unlabelled in (False, True) if evaluate else (False,):
+        some = [e for e in here if (e.unlabelled > 0) is unlabelled]
+        for exchange in some:
+            rounds = rounds_per_task if exchange.rounds is None else exchange.rounds
+            steps.extend(Step(exchange.kind, i, rounds) for i in range(rounds))
+        if evaluate and (some or not unlabelled):
+            steps.append(Step(EVALUATE, int(unlabelled), 1 + any(e.unlabelled for e in here)))
     return tuple(steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import BackboneInfo, Hparams, Method, registry
+from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, registry
 from fcil_adapters.contract.backbone_info import backbone_fields
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
 from fcil_protocol.errors import (
     BackboneMismatch,
+    ConfigError,
     FcilError,
     RunFailed,
     StorageError,
@@ -222,6 +223,8 @@ async def open_run(
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
         setup = RunSetup(config, method, hparams, info, digest, aggregation)
         tell_ignored(ports.notify, method, hparams, config)
+        exchanges = method.exchanges(hparams, info)
+        check_unlabelled(ports.notify, exchanges, evaluate=config.run.evaluate)
         if row is None:
             facts = run_directory.describe_environment(
                 aggregation.described, threads=threads_of(config)
@@ -351,3 +354,30 @@ def tell_ignored(
     if reason and config.run.keep_updates:
         text = f"[run] keep_updates has no effect: {method.name} cannot forget a client exactly"
         notify("warning", "ignored", f"{text}, for {reason}")
+
+
+def check_unlabelled(
+    notify: Callable[[str, str, str], None], exchanges: Sequence[Exchange], *, evaluate: bool
+) -> None:
+    """Warn of what unlabelled images can do to the model, if the run uses any.
+
+    Raises:
+        ConfigError: nothing would ever allow their use.
+    """
+    least = [e.least_accuracy for e in exchanges if e.unlabelled]
+    if not least:
+        return
+    if not evaluate:
+        raise ConfigError(
+            "method.pseudo uses unlabelled images after the clients' evaluation of a task, and "
+            "run.evaluate is false.",
+            action="Set method.pseudo to 'off', or run.evaluate (in an experiment evaluate) to "
+            "true.",
+        )
+    notify(
+        "warning",
+        "unlabelled",
+        "unlabelled images of clients are counted under the classes that the model gives them, "
+        f"after tasks whose evaluation finds at least {max(least):.0%} of the test images right; "
+        "images of a class that the federation does not know are counted under a wrong one",
+    )

@@ -177,10 +177,10 @@ async def take_step(
         return await context.aggregation.open_task(ctx, before), {}
     assert base is not None, "a round starts from a state"
     steps = task_steps(
-        context.method.exchanges(context.hparams, context.info),
+        context.exchanges,
         context.config.round.rounds_per_task,
         task=row.task,
-        evaluate=False,
+        evaluate=True,
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)

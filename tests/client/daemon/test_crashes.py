@@ -138,7 +138,7 @@ class Device(daemon.Client):
             stop=lambda: self._drop("fetch"),
         )  # fmt: skip
         self._line = SimpleNamespace(server=None, send=lambda *_: None)
-        self._talk = SimpleNamespace(greet=later("greet"), known_terms=None)
+        self._talk = SimpleNamespace(greet=later("greet"), known_terms=None, terms=None)
         self._later = later("later")
         self._enter = self.home.enter_run
 

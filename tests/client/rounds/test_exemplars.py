@@ -11,11 +11,11 @@ from client.round_kit import TERMS
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.contract.exemplars import (
     EXEMPLARS,
-    as_digests,
     exemplar_digests,
     exemplar_notice,
     with_exemplars,
 )
+from fcil_adapters.contract.image_digests import as_digests
 from fcil_adapters.images.decoding import open_source
 from fcil_client.daemon.status import terms_of
 from fcil_client.data.local_data import LocalData

@@ -13,11 +13,14 @@ import sample_run
 from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
+from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds import restore
+from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
+from fcil_server.rounds.events import RoundRules
 from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, Clock, digest
 
@@ -150,8 +153,7 @@ def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
     """Said once, as the first of them is passed over."""
     given_up = given_up and not updates
     exchange = Exchange("prepare", PayloadSchema(), gives_up=2)
-    kit.method = SimpleNamespace(exchanges=lambda *_: (exchange,))
-    kit.hparams = kit.info = None
+    kit.exchange = {"prepare": exchange}.get
     for r in range(round_):
         key = RoundKey(RUN, 0, "prepare", r)
         kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
@@ -164,10 +166,98 @@ def test_rounds_are_given_up_after_so_many_in_which_nobody_sent_an_update(
         kit.ledger.rounds.close(key, "skipped", why=whys[min(r, len(whys) - 1)])
 
     progress = SimpleNamespace(task=TaskInfo(0, (0,)), step=Step("prepare", round_, 5))
-    assert restore.given_up(kit, progress, RoundKey(RUN, 0, "prepare", round_)) is given_up
+    why = restore.omission(kit, progress, RoundKey(RUN, 0, "prepare", round_))
+    assert why == ("given_up" if given_up else None)
     said = [note for note in kit.notes if "warning given_up" in note]
     assert len(said) == (given_up and round_ == 2)
     assert all("the first 2 rounds brought no update of kind prepare" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "why"),
+    [(80, 200, None), (79, 200, "unsure"), (199, 199, "unsure"), (0, 0, "unsure")],
+)
+def test_unlabelled_images_are_used_after_a_good_evaluation(kit, right, total, why) -> None:
+    """Of all clients; what the server's own test found is something else."""
+    kit.exchange = {
+        "pseudo": Exchange(
+            "pseudo", PayloadSchema(), keeps_state=True, unlabelled=9, least_accuracy=0.4
+        )
+    }.get
+    half = total // 2
+    first = min(right, half)
+    kit.ledger.evaluations.add(RUN, 0, ALICE, {0: (first, half)})
+    kit.ledger.evaluations.add(RUN, 0, BOB, {0: (right - first, total - half)})
+    kit.ledger.evaluations.add(RUN, 0, "central", {0: (999, 999)})
+    progress = SimpleNamespace(task=TaskInfo(0, (0,)), step=Step("pseudo", 0, 1))
+    assert restore.omission(kit, progress, RoundKey(RUN, 0, "pseudo", 0)) == why
+    said = [f"classified {right} of {total} test images rightly" in note for note in kit.notes]
+    assert said == [True] * (why is not None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"), [("done", None), ("short", None), ("skipped", "unchanged")]
+)
+def test_an_unchanged_model_is_not_evaluated_again(kit, outcome, why) -> None:
+    pseudo = Exchange("pseudo", PayloadSchema(), rounds=1, unlabelled=9, keeps_state=True)
+    kit.exchanges = (Exchange("train", PayloadSchema(), rounds=1), pseudo)
+    key = RoundKey(RUN, 0, "pseudo", 0)
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    kit.ledger.rounds.close(key, outcome)
+    first, second = (key._replace(kind="evaluate", round=r) for r in (0, 1))
+    assert restore.omission(kit, None, first) is None
+    assert restore.omission(kit, None, second) is None, "a fork has no results of its last task"
+    kit.ledger.evaluations.add(RUN, 0, ALICE, {0: (3, 10)})
+    assert restore.omission(kit, None, second) == why
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_after_a_restart_an_optional_round_awaits_no_client_that_declined(kit, optional) -> None:
+    key = RoundKey(RUN, 0, "pseudo", 0)
+    row = kit.ledger.rounds.open(key, asked=[ALICE, BOB], base_state=0)
+    kit.ledger.answers.set(key, BOB, Answer.DECLINED, "not_now")
+    machine = restore.restore(kit.ledger, row, RoundRules(optional=optional), (1,), 0.0)
+    assert (machine.resting, machine.excluded) == (({BOB}, set()), (set(), {BOB}))[optional]
+
+
+def test_results_of_a_task_are_added_up_over_clients(kit) -> None:
+    evaluations = kit.ledger.evaluations
+    assert evaluations.totals(RUN, 0) == (0, 0)
+    for client in (ALICE, BOB, "central"):
+        evaluations.add(RUN, 0, client, {0: (3, 10)})
+    assert evaluations.totals(RUN, 0) == (6, 20)
+    evaluations.add(RUN, 0, ALICE, {0: (9, 10)})
+    assert evaluations.totals(RUN, 0) == (12, 20)
+
+
+def test_a_fork_does_not_ask_again_who_has_counted_images_in_it(kit) -> None:
+    """The client forgets what it counted; the fork's state does not."""
+    updates, exchange = (
+        kit.ledger.updates,
+        Exchange("pseudo", PayloadSchema(), unlabelled=9, keeps_state=True),
+    )
+    for run, client in ((RUN, ALICE), ("other", BOB)):
+        key = RoundKey(run, 0, "pseudo", 0)
+        if run == "other":
+            sample_run.add_run(kit.ledger, run)
+            kit.ledger.tasks.open(run, 0, [0])
+        kit.ledger.rounds.open(key, asked=[client], base_state=0)
+        with kit.ledger.transaction():
+            updates.accept(
+                key, client, update_id=UpdateId(digest(run)), samples=5, tensor_bytes=1,
+                sealed_bytes=2,
+            )  # fmt: skip
+            updates.mark_counted(key)
+        kit.ledger.rounds.close(key, "done")
+    assert updates.inherited_from(RUN, "pseudo") == frozenset()
+    kit.ledger.database.write("UPDATE runs SET inherited = 9 WHERE run_id = ?", (RUN,))
+    assert updates.inherited_from(RUN, "pseudo") == {ALICE}
+    assert updates.inherited_from(RUN, "train") == {ALICE}
+    kit.exchange, kit.forgotten = {"pseudo": exchange}.get, frozenset()
+    progress = SimpleNamespace(task=TaskInfo(1, (1,), (0,)), step=Step("pseudo", 0, 1))
+    here = [SimpleNamespace(client=c, holds=lambda *_: False) for c in (ALICE, BOB)]
+    found = list_available(kit, progress, here, 0.0)
+    assert [(one.client, one.holds) for one in found] == [(ALICE, False), (BOB, True)]
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:

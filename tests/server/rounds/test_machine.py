@@ -647,6 +647,22 @@ class TestClosing:
         close = close_of(going.handle(Tick(now=31.0)))
         assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
 
+    def test_an_optional_round_asks_and_awaits_no_client_that_declined(self) -> None:
+        rules = RoundRules(retry_s=0.0, quorum=1, on_short="close", optional=True)
+        going = opened(rules, clients=(A, B, C))
+        assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == []
+        assert going.handle(Declined(B, "data_invalid", now=1.0)) == []
+        assert going.handle(Available(A, holds=True, now=2.0)) == []
+        close = close_of(going.handle(Updated(C, now=3.0)))
+        assert (close.outcome, close.why) == (Outcome.DONE, Why.ANSWERED)
+
+    def test_an_optional_round_that_all_decline_is_skipped_at_once(self) -> None:
+        rules = RoundRules(retry_s=0.0, quorum=1, on_short="close", optional=True)
+        going = opened(rules, clients=(A, B))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        close = close_of(going.handle(Declined(B, "data_invalid", now=1.0)))
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
     def test_the_operator_closes_it_short(self) -> None:
         going = opened()
         going.handle(Updated(A, now=1.0))

@@ -50,6 +50,15 @@ def test_some_rounds_are_of_the_first_task_alone() -> None:
     assert [s.kind for s in later] == ["finish", "finish"]
 
 
+def test_unlabelled_images_follow_an_evaluation_and_another_one_follows_them() -> None:
+    unlabelled = replace(exchange("pseudo", 1), unlabelled=5, keeps_state=True)
+    with_them = task_steps((PREPARE, unlabelled), 3, task=0, evaluate=True)
+    assert with_them == (
+        Step("prepare", 0, 1), Step(EVALUATE, 0, 2), Step("pseudo", 0, 1), Step(EVALUATE, 1, 2),
+    )  # fmt: skip
+    assert task_steps((PREPARE, unlabelled), 3, task=0, evaluate=False) == (Step("prepare", 0, 1),)
+
+
 @pytest.mark.parametrize("closed", [7, 8, 100])
 def test_after_the_last_step_there_is_none(closed: int) -> None:
     steps = task_steps((PREPARE, TRAIN, FINISH), 3, task=1, evaluate=True)

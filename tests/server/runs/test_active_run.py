@@ -19,7 +19,7 @@ from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
 from fcil_server.federation.config import load, to_toml
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import active_run
-from fcil_server.runs.active_run import tell_ignored
+from fcil_server.runs.active_run import check_unlabelled, tell_ignored
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.resources import RunSetup
 from fcil_server.sessions.peers import Peers
@@ -177,3 +177,18 @@ def test_what_a_budget_chose_is_kept_and_told_only_where_something_else_is_set()
     config, noted = kept(own, ["method.name=running_mean", "method.side=8"], {"side": 4})
     assert config.method.options == {"side": 4}
     assert noted[0].startswith("[method] side: run r1 was started with other values")
+
+
+def test_unlabelled_images_need_an_evaluation_and_a_warning() -> None:
+    pseudo = Exchange("pseudo", PayloadSchema(), keeps_state=True, unlabelled=5, least_accuracy=0.4)
+    notes: list[tuple[str, str, str]] = []
+    check_unlabelled(
+        lambda *note: notes.append(note), (Exchange("train", PayloadSchema()),), evaluate=False
+    )
+    assert notes == []
+    with pytest.raises(ConfigError, match=r"run.evaluate is false"):
+        check_unlabelled(silent, (pseudo,), evaluate=False)
+    check_unlabelled(lambda *note: notes.append(note), (pseudo,), evaluate=True)
+    [(level, code, text)] = notes
+    assert (level, code) == ("warning", "unlabelled")
+    assert "at least 40% of the test images" in text

@@ -100,9 +100,11 @@ def scene(tmp_path: Path):
         spool.sync()
         notes: list[tuple[str, str, str]] = []
         method = registry.load_method("running_mean")
+        hparams = registry.make_hparams(method, {})
         kit = SimpleNamespace(
             run=built.run, config=load(None, ["method.name=running_mean"]), method=method,
-            hparams=registry.make_hparams(method, {}), info=NO_BACKBONE, ledger=ledger,
+            hparams=hparams, info=NO_BACKBONE, ledger=ledger,
+            exchanges=method.exchanges(hparams, NO_BACKBONE),
             classes=ClassRegistry(ledger, built.run), states=states, spool=spool,
             aggregation=Sums(), notify=lambda *note: notes.append(note), kept=None,
         )  # fmt: skip

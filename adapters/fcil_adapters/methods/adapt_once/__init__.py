@@ -23,7 +23,6 @@ from fcil_adapters.contract import (
     PayloadSchema,
     Statistic,
     TaskInfo,
-    separable,
 )
 from fcil_adapters.methods.adapt_once.options import AdaptOnceHparams
 from fcil_adapters.methods.adapt_once.parts import (
@@ -41,7 +40,8 @@ from fcil_adapters.toolkit.closed_form.manifest import (
     classifier_cadence,
     classifier_schemas,
     sums_dims,
-    sums_exchange,
+    sums_exchanges,
+    sums_forget,
     sums_largest,
     sums_statistics,
 )
@@ -64,9 +64,9 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
     """Return the training rounds of the first task, and the sums of every task."""
     more = (digest_spec(UPLOAD_DIGEST),) if h.adapts else ()
     # ``rows`` are those of the trained head here.
-    sums = sums_exchange(h, COLLECT, more, height="height")
+    sums = sums_exchanges(h, COLLECT, more, height="height")
     if not h.adapts:
-        return (sums,)
+        return sums
     train = replace(
         train_exchange(NAME, h.adapt, backbone),
         rounds=h.adapt.rounds,
@@ -74,12 +74,12 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
         trains=True,
         gives_up=h.adapt.skip_rounds,
     )
-    return train, sums
+    return train, *sums
 
 
 def broadcast(h: AdaptOnceHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the classifier, the projection's seed, the LoRA and its head."""
-    kinds = classifier_schemas()
+    kinds = classifier_schemas(h)
     if h.adapts:
         lora = lora_specs(trained_names(h.adapt), backbone)
         kinds[ADAPTER] = PayloadSchema((*lora, digest_spec(PART_DIGEST)))
@@ -146,7 +146,7 @@ METHOD = Method(
     largest=largest,
     averagings=averagings,
     statistics=statistics,
-    forgets=separable,
+    forgets=sums_forget,
     half=(Kind.LORA, Kind.HEAD),
     uncapped=uncapped,
     economies=SUMS_ECONOMIES,

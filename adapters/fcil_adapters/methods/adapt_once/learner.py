@@ -8,6 +8,7 @@ from dataclasses import replace
 from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.adapt_once.options import AdaptOnceHparams
 from fcil_adapters.methods.adapt_once.parts import (
+    COLLECT,
     TRAIN,
     UPLOAD_DIGEST,
     digest_bytes,
@@ -18,7 +19,7 @@ from fcil_adapters.toolkit.closed_form.learner import SumsLearner
 
 
 class Learner:
-    """Stateless: what it sends follows from the images and the broadcast."""
+    """Its state is that of `SumsLearner`; all else follows from images and broadcast."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
@@ -31,8 +32,9 @@ class Learner:
             adapting = replace(ctx, hparams=h.adapt)
             return LoraLearner().run(adapting, state, training_parts(broadcast), data)
         backbone = frozen_backbone(h, ctx.backbone, broadcast)
-        # What is drawn is what analytic draws, whose rounds are of this kind.
-        summing = replace(ctx, kind=TRAIN, backbone=backbone)
+        # What is drawn is what analytic draws, whose rounds are of these kinds.
+        kind = TRAIN if ctx.kind == COLLECT else ctx.kind
+        summing = replace(ctx, kind=kind, backbone=backbone)
         state, sent = SumsLearner().run(summing, state, broadcast, data)
         if not h.adapts:
             return state, sent

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from fcil_adapters.contract import Method, separable
+from fcil_adapters.contract import Method
 from fcil_adapters.toolkit.closed_form.manifest import (
     SUMS_ECONOMIES,
     cap_ignored_reason,
     classifier_cadence,
     classifier_schemas,
     sums_dims,
-    sums_exchange,
+    sums_exchanges,
+    sums_forget,
     sums_largest,
     sums_statistics,
 )
@@ -31,8 +32,8 @@ METHOD = Method(
     citation="AFCL, https://arxiv.org/abs/2505.12245; RanPAC, NeurIPS 2023, "
     "https://arxiv.org/abs/2307.02251",
     hparams=AnalyticHparams,
-    exchanges=lambda h, _backbone: (sums_exchange(h),),
-    broadcast=lambda _h, _backbone: classifier_schemas(),
+    exchanges=lambda h, _backbone: sums_exchanges(h),
+    broadcast=lambda h, _backbone: classifier_schemas(h),
     dims=sums_dims,
     learner="fcil_adapters.toolkit.closed_form.learner:SumsLearner",
     aggregator="fcil_adapters.toolkit.closed_form.aggregator:SumsAggregator",
@@ -41,7 +42,7 @@ METHOD = Method(
     cadence=classifier_cadence(),
     largest=sums_largest,
     statistics=sums_statistics,
-    forgets=separable,
+    forgets=sums_forget,
     uncapped=partial(cap_ignored_reason, "analytic"),
     economies=SUMS_ECONOMIES,
 )

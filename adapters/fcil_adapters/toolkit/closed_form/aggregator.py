@@ -13,10 +13,11 @@ from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.closed_form.forms import read_upload
 from fcil_adapters.toolkit.closed_form.lift import PROJECTION, SEED_WORDS
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.pseudo_labels import CENTRE_NAMES, PSEUDO, centres_of
 from fcil_adapters.toolkit.closed_form.solving import solve
 from fcil_adapters.toolkit.closed_form.sums import ProductSums
 
-_TOTAL = "total"
+_TOTAL, _PSEUDO = "total", "pseudo"
 _SEED = 1  # purpose of the random stream
 _LARGEST_WORD = 2**62
 
@@ -25,7 +26,8 @@ class SumsAggregator:
     """The state: ``seed``, the sums, and their classifier.
 
     ``total.*`` (`ProductSums.tensors`); ``weight`` (C, D), ``bias`` (C,) and ``classes`` (C,), the
-    classifier.
+    classifier; if unlabelled images are counted, ``pseudo.*``, their sums, which stay apart, and
+    `pseudo_labels.Centres`.
     """
 
     def init(self, ctx: Context) -> State:
@@ -33,7 +35,7 @@ class SumsAggregator:
         h: AnalyticHparams = ctx.hparams
         none = ProductSums.zero(h.width(ctx.backbone_info.dim))
         seed = ctx.rng(_SEED).integers(_LARGEST_WORD, size=SEED_WORDS, dtype=np.int64)
-        return _with_total(h, State({"seed": seed}), none)
+        return _solved(h, State({"seed": seed, **none.tensors(_TOTAL)}))
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Return the state unchanged: a new class begins with its first image."""
@@ -42,26 +44,38 @@ class SumsAggregator:
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Add the updates, one in memory at a time, and solve for the classifier."""
         h: AnalyticHparams = ctx.hparams
-        total = ProductSums.read(state.tensors, _TOTAL)
+        name = _PSEUDO if ctx.kind == PSEUDO else _TOTAL
+        total = _read(state, name)
         for sums in _sent(ctx, updates):
             total += sums
-        return _with_total(h, state, total)
+        return _solved(h, State({**state.tensors, **total.tensors(name)}, state.meta))
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the classifier, and the seed that never changes. Sums stay on the server."""
-        head = State({name: state.tensors[name] for name in ("weight", "bias", "classes")})
+        names = ["weight", "bias", "classes"]
+        names += CENTRE_NAMES if ctx.hparams.counts_unlabelled else ()
+        head = State({name: state.tensors[name] for name in names if name in state.tensors})
         return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
 
 
-def _with_total(h: AnalyticHparams, state: State, total: ProductSums) -> State:
-    """Return the state with the total, and its classifier."""
-    found = solve(h, total)
+def _read(state: State, name: str) -> ProductSums:
+    if f"{name}.classes" in state.tensors:
+        return ProductSums.read(state.tensors, name)
+    return ProductSums.zero(state.tensors[f"{_TOTAL}.sum"].shape[1])
+
+
+def _solved(h: AnalyticHparams, state: State) -> State:
+    """Return the state with the classifier of its sums."""
+    total = _read(state, _TOTAL)
+    found = solve(h, total + _read(state, _PSEUDO) if h.counts_unlabelled else total)
     rows: dict[str, Array] = {
         "classes": found.classes,
         "weight": found.weight.astype(np.float32),
         "bias": found.bias.astype(np.float32),
     }
-    return State({**state.tensors, **total.tensors(_TOTAL), **rows}, state.meta)
+    if h.counts_unlabelled:
+        rows |= centres_of(h, total).tensors()
+    return State({**state.tensors, **rows}, state.meta)
 
 
 def _sent(ctx: Context, updates: Updates) -> Iterator[ProductSums]:

@@ -7,25 +7,48 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
-from fcil_adapters.contract import Array, Context, ImageSet, Payload, Privacy, State
+from fcil_adapters.contract import (
+    Array,
+    Context,
+    ImageSet,
+    Payload,
+    Privacy,
+    State,
+    with_counted,
+)
 from fcil_adapters.numerics.class_means import class_sums
 from fcil_adapters.toolkit.closed_form import forms
 from fcil_adapters.toolkit.closed_form.lift import make_lift, read_seed
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.pseudo_labels import PSEUDO, accepted
 from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, pack_triangle, split
 
 _GROUPS = 1  # purpose of the random stream
 
 
 class SumsLearner:
-    """Stateless: the upload follows from the images and the server's projection."""
+    """The upload follows from the images and the server's projection.
+
+    Its state names the unlabelled images that are counted, and nothing else.
+    """
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Return the products of the features, their sum in each class, and the counts."""
+        if ctx.kind != PSEUDO:
+            return state, self._sums(ctx, ctx.task.classes, broadcast, data)
+        assert ctx.digests is not None, "the worker passes them with unlabelled images"
+        images = accepted(ctx, broadcast, data)
+        sent = self._sums(ctx, ctx.task.seen, broadcast, images)
+        return with_counted(state, ctx.digests[images.index]), sent
+
+    @staticmethod
+    def _sums(
+        ctx: Context, classes: tuple[int, ...], broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> Payload:
         h: AnalyticHparams = ctx.hparams
-        classes, d = ctx.task.classes, ctx.backbone_info.dim
+        d = ctx.backbone_info.dim
         lift = make_lift(h, d, read_seed(broadcast))
         group_of = draw_groups(ctx, data.labels)  # (N,)
         groups = int(group_of.max(initial=-1)) + 1 if h.group else 0
@@ -56,7 +79,7 @@ class SumsLearner:
         sent["classes"] = np.asarray(classes, dtype=np.int64)
         sent["count"] = counts
         sent["n"] = counts.sum(dtype=np.int64).reshape(1)
-        return state, Payload(sent)
+        return Payload(sent)
 
 
 def draw_groups(ctx: Context, labels: I64) -> I64:

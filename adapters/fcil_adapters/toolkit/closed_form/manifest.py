@@ -15,10 +15,12 @@ from fcil_adapters.contract import (
     Exchange,
     Kind,
     Largest,
+    Payload,
     PayloadSchema,
     Statistic,
     TaskInfo,
     TensorSpec,
+    separable,
 )
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_adapters.numerics.task_parts import CURRENT
@@ -31,6 +33,7 @@ from fcil_adapters.toolkit.closed_form.forms import (
 )
 from fcil_adapters.toolkit.closed_form.lift import PROJECTION, SEED_WORDS
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
+from fcil_adapters.toolkit.closed_form.pseudo_labels import PSEUDO, centre_specs, centre_width
 from fcil_adapters.toolkit.closed_form.sums import LOW, triangle_size
 from fcil_protocol.errors import ConfigError
 
@@ -43,14 +46,16 @@ SUMS_ECONOMIES = tuple(
 )
 
 
-def sums_exchange(
+def sums_exchanges(
     h: AnalyticHparams,
     kind: str = "train",
     more: tuple[TensorSpec, ...] = (),
     *,
     height: str = "rows",
-) -> Exchange:
+) -> tuple[Exchange, ...]:
     """Return the exchange of the sums, one round: a second one would count images twice.
+
+    If unlabelled images are counted, an exchange of their sums follows.
 
     Args:
         h: the options.
@@ -58,15 +63,39 @@ def sums_exchange(
         more: further tensors of an upload.
         height: the symbol of a factor's rows; none of the method's ``dims``.
     """
-    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
-    specs = (*_sum_specs(h, height), *counts, *more)
-    upload = PayloadSchema(specs, at_most=((height, "most"),))
-    return Exchange(kind, upload, rounds=1, check=partial(upload_faults, h))
+    upload = _upload(h, more, height, "c")
+    sums = Exchange(kind, upload, rounds=1, check=partial(upload_faults, h))
+    if not h.counts_unlabelled:
+        return (sums,)
+    pseudo = Exchange(
+        PSEUDO,
+        _upload(h, more, height, "s"),
+        rounds=1,
+        check=partial(_pseudo_faults, h),
+        keeps_state=True,
+        unlabelled=h.pseudo_images,
+        least_accuracy=h.pseudo_accuracy,
+    )
+    return sums, pseudo
 
 
-def _sum_specs(h: AnalyticHparams, height: str = "rows") -> Iterator[TensorSpec]:
+def _pseudo_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
+    return upload_faults(h, payload, TaskInfo(task.index, task.seen))
+
+
+def _upload(
+    h: AnalyticHparams, more: tuple[TensorSpec, ...], height: str, classes: str
+) -> PayloadSchema:
+    counts = (count_spec("classes", classes), count_spec("count", classes), count_spec("n", 1))
+    specs = (*_sum_specs(h, height, classes), *counts, *more)
+    return PayloadSchema(specs, at_most=((height, "most"),))
+
+
+def _sum_specs(
+    h: AnalyticHparams, height: str = "rows", classes: str = "c"
+) -> Iterator[TensorSpec]:
     """Yield the specs of the class sums, and of the feature products in each possible form."""
-    shapes: dict[str, tuple[str, ...]] = {"sum": ("c", "D"), FACTOR: (height, "D")}
+    shapes: dict[str, tuple[str, ...]] = {"sum": (classes, "D"), FACTOR: (height, "D")}
     shapes |= {REST: ("D",)} if h.truncate else {TRIANGLE: ("triangle_size",)}
     for name, shape in shapes.items():
         chosen = name in (FACTOR, TRIANGLE) and not h.truncate
@@ -78,13 +107,14 @@ def _suffixes(h: AnalyticHparams) -> tuple[str, ...]:
     return ("", LOW) if h.precision == "double" else ("",)
 
 
-def classifier_schemas() -> dict[str, PayloadSchema]:
+def classifier_schemas(h: AnalyticHparams) -> dict[str, PayloadSchema]:
     """Return the schemas of the classifier and of the projection's seed."""
     weight = TensorSpec("weight", Kind.HEAD, ("known", "D"), max_abs=_LARGEST_SUM, exact=True)
     bias = TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST_SUM, exact=True)
     return {
         CURRENT: PayloadSchema(
-            (weight, bias, count_spec("classes", "known")), at_most=(("known", "s"),)
+            (weight, bias, count_spec("classes", "known"), *centre_specs(h)),
+            at_most=(("known", "s"),),
         ),
         PROJECTION: PayloadSchema((count_spec("seed", SEED_WORDS),)),
     }
@@ -102,6 +132,7 @@ def sums_dims(h: AnalyticHparams, backbone: BackboneInfo, task: TaskInfo) -> dic
         "c": len(task.classes),
         "s": len(task.seen),
         "D": width,
+        "w": centre_width(h, width),
         "triangle_size": triangle_size(width),
         "most": largest_height(h, width),
     }
@@ -118,8 +149,14 @@ def sums_statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[St
     """Return the protected statistics: all tensors of the sums but counts.
 
     Raises:
-        ConfigError: groups of images are asked for.
+        ConfigError: groups of images are asked for, or pseudo-labels.
     """
+    if h.counts_unlabelled:
+        raise ConfigError(
+            f"method.pseudo is {h.pseudo!r}, and the counts of pseudo-labels follow from the "
+            "images, which noise does not cover.",
+            action="Set method.pseudo to 'off', or privacy.noise_multiplier to 0.",
+        )
     if h.group:
         raise ConfigError(
             f"method.group is {h.group}, and blanking one image of a group moves the feature "
@@ -130,6 +167,13 @@ def sums_statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[St
     sums = tuple(n for n in names if n.startswith("sum"))
     products = tuple(n for n in names if n not in sums)
     return (Statistic("class sums", sums), Statistic("feature products", products))
+
+
+def sums_forget(h: AnalyticHparams) -> str:
+    """Return why no client can be forgotten exactly; empty: one can."""
+    if h.counts_unlabelled:
+        return "the pseudo-labels of all clients follow from a model that it helped to make"
+    return separable(h)
 
 
 def cap_ignored_reason(name: str, h: AnalyticHparams) -> str:

@@ -67,6 +67,33 @@ class AnalyticHparams(Hparams):
         "max_weight_share in its round counts with less.",
     )
 
+    pseudo: Literal["off", "margin"] = Field(
+        default="off",
+        description="Unlabelled images that clients offer: left alone, or counted once as images "
+        "of the class with the nearest mean, if the second nearest is clearly farther. Images of "
+        "classes that the federation does not know are counted wrongly.",
+    )
+    pseudo_margin: float = Field(
+        default=0.1,
+        gt=0,
+        le=2,
+        description="Least difference of the cosines to the two nearest means, all centred.",
+    )
+    pseudo_accuracy: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="Unlabelled images are counted after a task only if its evaluation finds at "
+        "least this share of at least 200 test images classified rightly.",
+    )
+
+    pseudo_images: int = Field(
+        default=2000,
+        ge=1,
+        description="Unlabelled images that a client looks at after a task, drawn at random from "
+        "those not counted yet.",
+    )
+
     @field_validator("rho", mode="plain")
     @classmethod
     def _read_rho(cls, value: object) -> object:
@@ -86,7 +113,16 @@ class AnalyticHparams(Hparams):
             raise ValueError("balance = 'plain' has no effect unless form = 'ridge'")
         if self.form == "ridge" and "prior" in self.model_fields_set and self.prior == "none":
             raise ValueError("prior = 'none' has no effect unless form = 'within'")
+        for name in ("pseudo_margin", "pseudo_accuracy", "pseudo_images"):
+            given = getattr(self, name) != type(self).model_fields[name].default
+            if self.pseudo == "off" and given:
+                raise ValueError(f"{name} has no effect unless pseudo = 'margin'")
         return self
+
+    @property
+    def counts_unlabelled(self) -> bool:
+        """True if unlabelled images are counted by pseudo-labels."""
+        return self.pseudo != "off"
 
     def width(self, d: int) -> int:
         """Return D, the length of a feature in the sums (d: of the backbone's)."""

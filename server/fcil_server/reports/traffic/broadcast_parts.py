@@ -85,7 +85,10 @@ class BroadcastParts:
             if kind not in bounds.without_parts
         }
         self._every = self._rounds_to_base()
-        self._ends_trained = method.exchanges(hparams, setting.backbone)[-1].kind == TRAIN
+        exchanges = method.exchanges(hparams, setting.backbone)
+        self._ends_trained = [e.kind for e in exchanges if not e.unlabelled][-1] == TRAIN
+        later = [e for e in exchanges if e.unlabelled and setting.evaluate]
+        self._later = {e.kind: e.rounds or setting.rounds for e in later}  # kind -> rounds
 
     def downloads(self, rounds: int) -> tuple[Download, ...]:
         """Return every kind of part, for ``rounds`` rounds of a task besides its evaluation."""
@@ -135,7 +138,7 @@ class BroadcastParts:
                         yield self._of_task(kind, self._setting.tasks[-2])
                 case Cadence.TRAINED if trained or (step == 0 and (first or unfetched)):
                     yield self._each(kind)
-                case Cadence.COUNTED if trained:
+                case Cadence.COUNTED if trained or before in self._later:
                     yield self._each(kind)
                 case Cadence.COUNTED if step == 0 and left:
                     yield self._before(kind)
@@ -146,6 +149,8 @@ class BroadcastParts:
                 case Cadence.TASK if step == 0 and not first:
                     yield self._finished(kind, len(self._setting.tasks[-2].classes))
                 case Cadence.FINISHED | Cadence.CLOSED if before == FINISH:
+                    yield self._each(kind)
+                case Cadence.FINISHED if before in self._later:
                     yield self._each(kind)
                 case Cadence.FINISHED if step == 0 and left:
                     yield self._before(kind)
@@ -198,7 +203,7 @@ class BroadcastParts:
             last, earlier = sum(closed[-1:], NOTHING), sum(closed[:-1], NOTHING)
             return Download(kind, cadence, each, last, earlier)
         if cadence in {Cadence.COUNTED, Cadence.FINISHED}:
-            rounds = 1 if cadence is Cadence.FINISHED else rounds
+            rounds = 1 + sum(self._later.values()) if cadence is Cadence.FINISHED else rounds
             last = self._before(kind) if len(self._setting.tasks) > 1 else NOTHING
             if self._setting.evaluate:
                 return Download(kind, cadence, each, each.times(rounds), last)

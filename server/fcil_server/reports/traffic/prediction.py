@@ -65,18 +65,19 @@ def predict(method: Method, hparams: Any, setting: TrafficSetting) -> Traffic:
     dims = method.dims(hparams, setting.backbone, now)
     exchanges = _exchanges(method, hparams, setting)
     steps = Counter(
-        s.kind for s in task_steps(exchanges, setting.rounds, task=now.index, evaluate=False)
+        s.kind
+        for s in task_steps(exchanges, setting.rounds, task=now.index, evaluate=setting.evaluate)
     )
+    tests = steps.pop(EVALUATE, 0)
     up = [
-        PredictedUpload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds)) for e in exchanges
+        PredictedUpload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds))
+        for e in exchanges
+        if steps[e.kind]
     ]
     largest = max((upload.size for upload in up), key=lambda size: size.bytes)
-    if setting.evaluate:
-        up.append(
-            PredictedUpload(
-                EVALUATE, 1, size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
-            )
-        )
+    if tests:
+        results = size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
+        up.append(PredictedUpload(EVALUATE, tests, results))
     down = BroadcastParts(method, hparams, setting, bounds, steps[TRAIN]).downloads(steps.total())
     return Traffic(
         up=tuple(up),

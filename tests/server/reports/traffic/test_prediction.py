@@ -264,6 +264,8 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("hgp", {"head": "quadratic", "own_rank": 3}),
     ("ccvr", {"head": "quadratic", "own_rank": 3}),
     ("analytic", {"features": "linear", "precision": "double", "truncate": 3}),
+    ("analytic", {"features": "linear", "pseudo": "margin", "pseudo_margin": 1e-4}),
+    ("adapt_once", {"features": "linear", "pseudo": "margin", "pseudo_margin": 1e-4}),
     ("gaussian_head", {"cov": "full"}),
     ("gaussian_head", {"head": "quadratic", "own_rank": 3}),
     ("lorm", {"train": "B", "task_merge": "mean"}),
@@ -295,6 +297,15 @@ def federation(name, options, backbone):
     return KeepingFederation.of(name, clients, backbone, **options)
 
 
+def open_task(fed, task):
+    """Open a task; where unlabelled images count, every client has new ones."""
+    fed.open(task)
+    if getattr(fed.hparams, "pseudo", "off") != "off":
+        counts = dict.fromkeys(task.seen, 12)
+        seeds = range(100 * (task.index + 1), 100 * (task.index + 1) + CLIENTS)
+        fed.unlabelled = [toy_images(counts, seed) for seed in seeds]
+
+
 def prediction(fed, task):
     setting = TrafficSetting(
         fed.backbone.info, len(task.classes), len(task.past), clients=CLIENTS, rounds=ROUNDS
@@ -307,7 +318,7 @@ def test_an_upload_is_as_large_as_predicted(name, options, backbone):
     """Kind by kind, in every exchange, in the first task and in a later one."""
     fed = federation(name, options, backbone)
     for task in TASKS[:2]:
-        fed.open(task)
+        open_task(fed, task)
         predicted = {u.exchange: u.size for u in prediction(fed, task).up}
         for exchange in fed.exchanges:
             kinds = {spec.name: spec.kind.value for spec in exchange.upload.tensors}
@@ -374,7 +385,7 @@ def test_broadcasts_are_fetched_as_often_and_as_large_as_predicted(name, options
     """Over three tasks: by a client that is always there, and by one that joins in each task."""
     fed, resident = federation(name, options, backbone), Resident()
     for task in TASKS:
-        fed.open(task)
+        open_task(fed, task)
         predicted = prediction(fed, task)
         fetched = resident.fetch(fed)
         newcomer = Resident().fetch(fed) - fetched
@@ -399,7 +410,7 @@ def test_parts_change_when_their_cadence_says(name, options, backbone):
     never = {Cadence.LOG, Cadence.TASK, Cadence.RUN, Cadence.CLOSED}
     sent: dict[str, bytes] = {}
     for task in TASKS:
-        fed.open(task)
+        open_task(fed, task)
         before = {n: pack(p) for n, p in fed.parts().items()}
         changed: set[str] = set()
         for step in steps(fed):

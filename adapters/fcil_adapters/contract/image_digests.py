@@ -1,0 +1,55 @@
+"""Images that a learner's state names by the digest of their content (torch-free).
+
+So it names *exemplars* (`contract.exemplars`) and *counted* images: unlabelled ones that an update
+of this client counts. A learner meets unlabelled images only in the rounds of an exchange that
+declares them (`Exchange.unlabelled`), and each until its new state names it. That state holds once
+the server has counted the update, so an image is in at most one counted update of a run. Neither
+images nor digests leave the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_protocol.errors import InternalError
+from fcil_protocol.payloads.payload import Payload
+
+U8 = NDArray[np.uint8]
+
+COUNTED = "counted"  # the tensor of a learner's state: uint8 (m, 32), one digest a row
+DIGEST_BYTES = 32  # of SHA-256
+
+
+def as_digests(hexes: list[str]) -> U8:
+    """Return SHA-256 digests in hex as rows of bytes, (len(hexes), 32)."""
+    raw = b"".join(bytes.fromhex(one) for one in hexes)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(len(hexes), DIGEST_BYTES)
+
+
+def digests_of(state: Payload, name: str) -> list[str]:
+    """Return the digests (hex) in a tensor of a learner's state, in order; none if it is absent."""
+    rows = state.tensors.get(name)
+    return [] if rows is None else [row.tobytes().hex() for row in rows]
+
+
+def counted_digests(state: Payload) -> frozenset[str]:
+    """Return the digests (hex) of the unlabelled images that a state names as counted."""
+    return frozenset(digests_of(state, COUNTED))
+
+
+def with_counted(state: Payload, digests: U8) -> Payload:
+    """Return a state that names these images (m, 32) as counted, too."""
+    before = state.tensors.get(COUNTED, np.zeros((0, DIGEST_BYTES), dtype=np.uint8))
+    return Payload({**state.tensors, COUNTED: np.concatenate([before, digests])}, state.meta)
+
+
+def check_counted(before: Payload, after: Payload, shown: frozenset[str]) -> None:
+    """Check that a learner's new state names only images as counted that it was shown.
+
+    Raises:
+        InternalError: it names others, or omits one that it named before.
+    """
+    named, known = counted_digests(after), counted_digests(before)
+    if not (known <= named <= known | shown):
+        raise InternalError("the learner's state names other images as counted than it was shown.")
