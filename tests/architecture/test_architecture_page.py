@@ -73,6 +73,13 @@ def test_the_index_leads_to_every_page() -> None:
     assert linked == pages
 
 
+def test_the_index_of_benchmarks_leads_to_every_page_of_results() -> None:
+    pages = {path.name for path in (DOCS / "benchmarks").glob("*.md")}
+    assert len(pages) > 10
+    for index in (INDEX, (DOCS / "benchmarks.md").read_text(encoding="utf-8")):
+        assert set(re.findall(r"\]\(benchmarks/([\w-]+\.md)", index)) == pages
+
+
 @pytest.mark.parametrize(
     ("word", "page"),
     [
