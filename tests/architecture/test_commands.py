@@ -62,6 +62,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *(ROOT / "deploy").rglob("*.md"),
 ]
 # Up to a comment, or to what a shell does with the output.
