@@ -1,8 +1,8 @@
 """Methods without a gradient beside the five methods, in one process on digits.
 
-The setting of HGP's ablations in docs/benchmarks.md: five tasks of two digits, three clients,
-dirichlet(0.5), 30 held-out test images of each class, the embedded backbone. The five methods run
-two rounds for each task, those without a gradient have one::
+The setting of HGP's ablations in docs/benchmarks/paper-claims.md: five tasks of two digits, three
+clients, dirichlet(0.5), 30 held-out test images of each class, the embedded backbone. The five
+methods run two rounds for each task, those without a gradient have one::
 
     export OMP_NUM_THREADS=1
     python scripts/bench/frozen_features.py --seeds 1 2 3

@@ -73,6 +73,19 @@ def test_the_index_leads_to_every_page() -> None:
     assert linked == pages
 
 
+def test_the_index_leads_to_every_tutorial() -> None:
+    pages = {path.name for path in (DOCS / "tutorials").glob("*.md")}
+    assert len(pages) > 1
+    assert set(re.findall(r"\]\(tutorials/([\w-]+\.md)", INDEX)) == pages
+
+
+def test_the_index_of_benchmarks_leads_to_every_page_of_results() -> None:
+    pages = {path.name for path in (DOCS / "benchmarks").glob("*.md")}
+    assert len(pages) > 10
+    for index in (INDEX, (DOCS / "benchmarks.md").read_text(encoding="utf-8")):
+        assert set(re.findall(r"\]\(benchmarks/([\w-]+\.md)", index)) == pages
+
+
 @pytest.mark.parametrize(
     ("word", "page"),
     [

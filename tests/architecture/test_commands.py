@@ -61,6 +61,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *(ROOT / "deploy").rglob("*.md"),
 ]
 # Up to a comment, or to what a shell does with the output.

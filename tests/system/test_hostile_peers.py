@@ -1,7 +1,7 @@
 """Floods, junk and silence against a real server; two honest clients learn on meanwhile.
 
-Bounds are several times what was measured (docs/benchmarks.md), and far below what an attack
-costs a server without the limit that is tried (PROTOCOL.md 2.2).
+Bounds are several times what was measured (docs/benchmarks/attacks.md), and far below what an
+attack costs a server without the limit that is tried (PROTOCOL.md 2.2).
 """
 
 import asyncio

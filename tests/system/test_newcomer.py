@@ -20,8 +20,9 @@ from system.newcomer_kit import Background, Place, bare, commands, fences, place
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
+OWN, STUDY = "docs/tutorials/own-images.md", "docs/tutorials/experiment.md"
 # Pages whose commands a newcomer types one after the other, beside README.
-PAGES = ("docs/predict.md", "docs/storage.md", "docs/page.md", "docs/metrics.md")
+PAGES = (OWN, STUDY, "docs/predict.md", "docs/storage.md", "docs/page.md", "docs/metrics.md")
 
 # A lot of processes: on a machine with much else to do, minutes.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
@@ -68,16 +69,16 @@ STEPS = [
     home("fcil-client join --data ./camera-1", "connected to 127.0.0.1:7710", stays=True),
     home("fcil-client join --data ./camera-2", "connected to 127.0.0.1:7710", stays=True),
     home("fcil-server status", "camera-2"),
-    home("fcil-server rounds", ""),
-    home("fcil-client status", "link     "),
-    home("fcil-client journal", "camera-1"),
-    home("fcil-client doctor", " 0 failures"),
-    home("fcil-server report", "report.html"),
-    home("fcil-server classes ls", ""),
-    home("fcil-server methods", "FedNCM"),
-    home("fcil-server methods hgp --backbone vit_base_patch16_224.dino", "HGP"),
-    home('fcil-server methods --budget "2 MB"', "budget 2.00 MB"),
-    home("fcil-server methods --new my_idea", "It runs as it is"),
+    home("fcil-server rounds", "", OWN),
+    home("fcil-client status", "link     ", OWN),
+    home("fcil-client journal", "camera-1", OWN),
+    home("fcil-client doctor", " 0 failures", OWN),
+    home("fcil-server report", "report.html", OWN),
+    home("fcil-server classes ls", "", OWN),
+    home("fcil-server methods", "FedNCM", OWN),
+    home("fcil-server methods hgp --backbone vit_base_patch16_224.dino", "HGP", OWN),
+    home('fcil-server methods --budget "2 MB"', "budget 2.00 MB", OWN),
+    home("fcil-server methods --new my_idea", "It runs as it is", OWN),
     Step("", "fcil-server clients", "home", "camera-2"),
     home("fcil-server check", "0 failures", "docs/storage.md"),
     home("fcil-server check --json", '"failure": 0', "docs/storage.md"),
@@ -85,16 +86,16 @@ STEPS = [
     # From here on there is a model, once the first round is over.
     home("fcil-client predict ./photos --data ./camera-1", "photos/0.png: ", full=True),
     home(
-        "fcil-client predict ./camera --watch --data ./camera-1", "camera/1.jpg", stays=True,
+        "fcil-client predict ./camera --watch --data ./camera-1", "camera/1.jpg", OWN, stays=True,
         full=True,
     ),
-    home("fcil-client export --onnx model.onnx --data ./camera-1", "model.onnx", full=True),
-    home("fcil-server export --onnx all.onnx", "all.onnx", full=True),
+    home("fcil-client export --onnx model.onnx --data ./camera-1", "model.onnx", OWN, full=True),
+    home("fcil-server export --onnx all.onnx", "all.onnx", OWN, full=True),
     Step("", "fcil-client leave --data ./camera-2 --yes", "home", "has left", full=True),
     home("fcil-client predict photo.jpg", "photo.jpg: ", "docs/predict.md", full=True),
     home("fcil-client predict ./photos --top 1 --json", '"top"', "docs/predict.md", full=True),
     home("cat photo.jpg | fcil-client predict -", "cat ", "docs/predict.md", full=True),
-    Step("docs/predict.md", "fcil-client predict ./camera --watch", "as in README, with --data"),
+    Step("docs/predict.md", "fcil-client predict ./camera --watch", "as in own-images.md, with --data"),
     home("fcil-client export --onnx model.onnx", "model.onnx", "docs/predict.md", full=True),
     home(
         "fcil-client predict photo.jpg --model model.onnx", "photo.jpg: ", "docs/predict.md",
@@ -172,14 +173,14 @@ STEPS = [
     Step("", "fcil-server clients", "others", "open ticket for camera-3"),
     # Experiments.
     Step(
-        README, "fcil-client split --data cifar100.zip --clients 10 --alpha 6", "study",
+        STUDY, "fcil-client split --data cifar100.zip --clients 10 --alpha 6", "study",
         "partition.json", full=True,
     ),
     Step(
-        README, "fcil-client swarm --data cifar100.zip --partition partition.json", "study",
+        STUDY, "fcil-client swarm --data cifar100.zip --partition partition.json", "study",
         "10 of 10 connected", stays=True, full=True,
     ),
-    Step(README, "scripts/reproduce experiments/digits.toml", "takes minutes: tests/server/lab/test_reproduce.py"),
+    Step(STUDY, "scripts/reproduce experiments/digits.toml", "takes minutes: tests/server/lab/test_reproduce.py"),
 ]  # fmt: skip
 STORIES = ("home", "others", "study")
 # Blocks without a language that show what a command prints: as that step does.

@@ -29,7 +29,8 @@ from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
 from fcil_server.reports.traffic.sizes import Size
 
-# TCP payload besides tensors, fitted to docs/benchmarks.md, "What the wire adds to tensors".
+# TCP payload besides tensors, fitted to docs/benchmarks/wire-bytes.md,
+# "What the wire adds to tensors".
 ENVELOPE_BYTES = 1_810  # wrapped key, header without hashes, signatures, the message around them
 HASH_BYTES = 34  # per chunk, in the header
 MESSAGE_BYTES = 235  # per message with chunks

@@ -190,7 +190,7 @@ class TestRounds:
 
 
 def test_an_envelope_is_said_to_take_what_was_measured():
-    """docs/benchmarks.md, "What the wire adds to tensors", in one tensor: within half a percent."""
+    """docs/benchmarks/wire-bytes.md, "What the wire adds to tensors": within half a percent."""
     for size, share in (
         (100_000, 0.0272),
         (300_000, 0.0106),
