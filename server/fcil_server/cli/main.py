@@ -67,7 +67,7 @@ app = typer.Typer(
     name="fcil-server",
     help="Serve a federation for class-incremental learning.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
