@@ -36,7 +36,7 @@ app = typer.Typer(
     name="fcil-client",
     help="Take part in federated class-incremental learning with a folder of images.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 

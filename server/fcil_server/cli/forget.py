@@ -12,6 +12,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli.completion import complete_client
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ app = typer.Typer()
 ERASE_S = 300.0  # tables and plots of all runs are written anew
 
 NameArgument = Annotated[
-    str, typer.Argument(help="The client's name, or the first characters of its id.")
+    str,
+    typer.Argument(
+        help="The client's name, or the first characters of its id.",
+        autocompletion=complete_client,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.completion import complete_client
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
@@ -175,7 +176,11 @@ def clients(
 @app.command()
 def revoke(
     name: Annotated[
-        str, typer.Argument(help="The client's name, or the first characters of its id.")
+        str,
+        typer.Argument(
+            help="The client's name, or the first characters of its id.",
+            autocompletion=complete_client,
+        ),
     ],
     directory: DirOption = DEFAULT_DIRECTORY,
     why: Annotated[str, typer.Option(help="The reason that the client is given.")] = "",

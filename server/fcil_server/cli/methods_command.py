@@ -10,6 +10,7 @@ import typer
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.completion import complete_method
 from fcil_server.cli.new_method import MethodKind
 from fcil_server.cli.options import BudgetOption, read_budget
 
@@ -18,7 +19,10 @@ app = typer.Typer()
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full detail.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One method, in full detail.", autocompletion=complete_method),
+    ] = None,
     new: Annotated[
         str | None,
         typer.Option("--new", metavar="NAME", help="Write a new method's package instead."),

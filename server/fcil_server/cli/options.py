@@ -8,15 +8,24 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.formats import read_size
+from fcil_server.cli.completion import complete_run, complete_setting
 
 DEFAULT_DIRECTORY = Path("federation")
 DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
 RunOption = Annotated[
-    str | None, typer.Option("--run", help="A run's id, or the first characters of it.")
+    str | None,
+    typer.Option(
+        "--run", help="A run's id, or the first characters of it.", autocompletion=complete_run
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("-c", "--set", help="Override a setting for this start: section.key=value."),
+    typer.Option(
+        "-c",
+        "--set",
+        help="Override a setting for this start: section.key=value.",
+        autocompletion=complete_setting,
+    ),
 ]
 BudgetOption = Annotated[
     str | None,

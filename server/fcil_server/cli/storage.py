@@ -11,6 +11,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.completion import complete_run
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
@@ -154,7 +155,11 @@ def restore(
 def rollback(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's id, or the first characters of it.", show_default="newest"),
+        typer.Argument(
+            help="A run's id, or the first characters of it.",
+            show_default="newest",
+            autocompletion=complete_run,
+        ),
     ] = None,
     directory: DirOption = DEFAULT_DIRECTORY,
     to_task: Annotated[
