@@ -37,11 +37,11 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
     with LocalFederation(tmp_path) as federation:
         rounds = settings(round__rounds_per_task=2, round__quorum=1, round__retry_s=0.0, **NOISE)
         federation.serve("--until-done", *rounds)
+        shown = federation.status()["run"]["privacy"]  # before the server can have ended
+        assert (shown["noise_multiplier"], shown["clip"], shown["min_count"]) == (2.0, 4.0, 4)
         federation.join("a", folders["a"])
         federation.join("b", folders["b"], "--max-epsilon", str((once + twice) / 2))
         federation.until("announced", text="4 classes")
-        shown = federation.status()["run"]["privacy"]
-        assert (shown["noise_multiplier"], shown["clip"], shown["min_count"]) == (2.0, 4.0, 4)
         assert federation.server.wait(120) == 0, federation.last_words("server")
         rows = {r["data"]: r for r in ask(federation, "fcil_client", "privacy")["clients"]}
         states = {r["data"]: r for r in ask(federation, "fcil_client", "status")["clients"]}
