@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -118,6 +118,7 @@ class RowSection(ExperimentSection):
     clients: int | None = Field(None, ge=1)
     clients_per_round: int | None = Field(None, ge=0)
     partitions: list[str] | None = Field(None, min_length=1, description="None: all")
+    seeds: list[int] | None = Field(None, min_length=1, description="None: the experiment's")
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
     cell_s: float | None = Field(None, gt=0, description="expected seconds of a cell")
 
@@ -272,6 +273,7 @@ def _cross_checks(found: Experiment) -> Iterator[str]:
             yield f"partition {part.name!r}: alpha is {part.alpha}, a task has {per_task} classes"
     for row in found.rows:
         yield from _unknown(f"row {row.title!r}", row.partitions or [], names, "partition")
+        yield from _foreign_seeds(row, found.setting.seeds)
     for paper in found.papers:
         where = f"figures of {paper.source!r}"
         yield from _unknown(where, paper.figures, titles, "row")
@@ -281,6 +283,12 @@ def _cross_checks(found: Experiment) -> Iterator[str]:
         where = f"claim {claim.text[:40]!r}"
         yield from _unknown(where, [claim.left, claim.right], titles, "row")
         yield from _unknown(where, [claim.partition], names, "partition")
+
+
+def _foreign_seeds(row: RowSection, seeds: Sequence[int]) -> Iterator[str]:
+    for seed in sorted(set(row.seeds or ()) - set(seeds)):
+        known = ", ".join(map(str, seeds))
+        yield f"row {row.title!r} names the seed {seed}, which setting.seeds lacks; it has {known}"
 
 
 def _unknown(where: str, given: Any, known: list[str], what: str) -> Iterator[str]:

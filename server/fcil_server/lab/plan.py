@@ -157,6 +157,8 @@ def make(experiment: Experiment) -> list[Cell]:
 def _cells(experiment: Experiment, rows: Mapping[str, tuple[Method, Hparams]]) -> Iterator[Cell]:
     for seed in experiment.setting.seeds:
         for row in experiment.rows:
+            if row.seeds is not None and seed not in row.seeds:
+                continue
             method, hparams = rows[row.title]
             for part in experiment.partitions:
                 if row.partitions is None or part.name in row.partitions:

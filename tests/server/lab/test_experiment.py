@@ -90,6 +90,7 @@ def test_names_that_lead_nowhere_are_told_with_the_nearest() -> None:
         ],
     )
     wrong["rows"][0]["title"] = "Ridge"
+    wrong["rows"][2]["seeds"] = [1, 3]
     wrong["partitions"][0]["alpha"] = 3
     with pytest.raises(ConfigError) as error:
         parse(wrong, "toy")
@@ -98,6 +99,7 @@ def test_names_that_lead_nowhere_are_told_with_the_nearest() -> None:
         "5 classes do not make 2 equal tasks",
         "alpha is 3, a task has 2 classes",
         "names the row 'NCN', which does not exist",
+        "row 'Joint' names the seed 3, which setting.seeds lacks; it has 1, 2",
         "names the partition 'beta=2', which does not exist, did you mean 'beta=1'?",
     ):
         assert words in error.value.message, words
@@ -132,6 +134,14 @@ def test_cells_come_seed_by_seed_and_only_where_a_row_has_the_partition() -> Non
     names = [c.name for c in plan.make(experiment())]
     one = ["NCM/alpha=1/1", "NCM/beta=1/1", "Ridge/beta=1/1", "Joint/alpha=1/1", "Joint/beta=1/1"]
     assert names == [*one, *(n[:-1] + "2" for n in one)]
+
+
+def test_a_row_with_seeds_of_its_own_has_no_cell_for_others() -> None:
+    changed = fields()
+    changed["rows"][0]["seeds"] = [2]
+    names = [c.name for c in plan.make(parse(changed, "toy"))]
+    assert [n for n in names if n.startswith("NCM")] == ["NCM/alpha=1/2", "NCM/beta=1/2"]
+    assert len([n for n in names if n.startswith("Joint")]) == 4
 
 
 def test_cells_are_chosen_by_row_partition_and_seed() -> None:
