@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# Ordered by the losses in ablations (docs/benchmarks.md); unmeasured ones come last.
+# Ordered by the losses in ablations (docs/benchmarks/paper-claims.md); unmeasured ones come last.
 ECONOMIES = (
     Economy(
         "residuals always in factors",

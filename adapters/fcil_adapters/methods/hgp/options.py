@@ -165,7 +165,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# By what the ablations lost (docs/benchmarks.md); what was not measured comes last.
+# By what the ablations lost (docs/benchmarks/paper-claims.md); what was not measured comes last.
 ECONOMIES = (
     Economy("low-rank covariances", "all but their largest eigenvalues", {"cov": "lowrank"}),
     Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
