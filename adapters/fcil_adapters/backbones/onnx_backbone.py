@@ -27,7 +27,8 @@ METADATA = "fcil_backbone"  # key of the metadata: JSON {format, backbone, resam
 FORMAT = 1
 PIXELS, FEATURES = "pixels", "features"  # names of input and output
 
-# Images in one pass. On a processor more are slower, and take more memory (docs/benchmarks/client-cost.md).
+# Images in one pass. On a processor more are slower, and take more memory
+# (docs/benchmarks/client-cost.md).
 MOST_IMAGES_CPU, MOST_IMAGES_GPU = 8, 64
 
 _EXPORT = "Export it on a machine with torch: fcil-client backbone export NAME --out FOLDER"

@@ -94,7 +94,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# Ordered by the losses in HGP's ablations with the same Gaussians (docs/benchmarks/paper-claims.md).
+# Ordered by the losses in HGP's ablations with the same Gaussians
+# (docs/benchmarks/paper-claims.md).
 ECONOMIES = (
     Economy("low-rank covariances", "all but their largest eigenvalues", {"cov": "lowrank"}),
     Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
