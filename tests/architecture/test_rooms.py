@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "fcil_server.daemon": ". federation ledger rounds runs sessions web web.page.access",
     "fcil_server.federation": "ledger",
     "fcil_server.lab": "federation lab.local ledger reports reports.charts reports.results reports.sections reports.traffic",
-    "fcil_server.lab.local": "ledger reports reports.results",
+    "fcil_server.lab.local": "federation ledger reports reports.results",
     "fcil_server.ledger": "",
     "fcil_server.reports": "aggregation ledger reports.charts reports.results reports.sections",
     "fcil_server.reports.charts": "ledger reports.results reports.traffic",

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any
+from typing import Any, Self
 
 from fcil_protocol.errors import ConfigError
+
+
+class FromVariable(str):
+    """An override that an environment variable gives: errors name the variable, not its value.
+
+    Attributes:
+        variable: its name.
+    """
+
+    __slots__ = ("variable",)
+    variable: str
+
+    def __new__(cls, variable: str, key: str, value: str) -> Self:
+        """Make the override ``key=value``."""
+        made = super().__new__(cls, f"{key}={value}")
+        made.variable = variable
+        return made
 
 
 def apply_override(fields: dict[str, Any], override: str) -> None:
@@ -14,11 +31,13 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
     Raises:
         ConfigError: it is not of the form section.key=value.
     """
+    variable = override.variable if isinstance(override, FromVariable) else ""
+    shown = variable or override[:120]
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(
-            f"override {override[:120]!r} is not of the form section.key=value.",
+            f"override {shown!r} is not of the form section.key=value.",
             action="For example: -c round.min_clients=3.",
         )
     try:
@@ -29,5 +48,17 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"override {override[:120]!r}: {part!r} is not a section.")
-    target[parts[-1]] = value
+            raise ConfigError(f"override {shown!r}: {part!r} is not a section.")
+    target[parts[-1]] = _hidden(value, variable) if variable else value
+
+
+def _hidden(value: Any, variable: str) -> Any:
+    """Return an equal value whose representation is the variable's name."""
+    if isinstance(value, dict):
+        return {key: _hidden(one, variable) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_hidden(one, variable) for one in value]
+    if type(value) not in {str, int, float}:
+        return value
+    shown = {"__repr__": lambda _: f"the value of {variable}"}
+    return type("Hidden", (type(value),), shown)(value)
