@@ -10,7 +10,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
-from fcil_server.cli.completion import complete_client
+from fcil_server.cli.completion import complete_member
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
@@ -179,7 +179,7 @@ def revoke(
         str,
         typer.Argument(
             help="The client's name, or the first characters of its id.",
-            autocompletion=complete_client,
+            autocompletion=complete_member,
         ),
     ],
     directory: DirOption = DEFAULT_DIRECTORY,
