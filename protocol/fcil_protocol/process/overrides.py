@@ -53,12 +53,12 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
 
 
 def _hidden(value: Any, variable: str) -> Any:
-    """Return an equal value whose representation is the variable's name."""
+    """Return an equal value that errors show as ``$VARIABLE``."""
     if isinstance(value, dict):
         return {key: _hidden(one, variable) for key, one in value.items()}
     if isinstance(value, list):
         return [_hidden(one, variable) for one in value]
     if type(value) not in {str, int, float}:
         return value
-    shown = {"__repr__": lambda _: f"the value of {variable}"}
+    shown = {"__repr__": lambda _: f"${variable}"}
     return type("Hidden", (type(value),), shown)(value)

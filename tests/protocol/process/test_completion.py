@@ -33,7 +33,7 @@ def test_words_are_joined_as_they_were_typed(words: list[str], typed: list[str],
 
 def names(incomplete: str) -> list[str]:
     if incomplete == "fail":
-        raise PermissionError(13, "Permission denied", "/root/federation")
+        raise PermissionError(13, "Permission denied")
     return ["vm:camera 1", "vm:camera 2", "plain"]
 
 

@@ -135,7 +135,7 @@ class TestErrors:
             load_first(None, environment_settings(environ))
         text = str(raised.value)
         assert said in text
-        assert f"got the value of {next(iter(environ))}" in text
+        assert f"${next(iter(environ))}" in text
         assert "31" not in text
         assert "secret" not in text
 
@@ -252,6 +252,14 @@ class TestServe:
         assert config is None
         assert not list(tmp_path.iterdir())
 
+    def test_an_option_may_complete_a_variable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        environ = {"FCIL_FEDERATION_METRICS": "0.0.0.0:1"}
+        options = ("--metrics-cert", "cert.pem", "--metrics-key", "key.pem")
+        config, said = served(monkeypatch, tmp_path / "f", environ, *options)
+        assert config is not None, said
+
     def test_what_would_make_a_wrong_file_is_refused_before_anything_is_made(
         self, tmp_path: Path
     ) -> None:
@@ -295,7 +303,7 @@ class TestOtherCommands:
     ) -> None:
         monkeypatch.setenv("FCIL_METHOD_RANK", "secret")
         describe_methods("pilora")
-        with pytest.raises(ConfigError, match="the value of FCIL_METHOD_RANK"):
+        with pytest.raises(ConfigError, match=r"got \$FCIL_METHOD_RANK"):
             describe_methods("pilora", directory=directory)
 
     @pytest.mark.parametrize(
