@@ -105,6 +105,7 @@ SMALL = {
     "fcil_client.data.file_names": "below the manifest, so that watchers need no images",
     "fcil_client.notes": "below all rooms: what every one of them tells",
     "fcil_client.swarm.members": "below the swarm's other modules, which else form a circle",
+    "fcil_protocol.process.overrides": "one file owns -c of both programs",
     "fcil_server.ledger.labels": "one file has the words of every status",
     "fcil_server.rounds.schedule": "pure, and read beside the round's machine",
 }

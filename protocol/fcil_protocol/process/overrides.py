@@ -31,8 +31,7 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
     Raises:
         ConfigError: it is not of the form section.key=value.
     """
-    variable = override.variable if isinstance(override, FromVariable) else ""
-    shown = variable or override[:120]
+    shown = override.variable if isinstance(override, FromVariable) else override[:120]
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
@@ -49,16 +48,4 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
             raise ConfigError(f"override {shown!r}: {part!r} is not a section.")
-    target[parts[-1]] = _hidden(value, variable) if variable else value
-
-
-def _hidden(value: Any, variable: str) -> Any:
-    """Return an equal value that errors show as ``$VARIABLE``."""
-    if isinstance(value, dict):
-        return {key: _hidden(one, variable) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_hidden(one, variable) for one in value]
-    if type(value) not in {str, int, float}:
-        return value
-    shown = {"__repr__": lambda _: f"${variable}"}
-    return type("Hidden", (type(value),), shown)(value)
+    target[parts[-1]] = value

@@ -170,7 +170,9 @@ def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}{_hint(error['loc'])}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+    text = f"{where}: {error['msg'].removeprefix('Value error, ')}"
+    # An address of a sink may hold a password, and errors go to logs.
+    return text if error["loc"][0] == "sinks" else f"{text}, got {error['input']!r}"
 
 
 def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:
@@ -313,7 +315,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return repr(+value)  # of a subclass as well, which `repr` might not show
+        return repr(value)
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         printable = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
