@@ -97,7 +97,7 @@ class FcilError(Exception):
 
 
 class ConfigError(FcilError):
-    """A configuration file or a ``-c key=value`` override is wrong.
+    """A configuration file, a ``-c key=value`` override or an environment variable is wrong.
 
     Correct the named key; the message lists every fault, and the nearest known key.
     """

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from fcil_protocol.errors import (
@@ -21,6 +22,7 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
+from fcil_protocol.process.completion import completing
 
 SCHEMA_VERSION = 1  # of the JSON envelope
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -299,7 +301,7 @@ def run_app(app: Any, program: str | None = None) -> None:
     import typer
 
     form = _form_asked(sys.argv[1:])
-    with errors(form):
+    with errors(form), completing(program or Path(sys.argv[0]).name):
         # Not standalone: typer would show what its parser refuses, and its own traceback.
         code = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)

@@ -1,26 +1,36 @@
-"""Completions for a shell: clients and runs of a federation, methods, settings.
+"""Completions for a shell: clients and runs of a federation, methods, settings and their values.
 
-A completion that cannot be computed is empty: a shell has no place for a reason.
+They may fail in any way: the command line then offers nothing (`fcil_protocol.process.completion`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import typer
 
-from fcil_protocol.errors import FcilError
-
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from fcil_server.ledger.ledger import Ledger
 
 
 def complete_client(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return names of clients in the ledger of the directory that the command names."""
     return _of_ledger(ctx, incomplete, lambda ledger: [row.name for row in ledger.clients.all()])
+
+
+def complete_member(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return names of clients that are not revoked."""
+
+    def names(ledger: Ledger) -> list[str]:
+        return [row.name for row in ledger.clients.all() if row.revoked_at is None]
+
+    return _of_ledger(ctx, incomplete, names)
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -38,32 +48,72 @@ def complete_method(incomplete: str) -> list[str]:
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return keys of ``federation.toml`` and options of the method, each with its ``=``."""
-    from fcil_server.federation.config import known_keys
-
-    if "=" in incomplete:
-        return []
-    keys = [key for key in known_keys() if "." in key]
-    with contextlib.suppress(FcilError):
-        keys += [f"method.{name}" for name in _method_options(ctx)]
-    return _starting(incomplete, [f"{key}=" for key in keys])
+    """Return keys of ``federation.toml`` and options of the method, or a key's values."""
+    fields = _fields()
+    with contextlib.suppress(Exception):  # the configuration may not be readable
+        fields |= {f"method.{name}": field for name, field in _method_options(ctx).items()}
+    return _settings(incomplete, fields)
 
 
-def _method_options(ctx: typer.Context) -> Iterable[str]:
+def complete_weights(incomplete: str) -> list[str]:
+    """Return the only setting of an export."""
+    return _settings(incomplete, {key: f for key, f in _fields().items() if key == "run.weights"})
+
+
+def _settings(incomplete: str, fields: Mapping[str, FieldInfo]) -> list[str]:
+    """Return each fitting key with its ``=``.
+
+    A single key comes with its values too, or its default: a shell ends the word after the only
+    completion, and a value follows the ``=`` without a space.
+    """
+    typed, equals, _ = incomplete.partition("=")
+    keys = [key for key in fields if (key == typed if equals else key.startswith(typed))]
+    if len(keys) != 1:
+        return [f"{key}=" for key in keys]
+    values = [*([] if equals else [""]), *_values(keys[0], fields[keys[0]])]
+    return _starting(incomplete, [f"{keys[0]}={value}" for value in values])
+
+
+def _values(key: str, field: FieldInfo) -> list[str]:
+    """Return the values that a setting can have, else its default, in the syntax of ``-c``."""
+    if key == "method.name":
+        return complete_method("")
+    choices = [field.get_default(call_default_factory=True)]
+    if field.annotation is bool:
+        choices = [True, False]
+    elif get_origin(field.annotation) is Literal:
+        choices = list(get_args(field.annotation))
+    plain = [one for one in choices if isinstance(one, str | int | float | list)]
+    return [one if one and isinstance(one, str) else json.dumps(one) for one in plain]
+
+
+def _fields() -> dict[str, FieldInfo]:
+    from fcil_server.federation.config import Config
+
+    return {
+        f"{section}.{key}": field
+        for section, part in Config.model_fields.items()
+        for key, field in getattr(part.annotation, "model_fields", {}).items()
+    }
+
+
+def _method_options(ctx: typer.Context) -> dict[str, FieldInfo]:
     """Return the options of the method that the command line names, else of the configured one."""
     from fcil_adapters.contract.registry import load_method
     from fcil_server.federation.config import merged
     from fcil_server.federation.directory import CONFIG
+    from fcil_server.federation.environment import environment_settings
 
-    path = _directory(ctx) / CONFIG
+    path = Path(ctx.params.get("config") or _directory(ctx) / CONFIG).expanduser()
     given = [text for text in ctx.params.get("settings") or () if "=" in text]
-    fields = merged(path if path.exists() else None, given)
+    fields = merged(path if path.exists() else None, (*environment_settings(), *given))
     method: Any = load_method(str(fields.get("method", {}).get("name", "pilora")))
-    return list(method.hparams.model_fields)
+    return dict(method.hparams.model_fields)
 
 
 def _directory(ctx: typer.Context) -> Path:
-    return Path(ctx.params.get("directory") or "federation")
+    # A shell expands no tilde for a completion.
+    return Path(ctx.params.get("directory") or "federation").expanduser()
 
 
 def _of_ledger(
@@ -71,11 +121,8 @@ def _of_ledger(
 ) -> list[str]:
     from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
-    try:
-        with Ledger(_directory(ctx) / LEDGER_NAME, read_only=True) as ledger:
-            return _starting(incomplete, names(ledger))
-    except FcilError:
-        return []
+    with Ledger(_directory(ctx) / LEDGER_NAME, read_only=True) as ledger:
+        return _starting(incomplete, names(ledger))
 
 
 def _starting(incomplete: str, words: Iterable[str]) -> list[str]:

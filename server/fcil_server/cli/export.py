@@ -9,7 +9,8 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption, SetOption
+from fcil_server.cli.completion import complete_weights
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
 if TYPE_CHECKING:
     from fcil_adapters.export.exported_model import ExportInfo
@@ -40,7 +41,15 @@ def export(
         bool,
         typer.Option("--force", help="Write fp16 or int8 even if its results differ too much."),
     ] = False,
-    settings: SetOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--set",
+            help="run.weights=FILE, if the weights were moved.",
+            autocompletion=complete_weights,
+        ),
+    ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:

@@ -57,7 +57,7 @@ def forget(
         def note(_level: str, _code: str, text: str) -> None:
             typer.echo(printable(text), err=True)
 
-        federation = Federation.open(find_directory(directory), None, ())
+        federation = Federation.open_stopped(find_directory(directory))
         try:
             actor = f"uid {os.getuid()}"
             work = do(federation, name, run, actor=actor, notify=note, revoke=revoke)
@@ -156,7 +156,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
     try:
         return control_socket.ask(directory, "erase", ERASE_S, name=client)
     except Unreachable:
-        federation = Federation.open(directory, None, ())
+        federation = Federation.open_stopped(directory)
         try:
             row = ever_named(federation.ledger, client)
             roster = Roster(federation, AllowList())

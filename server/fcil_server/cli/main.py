@@ -116,17 +116,17 @@ def serve(
     """
     with errors():
         import asyncio
-        import os
 
-        from fcil_server.federation.config import environment_settings, load
+        from fcil_server.federation.config import load
         from fcil_server.federation.directory import CONFIG, Federation
+        from fcil_server.federation.environment import environment_settings
         from fcil_server.federation.first_start import removed_if_refused
 
-        given = with_budget(settings, budget)
+        given = (*environment_settings(), *with_budget(settings, budget))
         doors = page_settings(page, page_cert, page_key, read_only=page_read_only)
-        kept = kept_settings(given, doors)
         metrics_given = metrics_settings(metrics, metrics_cert, metrics_key)
-        overrides = (*environment_settings(os.environ), *given, *metrics_given, *doors)
+        kept = kept_settings(given, page=doors, metrics=metrics_given)
+        overrides = (*given, *metrics_given, *doors)
         if port is not None:
             path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
             listen = load(path, overrides).federation.listen

@@ -10,7 +10,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
-from fcil_server.cli.completion import complete_client
+from fcil_server.cli.completion import complete_member
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
@@ -103,7 +103,7 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         from fcil_server.federation.directory import Federation
         from fcil_server.federation.roster import Roster
 
-        federation = Federation.open(directory, None, ())
+        federation = Federation.open_stopped(directory)
         try:
             roster = Roster(federation, AllowList())
             addresses = federation.config.federation.told()
@@ -136,7 +136,7 @@ def rotate_keys(
     with errors(form):
         from fcil_server.federation.directory import Federation, find_directory
 
-        federation = Federation.open(find_directory(directory), None, ())
+        federation = Federation.open_stopped(find_directory(directory))
         try:
             federation.rotate_keys(f"uid {os.getuid()}")
             fingerprint = federation.keys.public.fingerprint
@@ -179,7 +179,7 @@ def revoke(
         str,
         typer.Argument(
             help="The client's name, or the first characters of its id.",
-            autocompletion=complete_client,
+            autocompletion=complete_member,
         ),
     ],
     directory: DirOption = DEFAULT_DIRECTORY,
@@ -210,7 +210,7 @@ def revoke(
         try:
             reply = control_socket.ask(directory, "revoke", name=name, why=why, keep=keep_update)
         except Unreachable:
-            federation = Federation.open(directory, None, ())
+            federation = Federation.open_stopped(directory)
             try:
                 roster, actor = Roster(federation, AllowList()), f"uid {os.getuid()}"
                 if roster.withdraw(name, actor):

@@ -12,6 +12,7 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_protocol.errors import UsageError
 from fcil_server.cli.show_methods import describe_method
 from fcil_server.federation.config import Config, load
+from fcil_server.federation.environment import environment_settings
 from fcil_server.federation.sections import MethodSection
 from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.budget import applied, choose
@@ -51,7 +52,11 @@ def describe_methods(
             "options were given, but no method.",
             action="For example: fcil-server methods pilora -c method.rank=8",
         )
-    config = load(_config_file(directory) if directory else None, overrides)
+    config = (
+        load(_config_file(directory), (*environment_settings(), *overrides))
+        if directory
+        else load(None, overrides)
+    )
     setting = TrafficSetting(
         backbone=backbone_by_name(backbone or config.run.backbone),
         classes=classes,

@@ -72,14 +72,16 @@ def page_settings(
     return (*_settings("page", address, certificate, key), *more)
 
 
-def kept_settings(settings: tuple[str, ...], page: tuple[str, ...]) -> tuple[str, ...]:
+def kept_settings(settings: tuple[str, ...], **doors: tuple[str, ...]) -> tuple[str, ...]:
     """Return the settings that a new federation keeps in its file.
 
-    What ``-c`` gives, and the page's options where ``-c`` sets something of the page: it would
-    mean nothing at the next start.
+    Those of ``-c`` and of variables, and the options of the page or the metrics where those set
+    something of them: it would mean nothing at the next start, or be refused.
     """
-    if any(setting.strip().startswith("federation.page_") for setting in settings):
-        return (*settings, *page)
+    given = [setting.strip() for setting in settings]
+    for name, options in doors.items():
+        if any(setting.startswith(f"federation.{name}") for setting in given):
+            settings = (*settings, *options)
     return settings
 
 

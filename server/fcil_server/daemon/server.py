@@ -149,6 +149,9 @@ class Server:
         def made() -> ServerParts:
             return parts
 
+        if self.federation.variables:
+            names = ", ".join(self.federation.variables)
+            self.note("info", "environment", f"set by environment variables: {names}")
         metrics, page = self._open_doors(ends)
         listening = self._open_link(ends, made)
         commands = ends.enter_context(contextlib.ExitStack())

@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,41 +99,6 @@ def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return fields
 
 
-PREFIX = "FCIL_"
-_OPEN = ("method", "sinks")  # sections with keys of methods and sinks
-
-
-def environment_settings(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings in environment variables, as overrides.
-
-    ``FCIL_ROUND_MIN_CLIENTS=3`` sets ``round.min_clients``. In the options of a method or a sink
-    two underscores stand for a dot: ``FCIL_METHOD_ADAPT__ROUNDS``. Variables of other programs
-    that begin with FCIL_ are ignored.
-
-    Raises:
-        ConfigError: names every variable that resembles a setting and is none.
-    """
-    names = {PREFIX + key.replace(".", "_").upper(): key for key in known_keys() if "." in key}
-    found, faults = [], []
-    for name, value in sorted(environ.items()):
-        section, _, rest = name.removeprefix(PREFIX).partition("_")
-        if not name.startswith(PREFIX) or not rest:
-            continue
-        near = difflib.get_close_matches(name, names, 1, 0.85)
-        if name in names:
-            found.append(f"{names[name]}={value}")
-        elif section.lower() in _OPEN:
-            found.append(f"{section.lower()}.{rest.lower().replace('__', '.')}={value}")
-        elif near or section.lower() in Config.model_fields:
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            faults.append(f"the environment variable {name} is no setting{hint}")
-    if faults:
-        raise ConfigError(
-            f"{'; '.join(faults)}.", action="Correct or unset it; docs/configuration.md has all."
-        )
-    return tuple(found)
-
-
 # Also for a number with more digits than Python reads, and for lists nested without end.
 _NO_TOML = (ValueError, RecursionError)
 
@@ -205,7 +170,9 @@ def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}{_hint(error['loc'])}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+    text = f"{where}: {error['msg'].removeprefix('Value error, ')}"
+    # An address of a sink may hold a password, and errors go to logs.
+    return text if error["loc"][0] == "sinks" else f"{text}, got {error['input']!r}"
 
 
 def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:

@@ -42,6 +42,11 @@ from fcil_protocol.storage.atomic_files import (
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.federation.config import Config, as_file, load
+from fcil_server.federation.environment import (
+    environment_settings,
+    naming_variables,
+    variables_in_force,
+)
 from fcil_server.federation.first_start import load_first
 from fcil_server.ledger.database import log_path
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -51,11 +56,18 @@ CONFIG = "federation.toml"
 
 
 class Federation:
-    """An opened federation directory: keys, configuration, ledger."""
+    """An opened federation directory: keys, configuration, ledger.
 
-    def __init__(self, directory: Path, config: Config, lock: DirectoryLock) -> None:
+    Attributes:
+        variables: names of the environment variables that set something of the configuration.
+    """
+
+    def __init__(
+        self, directory: Path, config: Config, lock: DirectoryLock, variables: tuple[str, ...] = ()
+    ) -> None:
         self.directory = directory
         self.config = config
+        self.variables = variables
         self._lock = lock
         self._root_path = directory / "keys" / "root.json"
         _refuse_lost_ledger(directory)
@@ -106,7 +118,10 @@ class Federation:
         if not new and config_path is None and not own.stat().st_size:
             raise CorruptFile(f"{own} is empty.", action="Restore it from a backup.")
         path = config_path or (None if new else own)
-        config = load_first(path, overrides) if new else load(path, overrides)
+        with naming_variables(overrides):
+            config = load_first(path, overrides) if new else load(path, overrides)
+            # Choices at the first start hold for every later start.
+            file = as_file(load(config_path, kept)).encode() if new else b""
         with storage_errors("create the federation directory", directory):
             make_private(directory)
             (directory / "keys").mkdir(mode=0o700, exist_ok=True)
@@ -114,12 +129,20 @@ class Federation:
         lock = DirectoryLock.acquire(directory, "federation")
         try:
             if new:
-                # Choices at the first start hold for every later start.
-                write_atomic(own, as_file(load(config_path, kept)).encode())
-            return cls(directory, config, lock)
+                write_atomic(own, file)
+            return cls(directory, config, lock, variables_in_force(overrides))
         except BaseException:
             lock.release()
             raise
+
+    @classmethod
+    def open_stopped(cls, directory: Path) -> Self:
+        """Open the federation of a stopped server for a command, with its file and the variables.
+
+        Raises:
+            ConfigError, Locked, StorageError, KeyFileError.
+        """
+        return cls.open(directory, None, environment_settings())
 
     def _certificate(self, path: Path) -> Certificate:
         if path.exists():

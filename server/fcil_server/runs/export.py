@@ -24,6 +24,7 @@ from fcil_protocol.trust.certificate import Certificate
 from fcil_server.aggregation.store import StateStore, check_state, states_folder
 from fcil_server.federation.config import Config, load, parse
 from fcil_server.federation.directory import CONFIG
+from fcil_server.federation.environment import environment_settings
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.rounds.classes import ClassRegistry
@@ -130,8 +131,9 @@ def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:
                 f"{key!r} cannot be set for an export; expected {' or '.join(_OVERRIDES)}.",
                 action="All other settings of a run are fixed.",
             )
-    own, given = parse(row.config), load(directory / CONFIG, overrides)
-    if "weights" not in given.run.model_fields_set:
+    settings = (*environment_settings(), *overrides)
+    own, given = parse(row.config), load(directory / CONFIG, settings)
+    if not given.run.weights:  # the file has the key, empty, even if the run began with a path
         return own
     moved = own.run.model_copy(update={"weights": given.run.weights})
     return own.model_copy(update={"run": moved})

@@ -1,5 +1,7 @@
 """How figures and the page are asked for on the command line."""
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -97,9 +99,13 @@ def test_the_pages_options_become_settings_of_the_federation() -> None:
 def test_what_a_new_federation_keeps_is_valid_by_itself() -> None:
     given = ("federation.page_metrics=true",)
     page = page_settings("127.0.0.1:1", None, None, read_only=True)
-    kept = load(None, kept_settings(given, page)).federation
+    kept = load(None, kept_settings(given, page=page)).federation
     assert (kept.page, kept.page_metrics, kept.page_read_only) == ("127.0.0.1:1", True, True)
-    assert kept_settings(("round.min_clients=3",), page) == ("round.min_clients=3",)
+    assert kept_settings(("round.min_clients=3",), page=page) == ("round.min_clients=3",)
+    given = ("federation.metrics=0.0.0.0:1",)
+    metrics = metrics_settings(None, Path("cert.pem"), Path("key.pem"))
+    kept = load(None, kept_settings(given, page=page, metrics=metrics)).federation
+    assert (kept.metrics, kept.metrics_cert, kept.page) == ("0.0.0.0:1", "cert.pem", "")
 
 
 def test_a_page_for_reading_only_that_is_not_served_is_a_fault() -> None:

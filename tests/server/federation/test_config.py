@@ -17,10 +17,8 @@ from fcil_server.federation.config import (
     ELSEWHERE,
     Config,
     as_file,
-    environment_settings,
     known_keys,
     load,
-    merged,
     parse,
     to_toml,
     validate,
@@ -447,47 +445,3 @@ class TestWriting:
     def test_a_value_that_toml_cannot_hold_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="as TOML"):
             to_toml(validate({"method": {"when": object()}}))
-
-
-class TestEnvironment:
-    def test_variables_are_settings_and_others_are_left_alone(self) -> None:
-        given = environment_settings(
-            {
-                "FCIL_ROUND_MIN_CLIENTS": "3",
-                "FCIL_METHOD_NAME": "hgp",
-                "FCIL_METHOD_LR_PROMPT": "0.5",
-                "FCIL_METHOD_ADAPT__ROUNDS": "2",
-                "FCIL_TASKS_CLASSES": '[["cat"], ["dog"]]',
-                "FCIL_DATA": "/images",
-                "FCIL_": "x",
-                "PATH": "/bin",
-            }
-        )
-        fields = merged(None, given)
-        assert fields == {
-            "round": {"min_clients": 3},
-            "method": {"name": "hgp", "lr_prompt": 0.5, "adapt": {"rounds": 2}},
-            "tasks": {"classes": [["cat"], ["dog"]]},
-        }
-
-    def test_every_key_of_the_file_has_a_variable(self) -> None:
-        keys = [key for key in known_keys() if "." in key]
-        names = ["FCIL_" + key.replace(".", "_").upper() for key in keys]
-        assert len(set(names)) == len(keys)
-        given = environment_settings(dict.fromkeys(names, "1"))
-        assert sorted(given) == sorted(f"{key}=1" for key in keys)
-
-    @pytest.mark.parametrize(
-        ("name", "near"),
-        [
-            ("FCIL_ROUND_MIN_CLIENT", "FCIL_ROUND_MIN_CLIENTS"),
-            ("FCIL_RUOND_MIN_CLIENTS", "FCIL_ROUND_MIN_CLIENTS"),
-            ("FCIL_TRUST_WHATEVER_THIS_IS", ""),
-        ],
-    )
-    def test_what_resembles_a_setting_is_refused(self, name: str, near: str) -> None:
-        with pytest.raises(ConfigError) as raised:
-            environment_settings({name: "1"})
-        said = str(raised.value)
-        assert f"environment variable {name} is no setting" in said
-        assert (f"did you mean {near}?" in said) == bool(near)

@@ -6,7 +6,6 @@ those of a real deployment, on the loopback address, in a separate state directo
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ from typing import Any, Self
 from fcil_protocol.errors import LinkError, Timeout, Unreachable
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.children import LAUNCHER, ChildProcess, module_command, wait_or_kill
+from fcil_server.federation.environment import without_settings
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 STOP_S = 20.0  # for a daemon to end on its own before it is killed
@@ -57,8 +57,8 @@ class LocalFederation:
         return self.directory / "logs" / f"{name}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of all processes, with a separate state directory."""
-        return {**os.environ, "XDG_STATE_HOME": str(self.directory / "state")}
+        """Return the environment of all processes: a separate state directory, and no settings."""
+        return {**without_settings(), "XDG_STATE_HOME": str(self.directory / "state")}
 
     def _start(
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None

@@ -98,4 +98,5 @@ def _fault(name: str, sink: Sink, error: dict[str, Any]) -> str:
     where = ".".join(str(x) for x in ("sinks", name, *error["loc"]))
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}; it has {', '.join(sink.Options.model_fields) or 'none'}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+    # No value: an address may hold a password, and errors go to logs.
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"

@@ -12,6 +12,7 @@ import pytest
 
 from fcil_protocol.errors import Unreachable
 from fcil_protocol.process import control_socket
+from fcil_server.lab.local import federation as local
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from orphans import ends_with_its_parent
@@ -75,3 +76,19 @@ class TestUntil:
         assert federation.until("opened", text="one")
         with pytest.raises(Unreachable):
             federation.until("opened", text="earlier")
+
+
+def test_its_processes_get_no_settings_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FCIL_ROUND_RETRY_S", "FCIL_METHOD_LR_PROMPT", "FCIL_RUN_SEED", "FCIL_RUN_SEEDS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("FCIL_DATA", "/images")
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(local, "ChildProcess", lambda _, env, **__: started.append(env))
+    federation = LocalFederation(tmp_path)
+    federation.join("one", tmp_path, env={"FCIL_RUN_SEED": "2"})
+    federation._files.close()
+    (given,) = started
+    found = {name: value for name, value in given.items() if name.startswith("FCIL_")}
+    assert found == {"FCIL_DATA": "/images", "FCIL_RUN_SEED": "2"}

@@ -214,7 +214,7 @@ def test_a_wrong_sink_or_option_is_one_sentence():
         registry.choose("tensorbord", {})
     with pytest.raises(ConfigError, match=r"unknown key 'sinks\.tensorboard\.dir'; it has log_dir"):
         registry.choose("tensorboard", {"dir": "x"})
-    with pytest.raises(ConfigError, match=r"sinks\.tensorboard\.log_dir: .* got 3"):
+    with pytest.raises(ConfigError, match=r"sinks\.tensorboard\.log_dir: [^3]*$"):
         registry.choose("tensorboard", {"log_dir": 3})
     with pytest.raises(ConfigError, match=r"sinks\.tensorboard: Input should be a valid dict"):
         configuration.load(None, ["sinks.tensorboard=yes"])
