@@ -233,7 +233,7 @@ def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, P
         except DataError as error:
             faults.append(error.message)
     if faults:
-        raise DataError("\n  ".join(faults))
+        raise DataError(" ".join(faults))
     return found
 
 

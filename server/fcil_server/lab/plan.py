@@ -150,7 +150,7 @@ def make(experiment: Experiment) -> list[Cell]:
             continue
         faults += _setting_faults(experiment, row)
     if faults:
-        raise ConfigError("\n  ".join(faults))
+        raise ConfigError(" ".join(faults))
     return list(_cells(experiment, rows))
 
 

@@ -116,6 +116,7 @@ def test_methods_options_and_settings_are_checked_before_anything_runs() -> None
         plan.make(experiment(rows=rows))
     for words in ("'fedncm'", "did you mean 'epochs'?", "run.seed is set by", "wire.haf"):
         assert words in error.value.message, words
+    assert error.value.message.isprintable(), "a terminal would show a replacement character"
 
 
 def test_a_row_of_one_client_that_no_round_of_would_count_is_refused() -> None:
