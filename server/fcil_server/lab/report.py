@@ -232,12 +232,11 @@ def _compared(claim: ClaimSection) -> str:
 
 
 def _differences(experiment: Experiment) -> Iterator[Block]:
-    if not experiment.papers and not experiment.differences:
-        return
-    yield Heading("The papers' settings")
-    yield Items([f"[{i}] {p.source}: {p.setting}" for i, p in enumerate(experiment.papers, 1)])
+    if experiment.papers:
+        yield Heading("The papers' settings")
+        yield Items([f"[{i}] {p.source}: {p.setting}" for i, p in enumerate(experiment.papers, 1)])
     if experiment.differences:
-        yield Text("How ours differs:")
+        yield Heading("How this differs from papers")
         yield Items(experiment.differences)
 
 
