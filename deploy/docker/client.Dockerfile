@@ -1,4 +1,5 @@
-# A client that trains with torch, on x86-64. From the root of the repository:
+# A client that trains with torch, on x86-64. From the root of the repository,
+# with what .venv/bin/python scripts/release has built in dist/:
 #   docker build -f deploy/docker/client.Dockerfile -t fcil-client:cpu .
 #   docker build -f deploy/docker/client.Dockerfile -t fcil-client:cuda --build-arg TORCH=cuda .
 # Without torch: edge.Dockerfile. On a Jetson: jetson.Dockerfile.
@@ -19,14 +20,11 @@ RUN case "$TORCH" in \
       cuda) pip install --constraint constraints.txt torch torchvision ;; \
       *) echo "TORCH is cpu or cuda, got $TORCH" >&2; exit 4 ;; \
     esac
-COPY pyproject.toml README.md LICENSE ./
-COPY protocol protocol
-COPY adapters adapters
-COPY client client
-# Built without the folder server/ the package has neither server nor page nor laboratory.
-RUN pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[client]" \
- && rm /opt/fcil/bin/fcil-server
+# The wheel for devices of scripts/release: neither server nor dashboard nor laboratory.
+COPY dist/SHA256SUMS dist/
+COPY dist/client/*.whl dist/client/
+RUN env --chdir=dist sha256sum --check --ignore-missing SHA256SUMS \
+ && pip install --constraint constraints.txt "$(echo dist/client/*.whl)[client]"
 
 # hadolint ignore=DL3006
 FROM ${BASE}

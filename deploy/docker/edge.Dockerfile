@@ -1,5 +1,6 @@
 # A client without torch, for methods that need no gradient (docs/edge.md), on x86-64 and aarch64.
-# From the root of the repository:
+# From the root of the repository,
+# with what .venv/bin/python scripts/release has built in dist/:
 #   docker build -f deploy/docker/edge.Dockerfile -t fcil-client:edge .
 #   docker build -f deploy/docker/edge.Dockerfile -t fcil-client:edge --platform linux/arm64 .
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
@@ -10,14 +11,12 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/fcil
 ENV PATH=/opt/fcil/bin:$PATH
-COPY constraints.txt pyproject.toml README.md LICENSE ./
-COPY protocol protocol
-COPY adapters adapters
-COPY client client
-# Built without the folder server/ the package has neither server nor page nor laboratory.
-RUN pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[edge]" \
- && rm /opt/fcil/bin/fcil-server
+COPY constraints.txt ./
+# The wheel for devices of scripts/release: neither server nor dashboard nor laboratory.
+COPY dist/SHA256SUMS dist/
+COPY dist/client/*.whl dist/client/
+RUN env --chdir=dist sha256sum --check --ignore-missing SHA256SUMS \
+ && pip install --constraint constraints.txt "$(echo dist/client/*.whl)[edge]"
 
 # hadolint ignore=DL3006
 FROM ${BASE}

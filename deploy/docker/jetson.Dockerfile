@@ -1,5 +1,6 @@
 # A client on an NVIDIA Jetson (aarch64). What runs on which JetPack: deploy/README.md, "Jetson".
-# From the root of the repository, on the device or with --platform linux/arm64:
+# From the root of the repository, on the device or with --platform linux/arm64,
+# with what .venv/bin/python scripts/release has built in dist/:
 #   docker build -f deploy/docker/jetson.Dockerfile -t fcil-client:jetson .
 #       onnxruntime on the processor: every JetPack, since the image brings its own Python 3.12
 #   ... --build-arg ENGINE=torch
@@ -36,15 +37,12 @@ RUN if [ -n "$INDEX" ]; then \
       torch) pip install --constraint constraints.txt "$@" torch torchvision ;; \
       *) echo "ENGINE is onnx-cpu, onnx-gpu or torch, got $ENGINE" >&2; exit 4 ;; \
     esac
-COPY pyproject.toml README.md LICENSE ./
-COPY protocol protocol
-COPY adapters adapters
-COPY client client
-# Built without the folder server/ the package has neither server nor page nor laboratory.
+# The wheel for devices of scripts/release: neither server nor dashboard nor laboratory.
+COPY dist/SHA256SUMS dist/
+COPY dist/client/*.whl dist/client/
 RUN case "$ENGINE" in torch) extra=client ;; onnx-gpu) extra=edge-gpu ;; *) extra=edge ;; esac \
- && pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[$extra]" \
- && rm /opt/fcil/bin/fcil-server
+ && env --chdir=dist sha256sum --check --ignore-missing SHA256SUMS \
+ && pip install --constraint constraints.txt "$(echo dist/client/*.whl)[$extra]"
 
 # hadolint ignore=DL3006
 FROM ${BASE}

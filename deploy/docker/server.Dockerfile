@@ -1,4 +1,5 @@
-# The server of a federation, and the relay of a site. From the root of the repository:
+# The server of a federation, and the relay of a site. From the root of the repository,
+# with what .venv/bin/python scripts/release has built in dist/:
 #   docker build -f deploy/docker/server.Dockerfile -t fcil-server:cpu .
 #   docker build -f deploy/docker/server.Dockerfile -t fcil-server:cuda --build-arg TORCH=cuda .
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
@@ -18,13 +19,10 @@ RUN case "$TORCH" in \
       cuda) pip install --constraint constraints.txt torch torchvision ;; \
       *) echo "TORCH is cpu or cuda, got $TORCH" >&2; exit 4 ;; \
     esac
-COPY pyproject.toml README.md LICENSE ./
-COPY protocol protocol
-COPY adapters adapters
-COPY client client
-COPY server server
-RUN pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[server]"
+# The complete wheel of scripts/release.
+COPY dist/SHA256SUMS dist/*.whl dist/
+RUN env --chdir=dist sha256sum --check --ignore-missing SHA256SUMS \
+ && pip install --constraint constraints.txt "$(echo dist/*.whl)[server]"
 
 # hadolint ignore=DL3006
 FROM ${BASE}
