@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 import time
 import traceback
@@ -48,6 +49,24 @@ def own_version() -> str:
         return version("fcil")
     except PackageNotFoundError:  # the packages are on the path, but were never installed
         return "of unknown version"
+
+
+def extra_of(error: BaseException) -> str | None:
+    """Return the extra of fcil with the package that an import lacks; None for other errors."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    lacking = re.sub("[-_.]+", "-", error.name.partition(".")[0]).lower()
+    try:
+        stated = requires("fcil") or []
+    except PackageNotFoundError:
+        return None
+    for requirement in stated:
+        found = re.match(r"([\w.-]+).*\bextra == .([\w-]+)", requirement)
+        if found and re.sub("[-_.]+", "-", found[1]).lower() == lacking:
+            return found[2]
+    return None
 
 
 def _folders() -> list[Path]:

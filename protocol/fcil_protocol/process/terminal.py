@@ -122,8 +122,12 @@ def _end(form: Format, error: Exception) -> int:
         return EXIT_USAGE
     if isinstance(error, _usage_error()):
         return _refuse(form, error)
-    from fcil_protocol.process.defects import keep_details, place_of
+    from fcil_protocol.process.defects import extra_of, keep_details, place_of
 
+    if extra := extra_of(error):
+        text = f"this command needs a package that is not installed: {error.name}."  # type: ignore[attr-defined]
+        _report(form, UsageError.code, text, f"Install it: pip install 'fcil[{extra}]'")
+        return EXIT_USAGE
     kept = keep_details(error)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     place = f" ({place_of(error)})" * bool(place_of(error))

@@ -127,6 +127,25 @@ class TestErrors:
         assert "ZeroDivisionError: oops" in kept.read_text()
         assert kept.stat().st_mode & 0o077 == 0
 
+    @pytest.mark.parametrize(
+        ("module", "extra"),
+        [("jinja2.loaders", "server"), ("prometheus_client", "server"), ("pandas", "lab")],
+    )
+    def test_a_package_of_an_extra_that_is_not_installed_is_no_defect(
+        self, module: str, extra: str, capsys: pytest.CaptureFixture[str], state: Path
+    ) -> None:
+        lacking = ModuleNotFoundError(f"No module named {module!r}", name=module)
+        assert failing(lacking) == 4
+        err = capsys.readouterr().err
+        assert err.startswith("error [usage]: this command needs a package that is not installed")
+        assert f"pip install 'fcil[{extra}]'" in err
+        assert not (state / "fcil").exists()
+
+    @pytest.mark.parametrize("module", ["fcil_server.forgotten", "no_such_package", None])
+    def test_a_module_of_no_extra_is_a_defect(self, module: str | None, state: Path) -> None:
+        assert failing(ModuleNotFoundError("No module", name=module)) == 5
+        assert (state / "fcil" / "defects").is_dir()
+
     def test_a_defect_is_told_where_no_file_can_be_written(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, state: Path
     ) -> None:
