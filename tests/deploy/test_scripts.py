@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import yaml
+
 from deploy.kit import BIN, ROOT
 
 
@@ -31,3 +33,13 @@ def test_shellcheck_finds_what_is_wrong(tmp_path):
     path = tmp_path / "wrong"
     path.write_text("#!/bin/bash\ncd $1\nrm -r *\n", encoding="utf-8")
     assert "SC2086" in check(path)
+
+
+def test_hooks_before_a_commit_run_what_the_checks_run():
+    """The same commands as scripts/test, from .venv, so that no version differs."""
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    entries = [hook["entry"] for hook in repo["hooks"]]
+    assert len(entries) == 3
+    script = (ROOT / "scripts" / "test").read_text("utf-8")
+    for entry in entries:
+        assert f"$bin/{entry.removeprefix('.venv/bin/')}" in script
