@@ -40,6 +40,13 @@ def test_the_version_is_the_same_wherever_it_stands():
         assert named <= {VERSION}, page
 
 
+def test_the_citation_is_one():
+    check = Path(sys.executable).parent / "check-jsonschema"
+    schema = ("--builtin-schema", "vendor.citation-file-format")
+    done = subprocess.run([check, *schema, ROOT / "CITATION.cff"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_metadata_say_what_it_is():
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
