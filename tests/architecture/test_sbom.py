@@ -88,3 +88,11 @@ def test_an_unknown_extra_is_said():
     done = sbom("--extras", "nonsense")
     assert done.returncode == 4
     assert "nonsense" in done.stderr
+
+
+@pytest.mark.full
+def test_it_is_the_same_bytes_for_the_same_release(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    one, other = sbom(), sbom()
+    assert one.stdout == other.stdout
+    assert '"timestamp": "2023-11-14T22:13:20+00:00"' in one.stdout

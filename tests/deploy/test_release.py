@@ -231,6 +231,29 @@ def test_the_release_has_what_git_tracks_and_the_same_bytes_twice(dist, tmp_path
 
 
 @pytest.mark.full
+def test_the_command_does_all_of_it_and_publishes_nothing(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    done = run(sys.executable, "scripts/release", cwd=clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"twine upload dist/fcil-{VERSION}-py3-none-any.whl dist/fcil-{VERSION}.tar.gz" in (
+        done.stdout
+    )
+    checked = run("sha256sum", "--check", "SHA256SUMS", cwd=clone / "dist")
+    names = {line.partition(":")[0] for line in checked.stdout.splitlines()}
+    assert checked.returncode == 0
+    assert {"sbom.json", "constraints.txt", f"fcil-{VERSION}.tar.gz"} < names
+    assert releasing.git(clone, "status", "--porcelain") == ""
+    (clone / "forgotten.txt").write_text("")
+    refused = run(sys.executable, "scripts/release", "elsewhere", cwd=clone)
+    assert refused.returncode == 4
+    assert "forgotten.txt differs from the last commit" in refused.stderr
+    assert not (clone / "elsewhere").exists()
+
+
+@pytest.mark.full
 def test_the_wheel_from_the_sdist_is_that_of_the_sources(dist, tmp_path):
     source = releasing.copy_tracked(ROOT, tmp_path / "s", releasing.FILES + releasing.PARTS)
     releasing.run_build(source, tmp_path, releasing.epoch(ROOT), "--wheel")
