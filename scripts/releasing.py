@@ -85,7 +85,8 @@ def check_tree(root: Path) -> None:
     if not re.search(rf"^## \[{re.escape(version(root))}\]", changes, re.MULTILINE):
         raise Refused(f"CHANGELOG.md has no entry ## [{version(root)}]: write it.")
     tag = f"v{version(root)}"
-    if git(root, "tag", "--list", tag) and tag not in git(root, "tag", "--points-at", "HEAD"):
+    here = git(root, "tag", "--points-at", "HEAD").split()
+    if git(root, "tag", "--list", tag) and tag not in here:
         raise Refused(f"{tag} is the tag of another commit: raise the version in pyproject.toml.")
 
 
@@ -104,6 +105,13 @@ def unreleased(root: Path) -> int:
     text = (root / "CHANGELOG.md").read_text("utf-8")
     block = text.partition("## [Unreleased]")[2].partition("\n## [")[0]
     return len(re.findall(r"^- ", block, re.MULTILINE))
+
+
+def dated(root: Path) -> bool:
+    """Return whether the changelog has a date for the version."""
+    heading = rf"^## \[{re.escape(version(root))}\] - \d{{4}}-\d\d-\d\d$"
+    text = (root / "CHANGELOG.md").read_text("utf-8")
+    return re.search(heading, text, re.MULTILINE) is not None
 
 
 # --- building ---------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_the_embedded_backbone_and_the_libraries_of_the_dashboard_have_licences(
 
 def test_the_changelog_has_an_entry_of_the_version_and_counts_what_follows_it(tmp_path):
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(rf"^## \[{re.escape(VERSION)}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
+    assert releasing.dated(ROOT) or f"\n## [{VERSION}] - not tagged yet\n" in text
     changes = (
         "## [Unreleased]\n\n### Added\n\n- one\n  of two lines\n- two\n\n## [0.1.0] - x\n\n- old\n"
     )
@@ -113,6 +113,7 @@ def checkout(tmp_path):
     (root / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
     (root / "CITATION.cff").write_text("title: x\nversion: 1.2.3\n")
     (root / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-01-02\n")
+    assert releasing.dated(root)
     git(root, "init", "--quiet")
     commit(root)
     releasing.check_tree(root)
@@ -139,6 +140,13 @@ def test_another_version_elsewhere_is_refused(checkout):
     (checkout / "CITATION.cff").write_text("version: 1.2.4\n")
     commit(checkout)
     assert "CITATION.cff has version 1.2.4, pyproject.toml has 1.2.3" in refusal(checkout)
+
+
+def test_a_version_may_wait_for_its_date(checkout):
+    (checkout / "CHANGELOG.md").write_text("## [1.2.3] - not tagged yet\n## [1.2.2] - 2026-01-02\n")
+    commit(checkout)
+    releasing.check_tree(checkout)
+    assert not releasing.dated(checkout)
 
 
 def test_a_version_without_an_entry_is_refused(checkout):
