@@ -15,7 +15,8 @@ from PIL import Image
 
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images import decoding as images
-from fcil_adapters.images import sources
+from fcil_adapters.images import image_source
+from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.sources import ZipSource
 from fcil_adapters.worker.pipe import Pipe, _encode
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
@@ -141,7 +142,7 @@ def worker_pipe(data):
 # --- images ---------------------------------------------------------------------------------
 
 SMALL = 1 << 20  # bytes and pixels, in place of what a real device could hold
-sources.MAX_FILE_BYTES = SMALL
+image_source.MAX_FILE_BYTES = SMALL
 images.MAX_FILE_BYTES = SMALL
 images.MAX_PIXELS = SMALL
 Image.MAX_IMAGE_PIXELS = SMALL
@@ -190,16 +191,33 @@ def zip_seeds():
     yield out.getvalue()
 
 
-@target("zip", zip_seeds, base_mb=30, max_bytes=16384)
-def image_zip(data):
-    source = ZipSource(file("images.zip", data))
+def checked(source):
+    """Read some images of a source as a scan does; True if it has any."""
     try:
         entries = source.listing().entries
         for entry in entries[:10]:
             must(".." not in entry.name.split("/"), "nothing lies outside")
+            must("/" not in entry.class_name, "a class can be a folder")
             must(source.unchanged(entry), "it is as it was listed")
             with contextlib.suppress(images.DataError):
-                must(len(source.read(entry)) <= SMALL, "no member is larger than allowed")
+                must(len(source.read(entry)) <= SMALL, "no image is larger than allowed")
     finally:
         source.close()
     return True
+
+
+@target("zip", zip_seeds, base_mb=30, max_bytes=16384)
+def image_zip(data):
+    return checked(ZipSource(file("images.zip", data)))
+
+
+def list_seeds():
+    yield b"path,label\nimages.png,cat\n"
+    yield "\ufeffpath,label,split\r\nimages.png,K\u00e4fer,train\r\n../x.png,cat,test\r\n".encode()
+    yield b'label,path,note\n"a ""b""",images.png,"x\ny"\n'
+
+
+@target("list", list_seeds, max_bytes=4096)
+def image_list(data):
+    file("images.png", picture("PNG"))
+    return checked(ListSource(file("images.csv", data)))

@@ -360,7 +360,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            (("--data", "missing.zip", "--steps", 1), "there is no folder or zip file missing.zip"),
+            (("--data", "missing.zip", "--steps", 1), "there is no folder or file missing.zip"),
             ((), "a new pre-training needs its length"),
             (("--steps", 1, "--recipe", "layers"), "there are none. Say which: --start"),
             (("--steps", 1, "--start", "nowhere.safetensors"), "nowhere.safetensors cannot be read"),
@@ -392,7 +392,7 @@ class TestCommand:
         [
             (("--size", 31), "have 32 to 4096 pixels a side, got --size 31"),
             (("--teacher-size", 33), "cannot have images of 33 pixels"),
-            (("--data", "missing.zip"), "there is no folder or zip file missing.zip"),
+            (("--data", "missing.zip"), "there is no folder or file missing.zip"),
             (("--teacher", "missing.safetensors"), "missing.safetensors cannot be read"),
             (("--teacher-name", "vit_nowhere"), "timm has no model 'vit_nowhere'"),
         ],

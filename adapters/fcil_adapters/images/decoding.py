@@ -15,14 +15,14 @@ from PIL import Image, TiffImagePlugin
 from PIL.ExifTags import Base
 
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images.sources import (
+from fcil_adapters.images.image_source import (
     IMAGE_SUFFIXES,
     MAX_FILE_BYTES,
     ImageEntry,
     ImageSource,
     Listing,
-    open_source,
 )
+from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import ConfigError, DataError
 
 __all__ = [

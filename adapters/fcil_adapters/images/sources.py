@@ -7,58 +7,33 @@ over.
 
 from __future__ import annotations
 
-import os
 import stat
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from fcil_adapters.images.folder_walk import FolderWalk
+from fcil_adapters.images.image_source import (
+    LAYOUT,
+    ClassNames,
+    ImageEntry,
+    ImageSource,
+    Listing,
+    SourcePart,
+    is_image,
+    oversize,
+    read_bounded,
+    read_file,
+    same_file,
+    unreadable,
+)
+from fcil_adapters.images.list_source import ListSource
 from fcil_protocol.errors import DataError
-from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise_class_name
 
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-)
-MAX_FILE_BYTES = 256 << 20  # above any photograph; below the memory of a small device
-LAYOUT = (
-    "Lay images out as FOLDER/<class>/<image>, or FOLDER/train/<class>/<image> and "
-    "FOLDER/test/<class>/<image>, or as a zip file of either."
-)
-
-SourcePart = Literal["train", "select", "test"]
-
-
-@dataclass(frozen=True)
-class ImageEntry:
-    """One image file of a source.
-
-    Attributes:
-        name: path inside the source, with ``/``.
-        class_name: normalised name of its class.
-        part: train or test, by the layout or a partition; None without either.
-        size: bytes.
-        stamp: changes when the file changes: modification time in ns, or the CRC-32 of a zip
-            member.
-    """
-
-    name: str
-    class_name: str
-    part: SourcePart | None
-    size: int
-    stamp: int
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The contents of a source: its images by name, and one sentence per thing left out."""
-
-    entries: tuple[ImageEntry, ...]
-    faults: tuple[str, ...]
+FILE_SUFFIXES = frozenset((".zip", ".csv"))  # of a file that is a source
 
 
 @dataclass(frozen=True)
@@ -71,52 +46,17 @@ class _Member:
     stamp: int
 
 
-class ImageSource(ABC):
-    """Read access to labelled images."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @abstractmethod
-    def listing(self) -> Listing:
-        """List the source as it is now.
-
-        Raises:
-            DataError: it cannot be read, or holds no image in a class folder.
-        """
-
-    def entries(self) -> Iterator[ImageEntry]:
-        """Yield the images of `listing`, by name."""
-        yield from self.listing().entries
-
-    @abstractmethod
-    def read(self, entry: ImageEntry) -> bytes:
-        """Return a file's bytes; may be called from several threads.
-
-        Raises:
-            DataError: the file is gone, unreadable or too large.
-        """
-
-    @abstractmethod
-    def unchanged(self, entry: ImageEntry) -> bool:
-        """Return True if the file, unread, still looks as it did when listed."""
-
-    def close(self) -> None:
-        """Close the files that the source holds open."""
-        return
-
-
 def open_source(path: Path) -> ImageSource:
-    """Open a folder or a zip file of images.
+    """Open images in any of the forms of docs/data.md.
 
     Raises:
-        DataError: there is neither at ``path``; the message names the expected layout.
+        DataError: there are none at ``path``; the message names the expected layout.
     """
     if path.is_dir():
         return FolderSource(path)
     if path.is_file():
-        return ZipSource(path)
-    raise DataError(f"there is no folder or zip file {path}.", action=LAYOUT)
+        return ListSource(path) if path.suffix.lower() == ".csv" else ZipSource(path)
+    raise DataError(f"there is no folder or file {path}.", action=LAYOUT)
 
 
 class _Files(ImageSource):
@@ -145,23 +85,15 @@ class _Files(ImageSource):
 class FolderSource(_Files):
     """Class folders on disk; links are followed, to each folder once in a class."""
 
+    form = "folder"
+
     def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""
-        try:
-            with (self.path / entry.name).open("rb") as file:
-                # Python allocates as much as the call requests.
-                size = min(os.fstat(file.fileno()).st_size, MAX_FILE_BYTES)
-                return _bounded(file.read(size + 1), entry.name)
-        except (OSError, ValueError) as error:
-            raise _unreadable(entry.name, error) from error
+        return read_file(self.path / entry.name, entry.name)
 
     def unchanged(self, entry: ImageEntry) -> bool:
         """Compare size and modification time."""
-        try:
-            status = (self.path / entry.name).stat()
-        except (OSError, ValueError):
-            return False
-        return (status.st_size, status.st_mtime_ns) == (entry.size, entry.stamp)
+        return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
         walk = FolderWalk(self.path)
@@ -171,7 +103,7 @@ class FolderSource(_Files):
         faults.extend(walk.sentences())
 
     def _member(self, parts: tuple[str, ...], faults: list[str]) -> Iterator[_Member]:
-        if not _is_image(parts[-1]):
+        if not is_image(parts[-1]):
             return
         try:
             status = self.path.joinpath(*parts).stat()
@@ -203,6 +135,8 @@ class LooseSource(FolderSource):
 class ZipSource(_Files):
     """A zip file, read in place; a single outermost folder is skipped."""
 
+    form = "zip file"
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
@@ -219,11 +153,11 @@ class ZipSource(_Files):
         """Return a member's bytes; never more than it declares, and checked by its CRC."""
         try:
             with self._zip.open(self._infos[entry.name]) as file:
-                return _bounded(file.read(MAX_FILE_BYTES + 1), entry.name)
+                return read_bounded(file, entry.name)
         except (OSError, KeyError, EOFError, ValueError, RuntimeError) as error:
-            raise _unreadable(entry.name, error) from error
+            raise unreadable(entry.name, error) from error
         except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            raise _unreadable(entry.name, error) from error
+            raise unreadable(entry.name, error) from error
 
     def unchanged(self, entry: ImageEntry) -> bool:
         """Compare size and CRC-32 of the archive's directory, as read when it was opened."""
@@ -236,7 +170,7 @@ class ZipSource(_Files):
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
         for name, info in self._infos.items():
-            if not _is_image(name):
+            if not is_image(name):
                 continue
             if _escapes(name):
                 faults.append(f"zip member {name[:120]!r} points outside the archive")
@@ -253,10 +187,6 @@ class ZipSource(_Files):
         return [replace(m, parts=m.parts[1:]) for m in members]
 
 
-def _is_image(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
-
-
 def _escapes(name: str) -> bool:
     first, *_ = parts = name.split("/")
     return not first or ":" in first or "\\" in name or ".." in parts
@@ -265,21 +195,9 @@ def _escapes(name: str) -> bool:
 def _wanted(member: _Member, faults: list[str]) -> bool:
     if any(part.startswith(".") or part == "__MACOSX" for part in member.parts):
         return False
-    if member.size > MAX_FILE_BYTES:
-        faults.append(f"image {member.name!r} has {member.size} bytes, more than {MAX_FILE_BYTES}")
-        return False
-    return True
-
-
-def _bounded(data: bytes, name: str) -> bytes:
-    if len(data) > MAX_FILE_BYTES:
-        raise DataError(f"image {name!r} has more than {MAX_FILE_BYTES} bytes.")
-    return data
-
-
-def _unreadable(name: str, error: Exception) -> DataError:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return DataError(f"image {name!r} cannot be read ({str(reason)[:120]}).")
+    if too_large := oversize(member.name, member.size):
+        faults.append(too_large)
+    return not too_large
 
 
 def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
@@ -298,7 +216,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         for side in ("train", "test")
         if side in by_top and all(len(m.parts) > 2 for m in by_top[side])
     ]
-    names = _ClassNames(faults)
+    names = ClassNames(faults)
     entries: list[ImageEntry] = []
     if not sides:
         for top, inside in by_top.items():
@@ -318,34 +236,8 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
     return Listing(tuple(entries), tuple(faults))
 
 
-class _ClassNames:
-    """Class names met so far, compared like class names of the federation."""
-
-    def __init__(self, faults: list[str]) -> None:
-        self._faults = faults
-        self._names: dict[str, str] = {}
-        self._folders: dict[tuple[str | None, str], str] = {}
-
-    def of(self, folder: str, part: SourcePart | None) -> str | None:
-        """Return the class of a folder; None, with a sentence in the faults, if it has none."""
-        name = normalise_class_name(folder)
-        fault = class_name_fault(name)
-        if fault:
-            self._faults.append(f"folder {folder!r} is left out: {fault}")
-            return None
-        key = class_key(name)
-        first = self._folders.setdefault((part, key), folder)
-        if first != folder:
-            self._faults.append(
-                f"folder {folder!r} is left out: it names the same class as {first!r}; "
-                "move its images there"
-            )
-            return None
-        return self._names.setdefault(key, name)
-
-
 def _class_entries(
-    names: _ClassNames, folder: str, members: list[_Member], part: SourcePart | None
+    names: ClassNames, folder: str, members: list[_Member], part: SourcePart | None
 ) -> Iterator[ImageEntry]:
     class_name = names.of(folder, part)
     if class_name is not None:

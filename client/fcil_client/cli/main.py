@@ -52,7 +52,10 @@ def join(
     *,
     data: Annotated[
         Path,
-        typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip of either."),
+        typer.Option(
+            help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., a zip of either, "
+            "or another form of docs/data.md."
+        ),
     ],
     ticket: Annotated[
         Path | None,

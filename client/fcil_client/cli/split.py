@@ -53,7 +53,11 @@ _OF_KIND = {
 
 def split(
     data: Annotated[
-        Path, typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip.")
+        Path,
+        typer.Option(
+            help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., a zip, or "
+            "another form of docs/data.md."
+        ),
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.")],
     out: Annotated[Path, typer.Option(help="The partition file.")] = Path("partition.json"),

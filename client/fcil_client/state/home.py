@@ -396,6 +396,6 @@ def find_data(data: str) -> Path:
         DataError: with the expected layout.
     """
     if not (path := Path(data)).exists():
-        text = f"there is no folder or zip file {data}."
+        text = f"there is no folder or file {data}."
         raise DataError(text, action=DataError.default_action())
     return path

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fcil_adapters.images.sources import FILE_SUFFIXES
 from fcil_client.data import partition_file
 from fcil_client.membership.enrol import find, find_enrolled
 from fcil_client.membership.enrol_with_ticket import redeem
@@ -67,7 +68,7 @@ def find_seats(data: Path, partition: Path | None, slots: str | None, name: str)
 
 
 def folder_seats(data: Path, name: str) -> list[Seat]:
-    """Return a seat for each folder or zip file in a folder, by name.
+    """Return a seat for each folder, or file of images, in a folder, by name.
 
     Raises:
         DataError: there is none.
@@ -75,7 +76,7 @@ def folder_seats(data: Path, name: str) -> list[Seat]:
     found = sorted(
         path
         for path in (data.iterdir() if data.is_dir() else ())
-        if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() == ".zip")
+        if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() in FILE_SUFFIXES)
     )
     if not found:
         raise DataError(

@@ -1,6 +1,5 @@
 """Pictures are decoded and preprocessed alike everywhere; sources are listed with their faults."""
 
-import io
 import itertools
 import os
 import unicodedata
@@ -10,29 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adapters.picture_kit import encoded, picture, png
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images import folder_walk, sources
+from fcil_adapters.images import folder_walk, image_source
 from fcil_adapters.images.decoding import MAX_PIXELS, decode, digest, open_source, preprocess
 from fcil_protocol.errors import ConfigError, DataError
 
 
 def prep(size=8, **options):
     return Preprocessing(size=size, mean=(0.5,) * 3, std=(0.5,) * 3, **options)
-
-
-def encoded(image, form="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
-
-
-def picture(width=12, height=8, seed=0):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(values)
-
-
-def png(seed=0):
-    return encoded(picture(seed=seed))
 
 
 def write(root, *names):
@@ -271,7 +256,7 @@ def test_a_folder_without_class_folders_is_told_the_layout(tmp_path, names):
 
 def test_a_missing_path_and_a_file_that_is_no_zip_are_told_the_layout(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"no zip")
-    for name, words in (("nowhere", "no folder or zip"), ("x.zip", "not a readable zip")):
+    for name, words in (("nowhere", "no folder or file"), ("x.zip", "not a readable zip")):
         with pytest.raises(DataError, match=words) as caught:
             open_source(tmp_path / name)
         assert "FOLDER/<class>/<image>" in str(caught.value)
@@ -310,7 +295,7 @@ def test_huge_files_are_left_out_of_folders_and_zips(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "z.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("cat/1.png", png())
         archive.writestr("cat/2.png", bytes(5000))
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 4000)
+    monkeypatch.setattr(image_source, "MAX_FILE_BYTES", 4000)
     for source in (open_source(tmp_path / "f"), open_source(tmp_path / "z.zip")):
         listing = source.listing()
         assert [e.name for e in listing.entries] == ["cat/1.png"]

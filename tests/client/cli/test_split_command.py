@@ -131,7 +131,7 @@ def test_folders_of_clients_are_not_written_into_the_data_which_would_become_ano
         (["--order", "sideways"], "unknown class order 'sideways'"),
         (["--picture", "who.jpg"], "a picture is a .svg or .png file, got 'who.jpg'"),
         (["--export", "."], "already exists and is not empty"),
-        (["--data", "nowhere"], "there is no folder or zip file nowhere"),
+        (["--data", "nowhere"], "there is no folder or file nowhere"),
     ],
 )
 def test_what_is_not_possible_is_said_in_a_sentence_and_writes_nothing(

@@ -151,7 +151,7 @@ def test_a_central_folder_is_evaluated_with_its_test_side_only(tmp_path):
 def test_a_missing_central_folder_is_named(tmp_path):
     fields = fields_of(MEAN, context(MEAN, "evaluate"))
     fields |= {"data": str(tmp_path / "no"), "classes": {}, "parts": []}
-    with pytest.raises(DataError, match="no folder or zip file"):
+    with pytest.raises(DataError, match="no folder or file"):
         Direct(ServerWorker())("evaluate", fields, [])
 
 

@@ -28,7 +28,7 @@ check = of_facts(_usable)
 
 
 @of_facts(lambda facts: facts.images)(
-    "images.folder", "the folder or zip file can be read as classes of images"
+    "images.folder", "the folder, or other source, can be read as classes of images"
 )
 def folder(facts: ImageFacts) -> Finding:
     if facts.error is not None:

@@ -53,7 +53,7 @@ def look(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     limit_s: float = LOOK_S,
 ) -> ImageFacts:
-    """Gather the contents of a folder or zip file.
+    """Gather the contents of a source of images.
 
     Args:
         data: path of the images.
@@ -61,11 +61,11 @@ def look(
         on_progress: called with files done and files in all.
         limit_s: for reading images.
     """
-    form = "folder" if data.is_dir() else "zip file"
     try:
         source = open_source(data)
     except FcilError as error:
-        return ImageFacts(str(data), form, error)
+        return ImageFacts(str(data), "source", error)
+    form = source.form
     hurried = _Hurried(source, limit_s)
     try:
         salt, cache = _own_split(home)
