@@ -1,6 +1,7 @@
-"""Small pictures of noise, and their files."""
+"""Small pictures of noise, their files, and members of archives."""
 
 import io
+import tarfile
 
 import numpy as np
 from PIL import Image
@@ -19,3 +20,12 @@ def picture(width=12, height=8, seed=0):
 
 def png(seed=0):
     return encoded(picture(seed=seed))
+
+
+def add(archive, name, data=b"", **fields):
+    """Add a member to an open tar."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    archive.addfile(info, io.BytesIO(data))

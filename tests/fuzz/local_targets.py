@@ -7,6 +7,7 @@ import json
 import os
 import random
 import socket
+import tarfile
 import warnings
 import zipfile
 
@@ -17,6 +18,7 @@ from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images import decoding as images
 from fcil_adapters.images import image_source
 from fcil_adapters.images.list_source import ListSource
+from fcil_adapters.images.shard_source import ShardSource
 from fcil_adapters.images.sources import ZipSource
 from fcil_adapters.worker.pipe import Pipe, _encode
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
@@ -209,6 +211,28 @@ def checked(source):
 @target("zip", zip_seeds, base_mb=30, max_bytes=16384)
 def image_zip(data):
     return checked(ZipSource(file("images.zip", data)))
+
+
+def shard_seeds():
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=form) as made:
+            for name, content in (
+                (f"{'deep/' * 30}a.png", picture("PNG")),
+                (f"{'deep/' * 30}a.cls", b"cat"),
+                ("b.jpg", picture("JPEG")),
+                ("b.json", b'{"label": 3}'),
+                ("../c.png", b"x"),
+            ):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                made.addfile(info, io.BytesIO(content))
+        yield out.getvalue()
+
+
+@target("shards", shard_seeds, max_bytes=32768)
+def image_shards(data):
+    return checked(ShardSource(file("images.tar", data)))
 
 
 def list_seeds():

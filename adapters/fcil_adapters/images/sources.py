@@ -31,9 +31,10 @@ from fcil_adapters.images.image_source import (
     unreadable,
 )
 from fcil_adapters.images.list_source import ListSource
+from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
 
-FILE_SUFFIXES = frozenset((".zip", ".csv"))  # of a file that is a source
+FILE_SUFFIXES = frozenset((".zip", ".csv", ".tar"))  # of a file that is a source
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class _Member:
     stamp: int
 
 
+def is_there(path: Path) -> bool:
+    """Return True if a path, or a pattern of shards, names a file or folder that exists.
+
+    Raises:
+        DataError: the pattern names too many.
+    """
+    return path.exists() or any(shard.is_file() for shard in expanded(path))
+
+
 def open_source(path: Path) -> ImageSource:
     """Open images in any of the forms of docs/data.md.
 
@@ -53,9 +63,12 @@ def open_source(path: Path) -> ImageSource:
         DataError: there are none at ``path``; the message names the expected layout.
     """
     if path.is_dir():
-        return FolderSource(path)
+        return ShardSource(path) if shards_in(path) else FolderSource(path)
     if path.is_file():
-        return ListSource(path) if path.suffix.lower() == ".csv" else ZipSource(path)
+        of_suffix = {".csv": ListSource, ".tar": ShardSource}
+        return of_suffix.get(path.suffix.lower(), ZipSource)(path)
+    if is_there(path):
+        return ShardSource(path)
     raise DataError(f"there is no folder or file {path}.", action=LAYOUT)
 
 

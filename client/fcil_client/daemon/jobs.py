@@ -12,6 +12,7 @@ from typing import Any
 from watchfiles import Change, awatch
 
 from fcil_adapters.images.folder_walk import FolderWalk
+from fcil_adapters.images.shard_source import expanded
 from fcil_client.data.file_names import is_about_a_name, is_text
 from fcil_client.data.inventory import Inventory
 from fcil_client.link.handshake import Terms
@@ -84,7 +85,8 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
 def _folders(data: Path) -> list[str]:
     """Return all folders of images; the watcher itself would follow link cycles endlessly."""
     names = ("/".join(parts) for parts, _ in FolderWalk(data))
-    return sorted({str(data), *(str(data / name) for name in names if is_text(name))})
+    files = [path for path in expanded(data) if path.exists()] or [data]
+    return sorted({*map(str, files), *(str(data / name) for name in names if is_text(name))})
 
 
 def _about_folders(paths: set[str], places: list[str]) -> bool:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import platformdirs
 
+from fcil_adapters.images.sources import is_there
 from fcil_protocol.errors import CorruptFile, DataError, WireError
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
@@ -395,7 +396,7 @@ def find_data(data: str) -> Path:
     Raises:
         DataError: with the expected layout.
     """
-    if not (path := Path(data)).exists():
+    if not is_there(path := Path(data)):
         text = f"there is no folder or file {data}."
         raise DataError(text, action=DataError.default_action())
     return path

@@ -186,6 +186,20 @@ class TestFailures:
         assert len(first) == 1 + 12 + 12 * 11
         assert {*second} - {*first} == {str(data / "new")}
 
+    def test_the_shards_of_a_pattern_are_watched_one_by_one(self, tmp_path, monkeypatch):
+        given = []
+
+        async def watch(*places, **_options):
+            given.append(places)
+            yield {(Change.modified, places[0])}
+
+        monkeypatch.setattr(jobs, "awatch", watch)
+        for number in (0, 2):
+            (tmp_path / f"s-{number}.tar").touch()
+        heard = jobs.changes(tmp_path / "s-{0..2}.tar", lambda *said: pytest.fail(str(said)))
+        assert asyncio.run(anext(heard)) == {str(tmp_path / "s-0.tar")}
+        assert given == [(str(tmp_path / "s-0.tar"), str(tmp_path / "s-2.tar"))]
+
     @pytest.mark.full
     def test_folders_that_link_to_each_other_are_watched_and_a_new_one_too(self, tmp_path):
         data = tangled(tmp_path / "data")

@@ -1,10 +1,12 @@
 """A data set is the same in every form of docs/data.md: the same images, sides and partitions."""
 
+import json
+import tarfile
 import zipfile
 
 import pytest
 
-from adapters.picture_kit import png
+from adapters.picture_kit import add, png
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data.manifest import scan
 from fcil_client.data.partition_export import export
@@ -43,7 +45,20 @@ def listed(root):
     return root / "list.csv"
 
 
-FORMS = [folder, zipped, listed]
+def sharded(root):
+    for number, side in enumerate(("train", "test", "train")):
+        with tarfile.open(root / f"{side}-{number}.tar", "w") as archive:
+            for at, (key, data) in enumerate(IMAGES.items()):
+                if key[0] == side and at % 2 == (number == 0):
+                    add(archive, f"{key[1]}{key[2]}.png", data)
+                    add(archive, f"{key[1]}{key[2]}.cls", key[1].encode())
+                elif key[0] == side == "test":
+                    add(archive, f"x/{key[1]}{key[2]}.png", data)
+                    add(archive, f"x/{key[1]}{key[2]}.json", json.dumps({"label": key[1]}).encode())
+    return root
+
+
+FORMS = [folder, zipped, listed, sharded]
 
 
 @pytest.mark.parametrize("form", FORMS)
