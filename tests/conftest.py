@@ -18,6 +18,7 @@ settings.load_profile("fcil")
 MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
     r"could not import 'mlflow'": "an extra of 18 packages",
+    r"could not import 'datasets'": "an extra for few, with pyarrow",
     r"no (user |network )?namespaces": "containers often forbid them",
     r"(kubectl|systemd-analyze|promtool) is not installed": "no package of Python brings it",
     r"git is not installed|this is no git checkout": "an archive of the sources",

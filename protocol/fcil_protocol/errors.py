@@ -107,9 +107,10 @@ class ConfigError(FcilError):
 
 
 class DataError(FcilError):
-    """The image folder or archive cannot be used.
+    """The image folder, archive, list or data set cannot be used.
 
-    Lay images out as ``FOLDER/<class>/<image>`` or ``FOLDER/train/<class>/<image>``.
+    Lay images out as ``FOLDER/<class>/<image>`` or ``FOLDER/train/<class>/<image>``; docs/data.md
+    has further forms.
     """
 
     code = "data_invalid"

@@ -17,6 +17,7 @@ from PIL import Image
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images import decoding as images
 from fcil_adapters.images import image_source
+from fcil_adapters.images.cifar_source import CIFAR_100, CifarSource
 from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource
 from fcil_adapters.images.sources import ZipSource
@@ -233,6 +234,21 @@ def shard_seeds():
 @target("shards", shard_seeds, max_bytes=32768)
 def image_shards(data):
     return checked(ShardSource(file("images.tar", data)))
+
+
+def cifar_seeds():
+    for size in (1, 3):
+        yield CUT.join((b"\x00\x01" + bytes(range(256)) * 12, b"cat dog")) * size
+    yield CUT.join((b"\x00\x07" + bytes(3072) + b"\x00", b"cat\n"))
+
+
+@target("cifar", cifar_seeds, max_bytes=16384)
+def image_records(data):
+    records, names = pieces(data, 2)
+    folder = file("test.bin", records).parent
+    file("train.bin", records)
+    file("fine_label_names.txt", names)
+    return checked(CifarSource(folder, CIFAR_100))
 
 
 def list_seeds():

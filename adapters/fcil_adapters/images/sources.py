@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from fcil_adapters.images.cifar_source import CifarSource, cifar_in
 from fcil_adapters.images.folder_walk import FolderWalk
 from fcil_adapters.images.image_source import (
     LAYOUT,
@@ -63,6 +64,8 @@ def open_source(path: Path) -> ImageSource:
         DataError: there are none at ``path``; the message names the expected layout.
     """
     if path.is_dir():
+        if cifar := cifar_in(path):
+            return CifarSource(path, cifar)
         return ShardSource(path) if shards_in(path) else FolderSource(path)
     if path.is_file():
         of_suffix = {".csv": ListSource, ".tar": ShardSource}

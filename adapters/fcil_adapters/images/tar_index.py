@@ -1,7 +1,7 @@
 """An index of the plain files in a tar: names, offsets, sizes; nothing is extracted.
 
 The library's reader follows links and sparse maps, keeps every header in memory, and in the oldest
-Pythons that fcil runs on, a crafted header makes it read for ever. A shard needs only the
+Pythons that fcil runs on, a crafted header makes it read without end. A shard needs only the
 names, offsets and sizes of plain files, in the three dialects that programs write: ustar, GNU, pax.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def doctor(
     data: Annotated[
-        Path | None, typer.Option(help="The folder or zip file whose client is examined.")
+        Path | None, typer.Option(help="The images whose client is examined, as for join.")
     ] = None,
     server: ServerOption = None,
     ticket: Annotated[

@@ -13,6 +13,7 @@ from fcil_client.cli import member
 from fcil_client.cli import model as cli_model
 from fcil_client.cli import split as cli_split
 from fcil_client.cli.backbone import app as backbone_app
+from fcil_client.cli.data import data as cli_data
 from fcil_client.cli.doctor import doctor
 from fcil_client.cli.swarm import swarm
 from fcil_client.cli.target_options import OwnSlotOption, PartitionOption, ServerOption, seat_of
@@ -116,8 +117,8 @@ def join(
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
-        options = work.options(data, partition, slot)
         folder = find_data(str(data))
+        options = work.options(folder, partition, slot)
         if unlabelled is not None:
             folder_of_it = check_folder(unlabelled, folder, divided=partition is not None)
             options = replace(options, unlabelled=folder_of_it)
@@ -263,6 +264,7 @@ def privacy(
 app.command()(member.leave)
 app.command("rotate-keys")(member.rotate_keys)
 app.command()(doctor)
+app.command()(cli_data)
 app.command()(swarm)
 app.add_typer(backbone_app, name="backbone")
 

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import platformdirs
 
-from fcil_adapters.images.sources import is_there
-from fcil_protocol.errors import CorruptFile, DataError, WireError
+from fcil_adapters.images import named_sets
+from fcil_protocol.errors import CorruptFile, WireError
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
@@ -50,10 +50,10 @@ def data_digest(data: Path, seat: str = "") -> str:
     """Return the name that a data folder gives to its client directory.
 
     Args:
-        data: the folder or zip file.
+        data: the folder, or what else `--data` takes.
         seat: its seat among clients that share it (`partition_file.seat`); empty: it is alone.
     """
-    digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(named_sets.located(data).resolve())).hexdigest()[:16]
     return f"{digest}-{seat}" if seat else digest
 
 
@@ -391,12 +391,9 @@ def _remove(path: Path) -> None:
 
 
 def find_data(data: str) -> Path:
-    """Check that a data path exists.
+    """Return the path of the images that ``--data`` means.
 
     Raises:
-        DataError: with the expected layout.
+        DataError: there are none; with the expected layout.
     """
-    if not is_there(path := Path(data)):
-        text = f"there is no folder or file {data}."
-        raise DataError(text, action=DataError.default_action())
-    return path
+    return named_sets.find(Path(data))

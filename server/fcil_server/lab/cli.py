@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fcil_adapters.images.named_sets import is_name
 from fcil_protocol.errors import EXIT_RUN_FAILED, ConfigError
 from fcil_protocol.formats import duration
 from fcil_protocol.ids import digest_of
@@ -34,7 +35,7 @@ def reproduce(
     experiment: Annotated[Path, typer.Argument(help="The TOML file of one table (experiments/).")],
     data_path: Annotated[
         Path | None,
-        typer.Option("--data", help=f"Folder or zip of the images; or {data.VARIABLE}."),
+        typer.Option("--data", help=f"The images, as fcil-client takes them; or {data.VARIABLE}."),
     ] = None,
     results: Annotated[
         Path | None, typer.Option(help="Results directory; results/NAME by default.")
@@ -111,7 +112,8 @@ def _command(
     apart = ("not-run/",) if experiment.parent.name == "not-run" else ()
     words = [PROGRAM, "".join(("experiments/", *apart, experiment.name))]
     if data_path or os.environ.get(data.VARIABLE):
-        words += ["--data", (data_path or Path(os.environ[data.VARIABLE])).name]
+        images = data_path or Path(os.environ[data.VARIABLE])
+        words += ["--data", str(images) if is_name(str(images)) else images.name]
     if results:
         words += ["--results", results.name]
     words += [w for text in only for w in ("--only", f"'{text}'")]

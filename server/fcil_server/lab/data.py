@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.known import EMBEDDED_DIGEST, EMBEDDED_NAMES
+from fcil_adapters.images.named_sets import find as find_images
 from fcil_adapters.images.sources import ImageEntry, ImageSource, open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 from fcil_protocol.process.children import module_command
@@ -72,10 +73,10 @@ def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
         if said is None:
             raise ConfigError(
                 f"the experiment needs the data set {data.name!r}.",
-                action=f"Give its folder or zip with --data (from Python: data=), "
+                action=f"Give its folder or zip, or its name, with --data (from Python: data=), "
                 f"or in {VARIABLE}. {LAYOUT}",
             )
-        source = said.resolve()
+        source = find_images(said).resolve()
     return Images(source, _test_images(source, data, room))
 
 

@@ -314,7 +314,7 @@ class TestParts:
 
 
 def test_a_data_path_that_is_not_there_is_told_with_the_layout(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no folder or zip") as error:
+    with pytest.raises(DataError, match="no folder or file") as error:
         find_data(str(tmp_path / "missing"))
     assert "<class>" in error.value.action
     assert find_data(str(tmp_path)) == tmp_path

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from fcil_adapters.images import named_sets
 from fcil_adapters.images.decoding import ImageEntry, ImageSource, Listing, open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.manifest import ImageManifest
@@ -62,7 +63,7 @@ def look(
         limit_s: for reading images.
     """
     try:
-        source = open_source(data)
+        source = open_source(named_sets.find(data))
     except FcilError as error:
         return ImageFacts(str(data), "source", error)
     form = source.form

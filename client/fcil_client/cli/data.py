@@ -1,0 +1,88 @@
+"""``fcil-client data``: what ``--data`` would find, and data sets by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+
+PROGRESS_S = 2.0
+
+
+def data(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH", help="cifar10, cifar100, hf:OWNER/NAME@REVISION, or any --data."
+        ),
+    ],
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a named data set that is not here yet.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show which images --data means: their classes, sides and faults; joins nothing.
+
+    A data set by name is looked for in FCIL_DATASETS, or in the user's cache. No other command
+    downloads: with --download this one does, once, and compares the archive with its digest.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_adapters.images import named_sets
+        from fcil_adapters.images.decoding import open_source
+
+        if download and not named_sets.is_name(name):
+            raise UsageError(
+                f"--download is for data sets by name, and {name} is none.",
+                action="Their names: "
+                f"{', '.join(named_sets.ARCHIVES)}, hf:OWNER/NAME@REVISION (docs/data.md).",
+            )
+        path = named_sets.fetch(name, download=download, progress=_progress())
+        source = open_source(path)
+        try:
+            listing = source.listing()
+        finally:
+            source.close()
+        counts: dict[str, Counter[str]] = {}
+        for entry in listing.entries:
+            counts.setdefault(entry.class_name, Counter())[entry.part or "undivided"] += 1
+        row = {
+            "data": name,
+            "path": str(path),
+            "form": source.form,
+            "images": len(listing.entries),
+            "classes": {label: dict(sides) for label, sides in sorted(counts.items())},
+            "faults": list(listing.faults),
+        }
+        emit(row, form, lambda: show(row))
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a set's size, and one line for each thing that is left out."""
+    sides: Counter[str] = sum(map(Counter, row["classes"].values()), Counter())
+    typer.echo(f"{printable(row['path'])}, a {row['form']}")
+    parts = ", ".join(f"{count:,} {side}" for side, count in sorted(sides.items(), reverse=True))
+    typer.echo(f"{row['images']:,} images of {len(row['classes']):,} classes: {parts}")
+    for fault in row["faults"]:
+        typer.echo(f"warning: {printable(fault)}", err=True)
+
+
+def _progress() -> Any:
+    """Return a callback that reports a download on stderr about every two seconds."""
+    import time
+
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_S:
+            last = time.monotonic()
+            typer.echo(f"fetched {done:,} of {total:,}", err=True)
+
+    return tell
