@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.decoding import decode, preprocess
-from fcil_adapters.images.sources import ImageEntry, ImageSource, SourcePart, open_source
+from fcil_adapters.images.image_source import ImageEntry, ImageSource, SourcePart
+from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.schema import class_key
 

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.decoding import digest
-from fcil_adapters.images.sources import ImageEntry, ImageSource, open_source
+from fcil_adapters.images.image_source import ImageEntry, ImageSource
+from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, RunFailed
 from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_data, write_atomic
 from pretraining.pictures import Pictures, check_disjoint, entries_of, plain, square_of

@@ -1,6 +1,6 @@
 """Listings without files: what a partition is made of, as fast as it can be had."""
 
-from fcil_adapters.images.sources import ImageEntry, Listing
+from fcil_adapters.images.image_source import ImageEntry, Listing
 
 
 def listing(classes, train, test=0, *, layout=True):

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.known import EMBEDDED_DIGEST, EMBEDDED_NAMES
+from fcil_adapters.images.image_source import ImageEntry, ImageSource
 from fcil_adapters.images.named_sets import find as find_images
-from fcil_adapters.images.sources import ImageEntry, ImageSource, open_source
+from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 from fcil_protocol.process.children import module_command
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
