@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fcil_adapters.images.image_source import is_image
+from fcil_adapters.images.image_source import suffix_of
 from fcil_protocol.errors import DataError
 
 OLDEST = 4  # of `datasets`: earlier ones could run a program of the data set
@@ -136,8 +136,7 @@ def write_rows(
                     archive = tarfile.open(folder / f"{split}-{number:04d}.tar", "w")  # noqa: SIM115
                     number += 1
                 path = row[image].get("path") or ""
-                suffix = PurePosixPath(path).suffix.lower() if is_image(path) else ".png"
-                _add(archive, f"{at:08d}{suffix}", data)
+                _add(archive, f"{at:08d}{suffix_of(path)}", data)
                 _add(archive, f"{at:08d}.cls", name.encode())
             if at % 1000 == 0:
                 progress(at, len(rows))

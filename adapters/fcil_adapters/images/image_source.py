@@ -168,6 +168,14 @@ def is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
+def suffix_of(name: str) -> str:
+    """Return a suffix for a copy of an image: folders take no file without one.
+
+    An image of a list may have none; the content decides its format, under any suffix.
+    """
+    return PurePosixPath(name).suffix.lower() if is_image(name) else ".png"
+
+
 def side_of(name: str) -> SourcePart | None:
     """Return the side that the name of a file of many images says, such as ``train-0001.tar``."""
     found = _SIDE.findall(name.lower())

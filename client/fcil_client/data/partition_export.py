@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from fcil_adapters.images.decoding import ImageEntry, ImageSource
-from fcil_adapters.images.image_source import is_image
+from fcil_adapters.images.image_source import is_image, suffix_of
 from fcil_client.data.partition_source import SharedData
 from fcil_protocol.errors import UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
@@ -66,8 +66,8 @@ def _client(source: ImageSource, entries: tuple[ImageEntry, ...], folder: Path) 
     for entry in entries:
         side = "test" if entry.part == "test" else "train"
         target = folder / side / entry.class_name / PurePosixPath(entry.name).name
-        if not is_image(target.name):  # of a list; a folder's images have a suffix, of any format
-            target = target.with_name(f"{target.name}.png")
+        if not is_image(target.name):
+            target = target.with_name(target.name + suffix_of(target.name))
         number = 1
         while target in taken:  # files of one name from subfolders of their class
             target = target.with_stem(f"{PurePosixPath(entry.name).stem}-{number}")

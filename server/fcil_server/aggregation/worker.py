@@ -13,6 +13,7 @@ from pathlib import Path
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images.cache import CachedImages, ImageStore
 from fcil_adapters.images.decoding import ImageEntry, digest, open_source
+from fcil_adapters.images.named_sets import find
 from fcil_adapters.numerics.class_conflicts import ClassConflicts
 from fcil_adapters.numerics.outliers import OutlierRule, screen
 from fcil_adapters.worker import loop as worker_ops
@@ -158,7 +159,7 @@ class ServerWorker:
         return {"images": len(images), "faults": [*test.faults, *test.store.faults]}, [counts]
 
     def _open_test(self, call: Call, preprocessing: Preprocessing) -> CentralTest:
-        path = Path(call.fields["data"])
+        path = find(Path(call.fields["data"]))
         if self._test is None or (self._test.path, self._test.preprocessing) != (
             path,
             preprocessing,

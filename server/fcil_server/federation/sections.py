@@ -125,7 +125,9 @@ class RunSection(Section):
         description="keep every counted update, so that a client can be forgotten exactly "
         "(docs/forget.md; methods without training on clients)",
     )
-    central_test: str = Field("", description="folder of test images that the server evaluates on")
+    central_test: str = Field(
+        "", description="test images that the server evaluates on: a folder, or as clients' --data"
+    )
     plots: bool = Field(
         True,
         description="draw plots when a run ends; false: only `fcil-server report` does",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.known import EMBEDDED_DIGEST, EMBEDDED_NAMES
-from fcil_adapters.images.image_source import ImageEntry, ImageSource
+from fcil_adapters.images.image_source import ImageEntry, ImageSource, suffix_of
 from fcil_adapters.images.named_sets import find as find_images
 from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
@@ -125,7 +125,7 @@ def _write(images: ImageSource, chosen: list[ImageEntry], folder: Path) -> None:
     with storage_errors("write", folder):
         shutil.rmtree(half, ignore_errors=True)
         for number, entry in enumerate(chosen):
-            target = half / entry.class_name / f"{number:06d}{Path(entry.name).suffix}"
+            target = half / entry.class_name / f"{number:06d}{suffix_of(entry.name)}"
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(images.read(entry))
         half.rename(folder)

@@ -50,6 +50,15 @@ def test_a_report_names_the_folder_of_its_experiment(given: str, told: str) -> N
     assert _command(Path(given), None, None, (), "") == f"scripts/reproduce {told}"
 
 
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [("/home/me/cifar100.zip", "cifar100.zip"), ("hf:a/b@c", "hf:a/b@c"), ("cifar10", "cifar10")],
+)
+def test_a_command_names_the_images_without_a_path_of_this_machine(images, told):
+    command = _command(Path("experiments/x.toml"), Path(images), None, (), "")
+    assert command == f"scripts/reproduce experiments/x.toml --data {told}"
+
+
 def test_the_list_has_as_many_cells_to_run_as_it_says(tmp_path: Path) -> None:
     """A joint row is run once for all partitions."""
     words = [str(EXPERIMENTS / "digits.toml"), "--list", "--results", str(tmp_path / "none")]

@@ -8,10 +8,13 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from adapters.picture_kit import png
+from fcil_adapters.images.decoding import open_source
 from fcil_adapters.worker.feature_folder import file_of
 from fcil_protocol.errors import DataError, NotYet, RunFailed
 from fcil_server.lab import cell, data, plan, runner
@@ -253,3 +256,20 @@ def test_test_images_are_the_same_in_every_experiment_and_of_every_class(tmp_pat
     too_many = experiment(data={"name": "digits", "classes": 10, "tasks": 5, "test_per_class": 50})
     with pytest.raises(DataError, match="has 3. test images, not 50"):
         data.find(too_many, None, tmp_path)
+
+
+def test_images_come_in_every_form_and_by_name(tmp_path, monkeypatch) -> None:
+    """The laboratory opens what a client opens; its own copies of test images are class folders."""
+    monkeypatch.setenv("FCIL_DATASETS", str(tmp_path / "sets"))
+    wanted = experiment(data={"name": "pets", "classes": 2, "tasks": 2, "test_per_class": 1})
+    with pytest.raises(DataError, match="cifar100 is not on this machine"):
+        data.find(wanted, Path("cifar100"), tmp_path)
+    rows = ["path,label,split"]
+    for number, label in enumerate(("cat", "dog") * 2):
+        (tmp_path / f"{number}").write_bytes(png(number))
+        rows.append(f"{number},{label},test")
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    found = data.find(wanted, tmp_path / "list.csv", tmp_path)
+    assert found.source == tmp_path / "list.csv"
+    listing = open_source(found.test).listing()
+    assert [e.class_name for e in listing.entries] == ["cat", "dog"]
