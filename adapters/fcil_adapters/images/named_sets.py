@@ -11,11 +11,14 @@ import hashlib
 import os
 import re
 import shutil
+import ssl
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import URLError
 
 import platformdirs
 
@@ -184,18 +187,19 @@ def _download(archive: Archive, target: Path, progress: Progress, by_hand: str) 
             urllib.request.urlopen(archive.url, timeout=TIMEOUT_S) as answer,  # noqa: S310
             target.open("wb") as file,
         ):
-            while piece := answer.read(_PIECE):
-                done += len(piece)
-                if done > archive.size:
-                    break  # its digest is wrong
-                file.write(piece)
+            while done <= archive.size and (piece := answer.read(_PIECE)):
+                done += file.write(piece)
                 progress(done, archive.size)
-    except (OSError, ValueError) as error:
-        if getattr(error, "filename", None) == str(target):
-            raise
+    except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise DataError(
             f"{archive.url} cannot be downloaded ({str(error)[:120]}).", action=by_hand
         ) from error
+    if done != archive.size:
+        raise DataError(
+            f"{archive.url} has another length than was published: expected {archive.size} bytes, "
+            f"got {'more' if done > archive.size else done}.",
+            action=f"Try again. {by_hand}",
+        )
 
 
 def _unpack(archive: Archive, file: Path, folder: Path) -> None:
@@ -206,7 +210,7 @@ def _unpack(archive: Archive, file: Path, folder: Path) -> None:
         raise DataError(
             f"{file} is not the archive that was published: expected the SHA-256 "
             f"{archive.sha256[:16]}..., got {digest[:16]}...",
-            action="Remove it, and download it again.",
+            action="Remove it if it was put there by hand, and download it again.",
         )
     with tarfile.open(file) as opened_tar:
         for member in opened_tar:

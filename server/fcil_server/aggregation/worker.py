@@ -145,7 +145,7 @@ class ServerWorker:
         return {"parts": [part.name for part in parts]}, sent
 
     def evaluate(self, call: Call) -> Reply:
-        """Evaluate the global model on a folder of test images.
+        """Evaluate the global model on the server's own test images.
 
         Fields: ``data`` (path), ``classes`` {name: id} of those to test, ``parts`` (names).
         Payloads: the parts. Result: ``images``, ``faults``; payload: as

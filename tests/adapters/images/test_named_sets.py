@@ -171,13 +171,27 @@ def test_an_archive_that_was_put_there_by_hand_needs_no_download(sets, published
     assert (sets / published.name).exists()
 
 
-@pytest.mark.parametrize("change", [b"x", b""])
-def test_another_archive_is_refused_and_leaves_nothing(sets, published, change):
-    data = published.read_bytes()
-    published.write_bytes(data + change if change else data[:-1])
-    with pytest.raises(DataError, match="not the archive that was published: expected the SHA-256"):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "not the archive.*expected the SHA-256"),
+        (lambda data: data + b"x", r"another length.*got more"),
+        (lambda data: data[:-1], r"another length.*got \d+"),
+    ],
+)
+def test_another_archive_is_refused_and_leaves_nothing(sets, published, damage, words):
+    published.write_bytes(damage(published.read_bytes()))
+    with pytest.raises(DataError, match=words):
         fetch("cifar100", download=True)
     assert list(sets.iterdir()) == []
+
+
+def test_an_archive_by_hand_is_compared_as_well_and_stays(sets, published):
+    sets.mkdir()
+    (sets / published.name).write_bytes(b"x")
+    with pytest.raises(DataError, match="not the archive that was published"):
+        fetch("cifar100", download=False)
+    assert [p.name for p in sets.iterdir()] == [published.name]
 
 
 def test_no_network_is_told_with_the_way_by_hand(sets, published):
