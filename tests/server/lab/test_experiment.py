@@ -52,7 +52,11 @@ def test_a_report_names_the_folder_of_its_experiment(given: str, told: str) -> N
 
 @pytest.mark.parametrize(
     ("images", "told"),
-    [("/home/me/cifar100.zip", "cifar100.zip"), ("hf:a/b@c", "hf:a/b@c"), ("cifar10", "cifar10")],
+    [
+        ("/experiments/of/me/cifar100.zip", "cifar100.zip"),
+        ("hf:a/b@c", "hf:a/b@c"),
+        ("cifar10", "cifar10"),
+    ],
 )
 def test_a_command_names_the_images_without_a_path_of_this_machine(images, told):
     command = _command(Path("experiments/x.toml"), Path(images), None, (), "")
