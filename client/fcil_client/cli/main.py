@@ -117,8 +117,9 @@ def join(
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
+        options = work.options(data, partition, slot)
         folder = find_data(str(data))
-        options = work.options(folder, partition, slot)
+        options = replace(options, data=folder)
         if unlabelled is not None:
             folder_of_it = check_folder(unlabelled, folder, divided=partition is not None)
             options = replace(options, unlabelled=folder_of_it)
