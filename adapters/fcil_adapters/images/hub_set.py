@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +19,8 @@ from fcil_protocol.errors import DataError
 
 OLDEST = 4  # of `datasets`: earlier ones could run a program of the data set
 SHARD_BYTES = 256 << 20
+HUB = "hf://datasets/"  # before the path of a file on the hub
+READER = "datasets.packaged_modules.parquet.parquet"
 IMAGES = ("image", "img")
 LABELS = ("label", "fine_label", "labels")
 CONVERTED = "refs/convert/parquet"  # where Hugging Face keeps data sets of other formats as Parquet
@@ -50,7 +52,7 @@ class HubSet:
             builder = datasets.load_dataset_builder(
                 self.repository, self.config, revision=self.revision, cache_dir=str(cache)
             )
-            _check_files(builder.config.data_files or {}, self.repository)
+            _check_files(builder, self.repository)
             builder.download_and_prepare()
             splits = builder.as_dataset()
         except DataError:
@@ -65,13 +67,19 @@ class HubSet:
             ) from error
         try:
             for name, rows in splits.items():
-                write_rows(rows, datasets, folder, name, progress)
+                # The set gives the name, and it becomes that of files.
+                write_rows(rows, datasets, folder, name.replace("/", "-"), progress)
         except ValueError as error:  # of damaged files
             raise DataError(
                 f"the files of hf:{self.repository}@{self.revision} cannot be read "
                 f"({str(error)[:200]}).",
                 action="Take another revision, or another data set.",
             ) from error
+        if not any(folder.glob("*.tar")):
+            raise DataError(
+                f"hf:{self.repository}@{self.revision} holds no image with a label.",
+                action="Take another revision, or another data set.",
+            )
         splits = rows = builder = None  # they keep files of the cache open
         shutil.rmtree(cache, ignore_errors=True)
 
@@ -94,9 +102,18 @@ def _library() -> Any:
     return datasets
 
 
-def _check_files(files: dict[str, Iterable[str]], repository: str) -> None:
-    other = [f for some in files.values() for f in some if not f.lower().endswith(".parquet")]
-    if other or not files:
+def _check_files(builder: Any, repository: str) -> None:
+    """Check that a set's files are Parquet, on the hub, and would be read as such.
+
+    The set itself says where its files are, which may be on this machine or its network; and the
+    library takes the reader for a name's most frequent suffix, not for its last one.
+    """
+    files: dict[str, list[str]] = builder.config.data_files or {}
+    found = [f for some in files.values() for f in some]
+    other = [f for f in found if not (f.startswith(HUB) and f.lower().endswith(".parquet"))]
+    if not other and type(builder).__module__ != READER:
+        other = found
+    if other or not found:
         what = f"such as {PurePosixPath(other[0]).name}" if other else "none"
         raise DataError(
             f"hf:{repository} has other files than Parquet at this revision ({what}).",
@@ -128,7 +145,7 @@ def write_rows(
     archive, number = None, 0
     try:
         for at, row in enumerate(rows):
-            data, name = row[image].get("bytes"), _label(row[label], feature)
+            data, name = (row[image] or {}).get("bytes"), _label(row[label], feature)
             if data and name is not None:  # a path alone is of the machine that made the set
                 if archive is None or archive.offset > SHARD_BYTES:
                     if archive is not None:

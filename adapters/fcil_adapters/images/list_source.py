@@ -100,7 +100,8 @@ class ListSource(ImageSource):
 
     def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield the number of each line below the header with its fields by column."""
-        reader = csv.reader(io.StringIO(self._text(), newline=""), strict=True)
+        text = io.TextIOWrapper(io.BytesIO(self._data()), encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, strict=True)
         try:
             header = [name.strip().lower() for name in next(reader, [])]
             if header.count("path") != 1 or header.count("label") != 1 or header.count("split") > 1:
@@ -124,7 +125,8 @@ class ListSource(ImageSource):
                 action="Correct it: quotes are closed, and a quote within quotes is doubled.",
             ) from error
 
-    def _text(self) -> str:
+    def _data(self) -> bytes:
+        """Return the list's bytes, which are text in UTF-8."""
         try:
             if self.path.stat().st_size > MAX_LIST_BYTES:
                 raise DataError(
@@ -135,9 +137,10 @@ class ListSource(ImageSource):
         except OSError as error:
             raise DataError(f"{self.path} cannot be read ({error.strerror}).") from error
         try:
-            return data.decode("utf-8-sig")
+            data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise DataError(
                 f"{self.path} line {line} is not text in UTF-8.", action="Save the list as UTF-8."
             ) from error
+        return data

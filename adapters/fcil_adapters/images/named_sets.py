@@ -27,7 +27,7 @@ from fcil_adapters.images.hub_set import HubSet
 from fcil_adapters.images.image_source import LAYOUT
 from fcil_adapters.images.sources import is_there
 from fcil_protocol.errors import DataError
-from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_data
 
 VARIABLE = "FCIL_DATASETS"  # of the environment: the folder of all sets
 COMMAND = "fcil-client data"
@@ -117,7 +117,7 @@ def fetch(name: str, *, download: bool, progress: Progress = lambda _done, _tota
     Args:
         name: as in ``--data``.
         download: ask the publisher for a set that is not here.
-        progress: called with bytes or images done, and in all; 0 where that is not known.
+        progress: called with bytes or images done, and in all.
 
     Raises:
         DataError: it is not here, cannot be fetched, or is not what was published.
@@ -167,16 +167,18 @@ def _by_hand(name: str, path: Path) -> str:
 @contextlib.contextmanager
 def _half(path: Path) -> Iterator[Path]:
     """Offer a folder that becomes ``path`` when it is complete."""
-    half = path.with_name(f"{path.name}.half")
-    with storage_errors("write", half):
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
-        try:
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch(path.parent, path.name) as name:
+            half = name("half")
+            half.mkdir()
             yield half
-            half.rename(path)
-        except BaseException:
-            shutil.rmtree(half, ignore_errors=True)
-            raise
+            # The name promises whole files, after a loss of power too.
+            for file in filter(Path.is_file, half.iterdir()):
+                with file.open("rb") as opened:
+                    sync_data(opened.fileno())
+            if not path.exists():  # another command was faster
+                half.rename(path)
 
 
 def _download(archive: Archive, target: Path, progress: Progress, by_hand: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,9 +40,13 @@ _LABELS = ("cls", "json")
 def expanded(path: Path) -> list[Path]:
     """Return the paths that a pattern such as ``shard-{0000..0003}.tar`` names; else the path.
 
+    A file or folder of exactly this name comes first.
+
     Raises:
         DataError: a range runs backwards, or there are too many.
     """
+    if not _RANGE.search(path.name) or path.exists():
+        return [path]
     names = [path.name]
     while match := _RANGE.search(names[0]):
         first, last = match.groups()
@@ -69,7 +74,7 @@ def shards_in(folder: Path) -> list[Path]:
     return sorted(folder / e.name for e in entries if e.name.lower().endswith(SUFFIX))
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sample:
     """An image and its labels in a shard; a label is None where there is none."""
 
@@ -151,7 +156,11 @@ class ShardSource(ImageSource):
     def _entries(
         self, shard: Path, side: SourcePart | None, left: LeftOut, faults: list[str]
     ) -> Iterator[ImageEntry]:
-        stamp = shard.stat().st_mtime_ns
+        status = shard.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe never ends
+            left.add(f"shard {shard.name!r}", "it is no file")
+            return
+        stamp = status.st_mtime_ns
         samples, damage = self._samples(shard, left, labels=True)
         with self._lock:
             self._keep(shard.name, samples)

@@ -35,8 +35,6 @@ from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
 
-FILE_SUFFIXES = frozenset((".zip", ".csv", ".tar"))  # of a file that is a source
-
 
 @dataclass(frozen=True)
 class _Member:

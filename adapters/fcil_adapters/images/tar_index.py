@@ -54,7 +54,7 @@ def members(file: IO[bytes], end: int) -> Iterator[TarMember]:
                 raise DamagedTar("the name of a member is too long")
             file.seek(body)
             content = file.read(size)
-            extra |= _records(content) if kind == b"x" else {"path": content.rstrip(b"\0")}
+            extra |= _records(content) if kind == b"x" else {"path": content}
         elif kind not in (b"g", b"K"):
             if kind in _FILES and not any(key.startswith("GNU.sparse") for key in extra):
                 yield TarMember(_name(header, extra), body, size)
@@ -105,4 +105,5 @@ def _name(header: bytes, extra: dict[str, bytes]) -> str:
         name = header[:100].split(b"\0")[0]
         if header[257:263] == b"ustar\0" and (prefix := header[345:500].split(b"\0")[0]):
             name = prefix + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
+    # No file has a NUL in its name, and such a name may become that of a copy.
+    return name.split(b"\0")[0].decode("utf-8", "surrogateescape")

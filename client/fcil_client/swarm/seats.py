@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fcil_adapters.images.sources import FILE_SUFFIXES
 from fcil_client.data import partition_file
 from fcil_client.membership.enrol import find, find_enrolled
 from fcil_client.membership.enrol_with_ticket import redeem
@@ -68,16 +67,17 @@ def find_seats(data: Path, partition: Path | None, slots: str | None, name: str)
 
 
 def folder_seats(data: Path, name: str) -> list[Seat]:
-    """Return a seat for each folder, or file of images, in a folder, by name.
+    """Return a seat for each folder or zip file in a folder, or else each list or tar, by name.
 
     Raises:
         DataError: there is none.
     """
-    found = sorted(
-        path
-        for path in (data.iterdir() if data.is_dir() else ())
-        if not path.name.startswith(".") and (path.is_dir() or path.suffix.lower() in FILE_SUFFIXES)
+    inside = sorted(
+        path for path in (data.iterdir() if data.is_dir() else ()) if not path.name.startswith(".")
     )
+    found = [p for p in inside if p.is_dir() or p.suffix.lower() == ".zip"]
+    # Beside folders of images, a list or a tar is rather about them than of another client.
+    found = found or [p for p in inside if p.suffix.lower() in (".csv", ".tar")]
     if not found:
         raise DataError(
             f"a swarm needs a folder with one folder (or zip file) for each client; {data} has "

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import sys
 import tarfile
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from adapters.picture_kit import add
-from fcil_adapters.images import named_sets
+from fcil_adapters.images import hub_set, named_sets
 from fcil_adapters.images.cifar_source import CIFAR_10, CIFAR_100, CifarSource
 from fcil_adapters.images.decoding import decode, open_source
 from fcil_adapters.images.named_sets import Archive, fetch, find, located
@@ -164,6 +165,15 @@ def test_an_archive_is_downloaded_compared_and_unpacked_once(sets, published):
     assert [p.name for p in sets.iterdir()] == ["cifar100"]
 
 
+def test_two_commands_that_download_at_once_do_not_meet(sets, published):
+    def second(_done, _total):
+        assert fetch("cifar100", download=True) == sets / "cifar100"
+
+    assert fetch("cifar100", download=True, progress=second) == sets / "cifar100"
+    assert len(open_source(sets / "cifar100").listing().entries) == 4
+    assert [p.name for p in sets.iterdir()] == ["cifar100"]
+
+
 def test_an_archive_that_was_put_there_by_hand_needs_no_download(sets, published):
     sets.mkdir()
     published.rename(sets / published.name)
@@ -223,17 +233,35 @@ def test_a_missing_library_is_told_and_so_is_one_that_runs_programs(sets, monkey
     assert list(sets.iterdir()) == []
 
 
-def test_files_that_are_not_parquet_are_not_read(sets, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "files", "named"),
+    [
+        (hub_set.READER, [f"{hub_set.HUB}x/train.parquet", f"{hub_set.HUB}x/train.pkl"], "n.pkl"),
+        (hub_set.READER, ["/home/me/mine.parquet"], "mine.parquet"),
+        (hub_set.READER, ["http://10.0.0.1/theirs.parquet"], "theirs.parquet"),
+        (hub_set.READER, [], "none"),
+        # The library reads this one as a tar, and what is in it as its names say.
+        (
+            "datasets.packaged_modules.webdataset.webdataset",
+            [f"{hub_set.HUB}x.tar.tar.parquet"],
+            "x",
+        ),
+    ],
+)
+def test_files_that_are_not_parquet_of_the_hub_are_not_read(
+    sets, monkeypatch, module, files, named
+):
     asked = []
 
     def builder(*words, **options):
         asked.append((words, options["revision"]))
-        files = {"train": ["hf://x/train.parquet", "hf://x/train.pkl"]}
-        return SimpleNamespace(config=SimpleNamespace(data_files=files))
+        made = type("Builder", (), {"__module__": module})()
+        made.config = SimpleNamespace(data_files={"train": files})
+        return made
 
     library = SimpleNamespace(__version__="4.0.0", load_dataset_builder=builder)
     monkeypatch.setitem(sys.modules, "datasets", library)
-    with pytest.raises(DataError, match=r"other files than Parquet.*train.pkl") as caught:
+    with pytest.raises(DataError, match=rf"other files than Parquet.*{named}") as caught:
         fetch("hf:a/b/c@d", download=True)
     assert "hf:a/b@refs/convert/parquet" in caught.value.action
     assert asked == [(("a/b", "c"), "d")]
@@ -269,6 +297,8 @@ def test_parquet_files_become_shards_with_the_names_of_their_classes(sets, tmp_p
             "fine_label": labels,
             "coarse_label": [0] * len(labels),
         }
+        if split == "test":  # and an image that is missing
+            columns = {name: [*rows, None] for name, rows in columns.items()}
         rows = datasets.Dataset.from_dict(columns, features=features)
         rows.to_parquet(repository / "data" / f"{split}-00000-of-00001.parquet")
     real = datasets.load_dataset_builder
@@ -278,6 +308,7 @@ def test_parquet_files_become_shards_with_the_names_of_their_classes(sets, tmp_p
         return real(str(repository), config, cache_dir=cache_dir)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", local)
+    monkeypatch.setattr(hub_set, "HUB", str(repository))
     path = fetch("hf:a/b@main", download=True)
     assert sorted(p.name for p in path.iterdir()) == ["test-0000.tar", "train-0000.tar"]
     source = open_source(path)
@@ -289,3 +320,11 @@ def test_parquet_files_become_shards_with_the_names_of_their_classes(sets, tmp_p
         ("train-0000.tar/00000002.png", "bear", "train"),
     ]
     assert source.read(listing.entries[2]) == png(51)
+    shutil.rmtree(path)
+    shutil.rmtree(repository)
+    columns = {"img": [{"bytes": png(), "path": None}], "fine_label": [-1], "coarse_label": [0]}
+    rows = datasets.Dataset.from_dict(columns, features=features)
+    rows.to_parquet(repository / "data" / "train-00000-of-00001.parquet")
+    with pytest.raises(DataError, match="holds no image with a label"):
+        fetch("hf:a/b@main", download=True)
+    assert not path.exists()

@@ -54,6 +54,12 @@ def test_plain_files_are_found_where_the_library_finds_them(tmp_path, form):
     assert [tuple(m) for m in index] == known
 
 
+def test_a_name_ends_at_a_nul_as_that_of_a_file_would():
+    record = b"19 path=a.png\0.cls\n"
+    data = header(kind=b"x", size=b"%011o\0" % len(record)) + record.ljust(BLOCK, b"\0")
+    assert [m.name for m in indexed(data + header(b"b.png"))] == ["a.png"]
+
+
 def test_folders_links_devices_and_sparse_files_are_no_files():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
@@ -209,6 +215,14 @@ def test_a_shard_that_was_rewritten_or_removed_is_noticed(tmp_path):
         ShardSource(path).read(entry)
 
 
+def test_a_pipe_is_no_shard(tmp_path):
+    shard(tmp_path / "x.tar", *pairs("1"))
+    os.mkfifo(tmp_path / "y.tar")
+    listing = open_source(tmp_path).listing()
+    assert [e.name for e in listing.entries] == ["x.tar/1.png"]
+    assert listing.faults == ("shard 'y.tar' is left out: it is no file",)
+
+
 # --- several shards -------------------------------------------------------------------------
 
 
@@ -256,6 +270,8 @@ def test_patterns_are_those_of_a_shell(tmp_path):
     assert names("a{09..10}.tar") == ["a09.tar", "a10.tar"]
     assert names("{0..1}-{1..2}.tar") == ["0-1.tar", "0-2.tar", "1-1.tar", "1-2.tar"]
     assert names("a{b,c}.tar") == ["a{b,c}.tar"]
-    for pattern in ("{3..1}", "{0..999999999}", "{0..999}{0..999}"):
+    (tmp_path / "{3..1}").mkdir()
+    assert names("{3..1}") == ["{3..1}"]  # it is there
+    for pattern in ("{4..1}", "{0..999999999}", "{0..999}{0..999}"):
         with pytest.raises(DataError, match="must rise, and name at most"):
             names(pattern)

@@ -200,6 +200,11 @@ class TestFailures:
         assert asyncio.run(anext(heard)) == {str(tmp_path / "s-0.tar")}
         assert given == [(str(tmp_path / "s-0.tar"), str(tmp_path / "s-2.tar"))]
 
+    def test_the_current_folder_is_watched(self, tmp_path, monkeypatch):
+        (tmp_path / "cat").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert jobs._folders(Path()) == [".", "cat"]
+
     @pytest.mark.full
     def test_folders_that_link_to_each_other_are_watched_and_a_new_one_too(self, tmp_path):
         data = tangled(tmp_path / "data")

@@ -63,17 +63,24 @@ def test_slots_that_are_none_are_refused_in_words(text):
         read_slots(text, 4)
 
 
-def test_each_folder_and_file_of_images_in_a_folder_is_a_member(tmp_path):
+def test_each_folder_and_zip_file_of_a_folder_is_a_member(tmp_path):
     for name in ("b", "a", ".hidden"):
         (tmp_path / name).mkdir()
-    for name in ("c.zip", "d.csv", "e.TAR", "notes.txt"):
+    for name in ("c.zip", "about.csv", "backup.tar", "notes.txt"):
         (tmp_path / name).touch()
     seats = find_seats(tmp_path, None, None, "lab")
-    assert [s.name for s in seats] == ["lab-a", "lab-b", "lab-c.zip", "lab-d.csv", "lab-e.TAR"]
-    assert [s.data.name for s in seats] == ["a", "b", "c.zip", "d.csv", "e.TAR"]
-    assert swarm_name(seats) == "lab-a ... lab-e.TAR"
+    assert [s.name for s in seats] == ["lab-a", "lab-b", "lab-c.zip"]
+    assert [s.data.name for s in seats] == ["a", "b", "c.zip"]
+    assert swarm_name(seats) == "lab-a ... lab-c.zip"
     assert restart_arguments(seats) == f"--data {tmp_path}"
     assert swarm_digest(seats) != swarm_digest(seats[:2])
+
+
+def test_lists_and_tars_are_members_where_no_folder_or_zip_file_is(tmp_path):
+    for name in ("b.TAR", "a.csv", ".c.csv", "notes.txt"):
+        (tmp_path / name).touch()
+    seats = find_seats(tmp_path, None, None, "lab")
+    assert [s.name for s in seats] == ["lab-a.csv", "lab-b.TAR"]
 
 
 def test_a_folder_without_folders_and_slots_without_a_partition_are_refused(tmp_path):
