@@ -237,7 +237,7 @@ def test_a_missing_library_is_told_and_so_is_one_that_runs_programs(sets, monkey
     ("module", "files", "named"),
     [
         (hub_set.READER, [f"{hub_set.HUB}x/train.parquet", f"{hub_set.HUB}x/train.pkl"], "n.pkl"),
-        (hub_set.READER, ["/home/me/mine.parquet"], "mine.parquet"),
+        (hub_set.READER, ["/pictures/mine.parquet"], "mine.parquet"),
         (hub_set.READER, ["http://10.0.0.1/theirs.parquet"], "theirs.parquet"),
         (hub_set.READER, [], "none"),
         # The library reads this one as a tar, and what is in it as its names say.
