@@ -32,11 +32,12 @@ WAIT_MS = 45_000  # for what the page is to show; machines are shared
 SECTIONS = (
     "head",
     "now",
-    "clients",
-    "tasks",
     "accuracy",
-    "bytes",
+    "clients",
     "rounds",
+    "bytes",
+    "seconds",
+    "tasks",
     "events",
     "configuration",
 )

@@ -23,6 +23,7 @@ SCRIPTS = (
     "vendor/uPlot.iife.min.js",
     "vendor/idiomorph.min.js",
     "base.js",
+    "nav.js",
     "chart_draw.js",
     "chart.js",
     "charts.js",
@@ -34,7 +35,14 @@ SCRIPTS = (
 )
 ENTER_SCRIPTS = ("enter.js",)
 # A frozen page sends no requests: it contains the scripts that make its charts interactive.
-FROZEN_SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js", "chart_draw.js", "chart.js", "charts.js")
+FROZEN_SCRIPTS = (
+    "vendor/uPlot.iife.min.js",
+    "base.js",
+    "nav.js",
+    "chart_draw.js",
+    "chart.js",
+    "charts.js",
+)
 NAMES = frozenset({*STYLES, *SCRIPTS, *ENTER_SCRIPTS, "icon.svg"})
 
 

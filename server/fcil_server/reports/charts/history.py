@@ -6,12 +6,14 @@ with their full number next to them.
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RoundKey
+from fcil_server.federation.sections import FederationSection
 from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
@@ -158,6 +160,16 @@ class History(Measured):
     def changed(self, since: int) -> frozenset[str]:
         """Return the names of sections that may look different from those of version ``since``."""
         return frozenset(name for name, version in self.marks.items() if version > since)
+
+    @cached_property
+    def federation(self) -> str:
+        """The name that the run's configuration gives the federation; empty if it gives none."""
+        try:
+            given = tomllib.loads(self.run.config if self.run else "")["federation"]["name"]
+        except (tomllib.TOMLDecodeError, LookupError, TypeError):
+            return ""
+        unnamed = FederationSection.model_fields["name"].default
+        return given if isinstance(given, str) and given != unnamed else ""
 
     @property
     def newer(self) -> str:

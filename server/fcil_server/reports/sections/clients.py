@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcil_server.ledger.labels import GONE, progress_of
+from fcil_server.ledger.labels import GONE, progress_of, short_device
 from fcil_server.reports.charts.history import History, MemberLine
 from fcil_server.reports.sections.params import ROWS, Params, cut, matches
 
@@ -36,7 +36,7 @@ class ClientLine:
         state, look: a word, and its rating; empty if unknown.
         here: True if it is connected now.
         note: why it is in this state, or its current work.
-        device: its hardware and software.
+        device: its hardware and software; ``short`` in two words, such as ``CPU, 2 threads``.
     """
 
     member: MemberLine
@@ -45,6 +45,12 @@ class ClientLine:
     here: bool
     note: str
     device: str
+
+    @property
+    def short(self) -> str:
+        """Its device in two words."""
+        words = short_device(self.device)
+        return "CPU" + words[3:] if words[:4] in ("cpu", "cpu,") else words
 
     @property
     def may_be_revoked(self) -> bool:

@@ -73,6 +73,7 @@ def view(history: History, live: Mapping[str, Any] | None, _: Params) -> dict[st
         "waits": live.get("waiting_for") or "",
         "at": at and {"until": None, **at},
         "title": f"Task {at['task']}, {_round(at)}" if at else "",
+        "percent": _percent(at) if at else 0,
         "clients": [_client(one) for one in at["clients"]] if at else [],
         "connected": live["connected"],
         "ready": live["ready"],
@@ -87,6 +88,25 @@ def _phase(live: Mapping[str, Any]) -> str:
 def _round(at: Mapping[str, Any]) -> str:
     of = f" (the last is {at['rounds'] - 1})" if (at.get("rounds") or 0) > 1 else ""
     return f"{at['kind']} round {at['round']}{of}"
+
+
+def _percent(at: Mapping[str, Any]) -> int:
+    """Return how much of a round's work is done, in percent of that of all that may answer.
+
+    Clients that are not listed count once they have answered.
+    """
+    working = (one for one in at["clients"] if one["answer"] == "none")
+    done = at["answered"] + sum(map(_share, working))
+    return int(min(100.0, 100.0 * done / max(1, at["asked"] - at["declined"])))
+
+
+def _share(one: Mapping[str, Any]) -> float:
+    """Return the part of its work that a client has done by its own report."""
+    if one["expected"] is not None:
+        return 1.0  # all that is left is to send it
+    what, done, total = one.get("progress") or ("", 0, 0)
+    # Fetching comes before the work.
+    return min(1.0, done / total) if total and what != "fetching" else 0.0
 
 
 def _client(one: Mapping[str, Any]) -> dict[str, Any]:

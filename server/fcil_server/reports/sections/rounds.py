@@ -1,4 +1,4 @@
-"""The rounds section: seconds by phase, participants, costs."""
+"""The sections about rounds: one by one, and their seconds by phase."""
 
 from __future__ import annotations
 
@@ -42,22 +42,30 @@ class TaskSum:
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
     """Return the template's values."""
-    lines = history.rounds
-    most = None if history.frozen else params.most
-    shown = lines if most is None else lines[-most:]
-    by_task = most is None and len(lines) > _LISTED
+    shown = _newest(history, params)
+    everything = history.frozen or params.most is None
+    by_task = everything and len(shown) > _LISTED
     rows: Sequence[Any]
     if by_task:
         sums = [_sum(task, list(g)) for task, g in groupby(shown, key=lambda r: r.key.task)]
         rows = sums
     else:
         rows = [_row(line) for line in shown]
-    ordered = rows if history.frozen else rows[::-1]
     return {
-        "chart": charts.figure(charts.seconds(shown)) if shown else "",
         "by_task": by_task,
-        "cut": cut(ordered, 1 if history.frozen else params.page, _LISTED),
+        "cut": cut(rows[::-1], 1 if history.frozen else params.page, _LISTED),
     }
+
+
+def seconds(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
+    """Return the values for the template of the section about time."""
+    shown = _newest(history, params)
+    return {"chart": charts.figure(charts.seconds(shown)) if shown else ""}
+
+
+def _newest(history: History, params: Params) -> Sequence[RoundLine]:
+    everything = history.frozen or params.most is None
+    return history.rounds if everything else history.rounds[-(params.most or 0) :]
 
 
 def _row(line: RoundLine) -> RoundText:

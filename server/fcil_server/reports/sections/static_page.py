@@ -20,9 +20,10 @@ from fcil_server.reports.charts import assets
 from fcil_server.reports.charts.history import frozen
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.results.run_data import RunData
+from fcil_server.reports.sections.sections import SECTIONS as ALL_SECTIONS
 from fcil_server.reports.sections.sections import section
 
-SECTIONS = ("head", "accuracy", "bytes", "rounds", "tasks", "clients", "events", "configuration")
+SECTIONS = tuple(name for name in ALL_SECTIONS if name != "now")  # nothing about the present
 
 
 def report(data: RunData) -> str:
@@ -31,7 +32,7 @@ def report(data: RunData) -> str:
     css, scripts, policy = _inside()
     html = template(
         "report.html",
-        title=f"{data.run.method}: {data.run.run_id}",
+        title=": ".join(filter(None, (history.federation, data.run.method, data.run.run_id))),
         csp=policy,
         css=css,
         scripts=scripts,

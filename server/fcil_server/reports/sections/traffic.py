@@ -35,7 +35,7 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
     claim = history.paper.claim
     return {
         "levels": LEVELS,
-        "ways": [(d.value, *_levels(history.bytes_of(d))) for d in Direction],
+        "ways": list(zip(LEVELS, *(_levels(history.bytes_of(d)) for d in Direction), strict=True)),
         "chart": charts.figure(charts.traffic(shown, claimed_round_bytes(history)))
         if shown
         else "",

@@ -147,10 +147,10 @@ class Pages:
         newest = self._watch.is_newest_run(board)
         trouble = self._watch.stale_reason if newest else ""
         runs = board.history.runs if board.history else ()
+        named = board.history.federation if board.history else ""
         html = template(
             "page.html",
-            title=_title(board.method),
-            federation=self._site.directory.resolve().name,
+            title=named or self._site.directory.resolve().name,
             sections={name: piece.html for name, piece in board.pieces.items()},
             csrf=session.csrf,
             read_only=self._site.read_only,
@@ -286,7 +286,3 @@ def _refused(request: Request, error: FcilError, status: int) -> Response:
 
 def _by_script(request: Request) -> bool:
     return request.method == "POST" or request.url.path.startswith(_FOR_SCRIPTS)
-
-
-def _title(method: str) -> str:
-    return f"{method} - fcil" if method else "fcil"

@@ -72,11 +72,6 @@ class Board:
         return self.history.run.run_id if self.history and self.history.run else ""
 
     @property
-    def method(self) -> str:
-        """Method of the run that is shown; empty before the first run."""
-        return self.history.run.method if self.history and self.history.run else ""
-
-    @property
     def newest(self) -> int:
         """The version of the last change."""
         return max((piece.version for piece in self.pieces.values()), default=0)

@@ -49,6 +49,7 @@ _SHOWS: Mapping[str, tuple[str, ...]] = {
     "accuracy": ("run", "rounds", "unread", "pooled", "central"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
     "rounds": ("run", "rounds"),
+    "seconds": ("run", "rounds"),
     "events": ("run", "events", "older"),
     "configuration": ("run",),
 }

@@ -41,7 +41,6 @@ def shell() -> str:
     return template(
         "page.html",
         title="<b>fed",
-        federation="fed",
         sections={},
         csrf="word",
         read_only=False,
@@ -196,7 +195,7 @@ def test_names_in_the_shell_are_escaped():
 
 def test_a_read_only_page_has_no_act():
     html = template(
-        "page.html", title="f", federation="f", sections={}, csrf="", read_only=True, running=True,
+        "page.html", title="f", sections={}, csrf="", read_only=True, running=True,
         runs=[], run="", version="1", newest=0, trouble="", pictures=[],
     )  # fmt: skip
     assert "data-act" not in html

@@ -124,6 +124,49 @@ def test_the_round_in_progress_says_who_is_at_work_and_how_far(history: History)
     assert left["data-until"] == "1767323455"
 
 
+def test_the_bar_of_a_round_is_filled_by_what_clients_report(history: History) -> None:
+    live = page_kit.live()
+    bob, alice, _ = live["round"]["clients"]
+
+    def filled(**fields: object) -> str | None:
+        live["round"]["clients"] = [{**bob, "expected": None, "received": 0, **fields}, alice]
+        page = Page(shown("now", history, live))
+        return next(a["value"] for a in page.all("progress") if "round" in a["aria-label"])
+
+    # Of two that may answer, alice has.
+    assert filled(progress=["train", 30, 100]) == "65"
+    assert filled(progress=["train", 0, 0]) == "50"
+    assert filled(progress=["fetching", 90, 100]) == "50"  # comes before the work
+    assert filled(progress=None) == "50"
+    assert filled(expected=604_000) == "100"  # sends what it has made
+    assert filled(answer="lost", progress=["train", 30, 100]) == "50"
+
+
+def test_a_device_is_two_words_with_the_rest_in_its_title(history: History) -> None:
+    device = "cpu (x86_64, 2 threads, torch 2.13.0+cpu)"
+    members = (replace(history.members[0], device=device),)
+    html = shown("clients", replace(history, members=members))
+    assert f'<span title="{device}">CPU, 2 threads</span>' in html
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ('[federation]\nname = "<wards>"\n', "<wards>"),
+        ('[federation]\nname = "federation"\n', ""),  # what it is called without a name
+        ("[federation]\nname = 3\n", ""),
+        ("federation = 3", ""),
+        ("[method]\n", ""),
+        ("no TOML", ""),
+    ],
+)
+def test_a_federation_has_the_name_of_its_configuration(
+    history: History, config: str, name: str
+) -> None:
+    run = replace(history.run, config=config)
+    assert replace(history, run=run).federation == name
+
+
 def test_a_lost_client_is_said_aloud_and_one_that_works_is_not(history: History) -> None:
     live = page_kit.live()
     bob = live["round"]["clients"][0]

@@ -133,16 +133,3 @@ fcil.signedOut = () => {
     " with a new link from the command fcil-server page.");
   fcil.stream?.end();
 };
-
-/** The menu closes when something in it was chosen, outside of it was pressed, or with Escape. */
-(() => {
-  const menu = document.getElementById("menu");
-  document.addEventListener("click", (event) => {
-    if (!menu.contains(event.target) || event.target.closest("a, button")) menu.open = false;
-  });
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !menu.open) return;
-    menu.open = false;
-    menu.querySelector("summary").focus();
-  });
-})();

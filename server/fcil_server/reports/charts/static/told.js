@@ -6,7 +6,7 @@ fcil.told = (() => {
   const PAUSE_MS = 5000; // between two announcements: nobody can listen faster
   const AT_ONCE = 3;
   const DAY = 86400;
-  const title = document.getElementById("title").textContent;
+  const title = document.getElementById("title").dataset.window;
   const announcer = document.getElementById("announcer");
   const seen = new Map(); // section -> what has been told in it
   const settled = new WeakMap(); // <time> -> the moment that is written in it for good
