@@ -67,13 +67,14 @@ def _head(chart: Chart) -> list[str]:
 
 
 def _rows(chart: Chart) -> Iterable[list[str]]:
+    """Yield the numbers of a chart as rows of a table, the newest first."""
     if chart.kind == "xy":
         for s in chart.series:
-            for x, y in s.points:
+            for x, y in reversed(s.points):
                 yield [s.name, written(x, chart.x.unit), written(y, chart.y.unit)]
         return
     names = chart.x.names or chart.x.labels or ()
-    for i, name in enumerate(names):
+    for i, name in reversed(list(enumerate(names))):
         yield [name, *(written(s.values[i], chart.y.unit) for s in chart.series)]
 
 
@@ -101,7 +102,7 @@ def over_tasks(
     tasks = range(max((len(s.values) for s in series), default=0))
     names = tuple(f"after task {t}" for t in tasks)
     x = X("after task", tuple(map(str, tasks)), names)
-    return Chart(name, "lines", title, x, Y("%", 100), series)
+    return Chart(name, "lines", title, x, Y("%", 100, zoom=True), series)
 
 
 def cost(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], name: str = "cost") -> Chart:
@@ -114,7 +115,7 @@ def cost(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], name: str =
     )
     title = "Accuracy over all classes seen, by bytes on the wire"
     x = X("on the wire, up and down", unit="B")
-    return Chart(name, "xy", title, x, Y("%", 100), series)
+    return Chart(name, "xy", title, x, Y("%", 100, zoom=True), series)
 
 
 def traffic(rounds: Sequence[RoundLine], claimed: float | None = None) -> Chart:

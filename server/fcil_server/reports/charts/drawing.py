@@ -22,10 +22,11 @@ from fcil_server.reports.charts.svg import (
     PLOT_W,
     TOP,
     WIDTH,
+    Span,
     grid,
     scale,
     x_labels,
-    y_of,
+    zoomed,
 )
 
 _TOOLTIPS = 120  # places on the axis up to which each has a tooltip
@@ -44,26 +45,27 @@ _HATCHES = {
 
 def draw(chart: Chart) -> Markup:
     """Draw a chart as an SVG element; its title is the text for screen readers."""
-    top, ticks = _y_axis(chart)
-    marks = [grid(ticks, top)]
+    values = _y_ticks(chart)
+    axis = Span(values[0], values[-1])
+    marks = [grid([(v, _tick(v, chart.y.unit)) for v in values], axis)]
     if chart.kind == "xy":
-        marks += _points(chart, top)
+        marks += _points(chart, axis)
     else:
-        marks += _places(chart, top)
-    if chart.level is not None and 0 < chart.level.value <= top:
-        marks.append(_level(chart.level.value, chart.level.text, top))
+        marks += _places(chart, axis)
+    if chart.level is not None and axis.low < chart.level.value <= axis.high:
+        marks.append(_level(chart.level.value, chart.level.text, axis))
     text = escape(chart.title)
     return Markup(  # noqa: S704 - all text in it is escaped where it is put in
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text}">{"".join(marks)}</svg>'
     )
 
 
-def _y_axis(chart: Chart) -> tuple[float, list[tuple[float, str]]]:
+def _y_ticks(chart: Chart) -> list[float]:
+    if chart.y.zoom:
+        return zoomed(_heights(chart))
     if chart.y.max is not None:
-        values = [chart.y.max * part / 4 for part in range(5)]
-        return chart.y.max, [(v, _tick(v, chart.y.unit)) for v in values]
-    top, found = scale(max(_heights(chart), default=0.0))
-    return top, [(v, _tick(v, chart.y.unit)) for v in found]
+        return [chart.y.max * part / 4 for part in range(5)]
+    return scale(max(_heights(chart), default=0.0))[1]
 
 
 def _tick(value: float, unit: Unit) -> str:
@@ -93,7 +95,7 @@ def _columns(pieces: Sequence[Series]) -> Iterator[tuple[float, ...]]:
 # --- places side by side: lines and bars -----------------------------------------------------
 
 
-def _places(chart: Chart, top: float) -> list[str]:
+def _places(chart: Chart, axis: Span) -> list[str]:
     labels = chart.x.labels or ()
     step = PLOT_W / max(1, len(labels))
     centres = [LEFT + step * (i + 0.5) for i in range(len(labels))]
@@ -103,12 +105,12 @@ def _places(chart: Chart, top: float) -> list[str]:
     width = min(_WIDEST, step * 0.8 / max(1, len(stacks)))
     for number, (_, pieces) in enumerate(stacks):
         lefts = [x + width * (number - len(stacks) / 2) for x in centres]
-        marks += _bars(chart, pieces, lefts, width, top)
+        marks += _bars(chart, pieces, lefts, width, axis)
     names = chart.x.names or labels
     for series in chart.series:
         if series.stack is None:
             marks += _line(
-                chart, series, list(zip(centres, names, series.values, strict=True)), top
+                chart, series, list(zip(centres, names, series.values, strict=True)), axis
             )
     if stacks and len(names) <= _TOOLTIPS:
         marks += [
@@ -140,15 +142,15 @@ def _task_marks(chart: Chart, step: float) -> list[str]:
 
 
 def _bars(
-    chart: Chart, pieces: Sequence[Series], lefts: Sequence[float], width: float, top: float
+    chart: Chart, pieces: Sequence[Series], lefts: Sequence[float], width: float, axis: Span
 ) -> list[str]:
     """Draw one bar at each place; all pieces of one series are one path."""
     paths = [""] * len(pieces)
     for left, column in zip(lefts, _columns(pieces), strict=True):
-        total, low = 0.0, y_of(0, top)
+        total, low = 0.0, axis.y(0)
         for k, value in enumerate(column):
             total += value
-            high = y_of(total, top)
+            high = axis.y(total)
             if low - high >= _THINNEST:
                 paths[k] += f"M{left:.1f} {high:.1f}h{width:.1f}v{low - high:.1f}h-{width:.1f}z"
                 low = high
@@ -167,32 +169,32 @@ def _bars(
 
 
 def _line(
-    chart: Chart, series: Series, places: Sequence[tuple[float, str, float | None]], top: float
+    chart: Chart, series: Series, places: Sequence[tuple[float, str, float | None]], axis: Span
 ) -> list[str]:
     marks = []
     for is_known, group in groupby(places, key=lambda place: place[2] is not None):
         if is_known:  # unknown values are gaps
-            joined = " ".join(f"{x:.1f},{y_of(v or 0.0, top):.1f}" for x, _, v in group)
+            joined = " ".join(f"{x:.1f},{axis.y(v or 0.0):.1f}" for x, _, v in group)
             marks.append(f'<polyline class="line {series.style}" points="{joined}"/>')
     if len(places) > _TOOLTIPS:
         return marks
     for x, name, value in places:
         if value is not None:
             text = f"{series.name} {name}: {written(value, chart.y.unit)}"
-            marks.append(_dot(series.style, x, y_of(value, top), text))
+            marks.append(_dot(series.style, x, axis.y(value), text))
     return marks
 
 
 # --- points at their own x -------------------------------------------------------------------
 
 
-def _points(chart: Chart, top: float) -> list[str]:
-    most = max((x for s in chart.series for x, _ in s.points), default=0.0)
-    end, ticks = scale(most)
-    at = [LEFT + PLOT_W * tick / end for tick in ticks]
+def _points(chart: Chart, axis: Span) -> list[str]:
+    ticks = zoomed(x for s in chart.series for x, _ in s.points)
+    across = Span(ticks[0], ticks[-1])
+    at = [across.x(tick) for tick in ticks]
     marks = x_labels(at, [_tick(t, chart.x.unit) for t in ticks], chart.x.title)
     for series in chart.series:
-        places = [(LEFT + PLOT_W * x / end, y_of(y, top)) for x, y in series.points]
+        places = [(across.x(x), axis.y(y)) for x, y in series.points]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         marks.append(f'<polyline class="line {series.style}" points="{joined}"/>')
         if len(places) > _TOOLTIPS:
@@ -210,8 +212,8 @@ def _dot(style: str, x: float, y: float, text: str) -> str:
     )
 
 
-def _level(value: float, text: str, top: float) -> str:
-    y = y_of(value, top)
+def _level(value: float, text: str, axis: Span) -> str:
+    y = axis.y(value)
     return (
         f'<line class="line f" x1="{LEFT}" x2="{LEFT + PLOT_W}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text x="{LEFT + 6}" y="{y - 5:.1f}">{escape(text)}</text>'

@@ -53,10 +53,16 @@ class X:
 
 @dataclass(frozen=True)
 class Y:
-    """The vertical axis, from 0 to ``max`` or the largest value."""
+    """The vertical axis, from 0 to ``max`` or the largest value.
+
+    Attributes:
+        zoom: it reaches from about the smallest to about the largest value instead, so that small
+            differences are seen; never for bars, whose lengths are compared.
+    """
 
     unit: Unit
     max: float | None = None
+    zoom: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 280  # user units; the page scales them
@@ -11,9 +13,24 @@ PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 MAX_LABELS = 24  # more labels than this on one axis overlap
 
 
-def y_of(value: float, top: float) -> float:
-    """Return the position of a value on an axis from 0 to ``top``."""
-    return TOP + PLOT_H * (1 - value / top)
+@dataclass(frozen=True)
+class Span:
+    """An axis from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def part(self, value: float) -> float:
+        """Return where a value lies: 0 at the low end, 1 at the high one."""
+        return (value - self.low) / (self.high - self.low)
+
+    def x(self, value: float) -> float:
+        """Return the position of a value on the horizontal axis."""
+        return LEFT + PLOT_W * self.part(value)
+
+    def y(self, value: float) -> float:
+        """Return the position of a value on the vertical axis."""
+        return TOP + PLOT_H * (1 - self.part(value))
 
 
 def scale(most: float) -> tuple[float, list[float]]:
@@ -29,11 +46,22 @@ def scale(most: float) -> tuple[float, list[float]]:
     return step * count, [step * i for i in range(count + 1)]
 
 
-def grid(ticks: Sequence[tuple[float, str]], top: float) -> str:
+def zoomed(values: Iterable[float]) -> list[float]:
+    """Return two to seven round ticks around some values, of which no end is far from them."""
+    known = sorted(values) or [0.0, 1.0]
+    low, high = known[0], known[-1]
+    wide = max(high - low, abs(high) / 10) or 1.0
+    magnitude = 10.0 ** math.floor(math.log10(wide / 5))
+    step = next(s * magnitude for s in (1, 2, 5, 10) if s * magnitude * 5 >= wide)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(step * i, 9) for i in range(first, max(last, first + 1) + 1)]
+
+
+def grid(ticks: Sequence[tuple[float, str]], axis: Span) -> str:
     """Draw a line with its label for each (value, label)."""
     lines = []
     for value, label in ticks:
-        y = y_of(value, top)
+        y = axis.y(value)
         lines.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'

@@ -69,7 +69,7 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
         "first": first,
         "wide": m.tasks - first > _NAMED,
         "many": m.tasks > _SHOWN["50"],
-        "lost": cut(lost if history.frozen else lost[::-1], params.page),
+        "lost": cut(lost[::-1], params.page),
         "definitions": definitions(history),
     }
 

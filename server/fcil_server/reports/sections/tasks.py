@@ -57,14 +57,13 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
         if one.row.task is not None and matches(params.find, one.row.name, one.by, one.state)
     ]
     kept = params.most or 200
-    shown = tasks if history.frozen else list(reversed(tasks))[:kept]
     return {
-        "tasks": shown[:kept] if history.frozen else shown,
+        "tasks": tasks[::-1][:kept],
         "hidden": max(0, len(tasks) - kept),
         "waiting": waiting,
         "asked": any(not one.row.admitted for one in waiting),
         "classes": len(lines),
-        "cut": cut(found, params.page, 200 if history.frozen else 50),
+        "cut": cut(found[::-1], params.page, 200 if history.frozen else 50),
     }
 
 

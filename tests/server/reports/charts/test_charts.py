@@ -15,7 +15,7 @@ from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.drawing import draw
 from fcil_server.reports.charts.history import History, frozen
 from fcil_server.reports.charts.spec import Chart, Series, X, Y, written
-from fcil_server.reports.charts.svg import scale
+from fcil_server.reports.charts.svg import scale, zoomed
 from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.sections.accuracy import cost_by_task
 from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
@@ -167,12 +167,36 @@ def test_the_table_has_the_numbers_of_the_data(history: History, name: str) -> N
     assert spec == json.loads(json.dumps(chart.to_json()))
     cells = re.findall(r"<td>(.*?)</td>", html)
     if name == "cost":
-        points = [p for s in spec["series"] for p in s["points"]]
+        points = [p for s in spec["series"] for p in reversed(s["points"])]
         assert cells == [t for x, y in points for t in (written(x, "B"), written(y, "%"))]
     else:
-        places = range(len(spec["x"]["labels"]))
+        places = reversed(range(len(spec["x"]["labels"])))  # the newest first
         values = [s["values"][i] for i in places for s in spec["series"]]
         assert cells == [written(v, spec["y"]["unit"]) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((87.0, 92.0), [86, 88, 90, 92]),
+        ((0.0, 100.0), [0, 20, 40, 60, 80, 100]),
+        ((2.31, 2.34), [2.3, 2.35]),
+        ((90.0,), [90, 92]),
+        ((0.0,), [0, 0.2]),
+        ((), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ((260_000, 1_900_000), [0, 500_000, 1_000_000, 1_500_000, 2_000_000]),
+    ],
+)
+def test_a_zoomed_axis_has_round_ends_near_its_values(values: tuple, ticks: list) -> None:
+    assert zoomed(values) == ticks
+
+
+def test_lines_are_drawn_around_their_values_and_bars_from_zero(history: History) -> None:
+    lines = charts.over_tasks("some", "Some", [("one", "a", (87.0, 92.0))])
+    at = [float(a["cy"]) for a in Page(draw(lines)).all("circle")]
+    assert at[0] - at[1] > HEIGHT / 2
+    assert not charts.seconds(history.rounds).y.zoom
+    assert not charts.traffic(history.rounds).y.zoom
 
 
 def test_what_is_unknown_is_a_gap_and_no_zero() -> None:

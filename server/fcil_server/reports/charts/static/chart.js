@@ -26,10 +26,7 @@ fcil.chart = (() => {
 
   /** The widest view there is, as [from, to] on the x axis. */
   function whole(spec) {
-    if (spec.kind === "xy") {
-      const far = Math.max(...spec.series.flatMap((s) => s.points.map((p) => p[0])), 0) || 1;
-      return [0, far * 1.04];
-    }
+    if (spec.kind === "xy") return fcil.draw.around(spec.series.flatMap((s) => s.points.map((p) => p[0])));
     const last = Math.max(places(spec) - 1, 0);
     return spec.kind === "bars" || last === 0 ? [-0.5, last + 0.5] : [-last * 0.02, last * 1.02];
   }
@@ -66,11 +63,11 @@ fcil.chart = (() => {
     return {
       ...size,
       legend: { show: false },
-      padding: [10, spec.kind === "xy" ? 24 : 12, 0, 0],
+      padding: [10, spec.kind === "xy" ? 30 : 12, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { show: spec.kind !== "bars" } },
       scales: {
         x: { time: false, auto: false, range: (_, min, max) => [min, max] },
-        y: { range: () => [0, upper(state.spec, state.window)] },
+        y: { range: () => fcil.draw.ends(state.spec, ...state.window) },
       },
       axes: [
         { ...axis, label: spec.x.title, labelSize: 20, labelFont: axis.font, size: 30, space: narrow ? 44 : 56,
@@ -88,11 +85,6 @@ fcil.chart = (() => {
         setCursor: [(u) => read(state, u)],
       },
     };
-  }
-
-  function upper(spec, [from, to]) {
-    if (spec.kind !== "xy") return fcil.draw.top(spec, from, to);
-    return (spec.y.max ?? Math.max(...spec.series.flatMap((s) => s.points.map((p) => p[1])), 1)) * 1.04;
   }
 
   function xLabel(spec, value) {
@@ -249,7 +241,7 @@ fcil.chart = (() => {
     return row;
   }
 
-  const size = (box) => ({ width: Math.floor(box.clientWidth), height: box.clientWidth < 480 ? 230 : 290 });
+  const size = (box) => ({ width: Math.floor(box.clientWidth), height: 240 });
 
   /** What may not change while a chart is kept: its lines, axes and buttons. */
   const shape = (spec) => JSON.stringify([spec.kind, spec.title, spec.x.title, spec.y.unit,

@@ -74,9 +74,33 @@ fcil.draw = (() => {
 
   const total = (pieces, index) => pieces.reduce((sum, s) => sum + (s.values[index] ?? 0), 0);
 
-  /** Where the value axis ends for what lies between two positions. */
+  /** An axis around some values, with a little room at both ends; it never begins below zero for them. */
+  function around(values) {
+    const low = values.length ? Math.min(...values) : 0;
+    const high = values.length ? Math.max(...values) : 1;
+    const room = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
+    return [low < 0 ? low - room : Math.max(0, low - room), high + room];
+  }
+
+  /** The values of lines and points between two positions. */
+  function within(spec, from, to) {
+    const found = spec.kind === "xy"
+      ? spec.series.flatMap((s) => s.points.filter(([x]) => x >= from && x <= to).map(([, y]) => y))
+      : spec.series.flatMap((s) => s.values.slice(Math.max(0, Math.ceil(from)), Math.floor(to) + 1));
+    return found.filter((value) => value !== null && value !== undefined);
+  }
+
+  /** Both ends of the value axis, for what lies between two positions. */
+  function ends(spec, from, to) {
+    if (!spec.y.zoom) return [0, top(spec, from, to)];
+    const [low, high] = around(within(spec, from, to));
+    return [low, Math.min(high, (spec.y.max ?? Infinity) * 1.02)];
+  }
+
+  /** Where an axis from zero ends. */
   function top(spec, from, to) {
     if (spec.y.max !== null && spec.y.max !== undefined) return spec.y.max * 1.02;
+    if (spec.kind === "xy") return Math.max(...within(spec, from, to), 1) * 1.04;
     let most = 0;
     const bars = [...stacks(spec).values()];
     const lines = spec.series.filter((s) => spec.kind !== "bars" || !s.stack);
@@ -168,5 +192,5 @@ fcil.draw = (() => {
     context.setLineDash([]);
   }
 
-  return { DASHES, colour, retheme, stacks, total, top, bars, annotations };
+  return { DASHES, colour, retheme, stacks, total, around, ends, bars, annotations };
 })();
