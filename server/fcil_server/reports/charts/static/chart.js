@@ -70,7 +70,7 @@ fcil.chart = (() => {
         y: { range: () => fcil.draw.ends(state.spec, ...state.window) },
       },
       axes: [
-        { ...axis, label: spec.x.title, labelSize: 20, labelFont: axis.font, size: 30, space: narrow ? 44 : 56,
+        { ...axis, label: spec.x.title, labelSize: 20, labelFont: axis.font, size: 30, space: spec.kind === "xy" ? 72 : narrow ? 44 : 56,
           grid: spec.kind === "bars" ? { show: false } : axis.grid,
           incrs: spec.kind === "xy" ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000],
           values: (_, splits) => splits.map((v) => xLabel(state.spec, v)) },

@@ -14,7 +14,7 @@
   });
 })();
 
-/** The section in view is the last that begins above the upper third of the window. Of those that
+/** The section in view is the last that begins in the upper quarter of the window. Of those that
     begin side by side, and at the page's end where none can come so high, it is the chosen one. */
 (() => {
   const links = [...document.querySelectorAll('nav a[href^="#"]')];
@@ -30,8 +30,8 @@
     const chosen = location.hash.slice(1);
     const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
     if (atEnd && scrollY > 0) return tops.get(chosen) >= 0 ? chosen : names.at(-1);
-    const above = names.filter((name) => tops.get(name) <= innerHeight / 3);
-    const last = above.at(-1) ?? names[0];
+    const above = names.filter((name) => tops.get(name) <= innerHeight / 4);
+    const last = scrollY > 0 ? above.at(-1) ?? names[0] : names[0];
     const pair = above.filter((name) => tops.get(name) === tops.get(last));
     return pair.includes(chosen) ? chosen : pair[0] ?? last;
   }
