@@ -103,6 +103,61 @@ def test_a_long_run_shows_its_last_rounds_and_all_of_it_when_asked(chromium, doo
     assert kit.too_wide(visit.page) == []
 
 
+def test_on_a_desk_what_belongs_together_stands_side_by_side(chromium, doors):
+    visit = come_in(chromium, doors["small"], size=(1440, 900))
+
+    def box(where: str) -> dict[str, float]:
+        found = visit.page.locator(where).bounding_box()
+        assert found is not None, where
+        return found
+
+    for left, right in (("#chart-accuracy", "#matrix"), ("#chart-bytes", "#chart-seconds")):
+        one, other = box(left), box(right)
+        assert one["x"] + one["width"] <= other["x"]
+        assert one["y"] < other["y"] + other["height"] <= one["y"] + one["height"] + 60
+    # Headlines, the present, and accuracy are seen without scrolling.
+    assert box("#chart-accuracy .uplot")["y"] + box("#chart-accuracy .uplot")["height"] < 900
+    assert box("#matrix")["y"] + box("#matrix")["height"] < 900
+    # A name and a device are one line each.
+    for row in visit.section("clients").locator("tbody tr").all():
+        for cell in ("th bdi", "[data-label=device] span"):
+            place = row.locator(cell).first.bounding_box()
+            assert place is not None
+            assert place["height"] < 30
+
+
+def test_the_list_of_sections_says_where_one_is(chromium, doors):
+    visit = come_in(chromium, doors["small"], size=(1440, 900))
+    side = visit.page.locator("nav.side")
+    here = side.locator("[aria-current]")
+    expect(here).to_have_text("Overview")
+    for name in ("Rounds", "Seconds", "Bytes", "Configuration", "Accuracy"):
+        side.get_by_role("link", name=name).click()
+        expect(here).to_have_text(name)
+    visit.page.keyboard.press("Control+Home")
+    expect(here).to_have_text("Overview")
+    visit.page.set_viewport_size({"width": 900, "height": 900})
+    expect(side).to_be_hidden()
+    visit.page.locator("#menu summary").click()
+    expect(visit.page.locator("#menu nav a").first).to_be_visible()
+
+
+def test_a_wide_table_on_a_phone_fades_where_there_is_more_of_it(chromium, doors):
+    visit = come_in(chromium, doors["small"], size=kit.PHONE)
+    box = visit.page.locator(".scroll[aria-labelledby=lost-title]")
+    faded = "e => ['--left', '--right'].map(n => parseFloat(getComputedStyle(e).getPropertyValue(n)))"
+    assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    assert box.evaluate(faded) == [0, 48]
+    box.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    visit.page.wait_for_function(
+        "e => parseFloat(getComputedStyle(e).getPropertyValue('--right')) === 0",
+        arg=box.element_handle(),
+    )
+    assert box.evaluate(faded) == [48, 0]
+    whole = visit.page.locator(".scroll[aria-label=Clients]")  # cards: no wider than the phone
+    assert whole.evaluate(faded) == [0, 0]
+
+
 @pytest.mark.parametrize("name", ["small", "crowd"])
 def test_the_keyboard_reaches_everything(chromium, doors, name):
     visit = come_in(chromium, doors[name])
@@ -148,7 +203,7 @@ def test_what_the_ledger_gains_is_seen_without_a_reload_and_what_was_open_stays_
 ):
     with kit.ledger_door(tmp_path, page_kit.small) as door:
         visit = come_in(chromium, door)
-        table = visit.section("rounds").locator("details").first
+        table = visit.section("seconds").locator("details").first
         table.locator("summary").click()
         link = visit.section("clients").locator("a[data-client]").first
         link.focus()
