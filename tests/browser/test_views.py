@@ -145,7 +145,9 @@ def test_the_list_of_sections_says_where_one_is(chromium, doors):
 def test_a_wide_table_on_a_phone_fades_where_there_is_more_of_it(chromium, doors):
     visit = come_in(chromium, doors["small"], size=kit.PHONE)
     box = visit.page.locator(".scroll[aria-labelledby=lost-title]")
-    faded = "e => ['--left', '--right'].map(n => parseFloat(getComputedStyle(e).getPropertyValue(n)))"
+    faded = (
+        "e => ['--left', '--right'].map(n => parseFloat(getComputedStyle(e).getPropertyValue(n)))"
+    )
     assert box.evaluate("e => e.scrollWidth > e.clientWidth")
     assert box.evaluate(faded) == [0, 48]
     box.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
