@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RoundKey
-from fcil_server.federation.sections import FederationSection
 from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
@@ -24,6 +23,7 @@ from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 
 NAMED = 12  # clients of a round that are listed with name and reason
 EXCLUDED = "left out"
+UNNAMED = "federation"  # a federation that nobody has named is called so
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,7 @@ class History(Measured):
             given = tomllib.loads(self.run.config if self.run else "")["federation"]["name"]
         except (tomllib.TOMLDecodeError, LookupError, TypeError):
             return ""
-        unnamed = FederationSection.model_fields["name"].default
-        return given if isinstance(given, str) and given != unnamed else ""
+        return given if isinstance(given, str) and given != UNNAMED else ""
 
     @property
     def newer(self) -> str:

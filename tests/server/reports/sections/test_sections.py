@@ -14,6 +14,7 @@ import sample_run
 from fcil_protocol.errors import UsageError
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId
+from fcil_server.federation.sections import FederationSection
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClassRow, Event, TaskRow
@@ -153,7 +154,7 @@ def test_a_device_is_two_words_with_the_rest_in_its_title(history: History) -> N
     ("config", "name"),
     [
         ('[federation]\nname = "<wards>"\n', "<wards>"),
-        ('[federation]\nname = "federation"\n', ""),  # what it is called without a name
+        (f'[federation]\nname = "{FederationSection().name}"\n', ""),  # without a name
         ("[federation]\nname = 3\n", ""),
         ("federation = 3", ""),
         ("[method]\n", ""),
