@@ -29,7 +29,7 @@ def short_device(device: str) -> str:
     """Return a device as a table has room for it: ``cpu, 2 threads``; the rest is in JSON."""
     name, _, facts = device.partition(" (")
     kept = [
-        fact
+        "1 thread" if fact == "1 threads" else fact
         for fact in facts.rstrip(")").split(", ")
         if fact.endswith(" threads") or (name.startswith("cuda") and not fact.startswith("torch"))
     ]

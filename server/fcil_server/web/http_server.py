@@ -248,6 +248,7 @@ def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
         _patience: asyncio.TimerHandle | None = None
         _asked = False
         _streams = False
+        _gone = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Take a connection, unless there are too many."""
@@ -268,6 +269,7 @@ def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget a connection."""
+            self._gone = True
             self._forgive()
             super().connection_lost(exc)
 
@@ -290,6 +292,8 @@ def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
                 self._forgive()
 
         def _stream(self) -> None:
+            if self._gone:  # its socket is closed; the stream hears so from `receive`
+                return
             self._streams = True
             self._forgive()
             sock = self.transport.get_extra_info("socket")

@@ -95,6 +95,7 @@ def test_who_is_connected_is_noted_for_the_time_after_a_kill(ledger: Ledger) -> 
     ("device", "short"),
     [
         ("cpu (x86_64, 2 threads, torch 2.13.0+cpu)", "cpu, 2 threads"),
+        ("cpu (x86_64, 1 threads, torch 2.13.0+cpu)", "cpu, 1 thread"),
         ("cuda:0 (NVIDIA H100 80GB HBM3, torch 2.13.0, trains in bf16)",
          "cuda:0, NVIDIA H100 80GB HBM3, trains in bf16"),
         ("Linux x86_64", "Linux x86_64"),

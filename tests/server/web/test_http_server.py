@@ -292,6 +292,36 @@ def test_who_takes_nothing_of_a_stream_is_cut(certificate: TlsFiles, sealed: boo
     assert asyncio.run(work()) < size
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_stream_for_one_who_has_gone_is_no_fault(certificate: TlsFiles, sealed: bool) -> None:
+    trusts = ssl.create_default_context(cafile=certificate.chain) if sealed else None
+
+    async def work() -> None:
+        asked, told = asyncio.Event(), asyncio.Event()
+        faults: list[Exception] = []
+
+        async def application(scope, receive, _send) -> None:
+            await receive()
+            asked.set()
+            await receive()  # until it has gone
+            try:
+                mark_as_stream(scope)
+            except Exception as error:
+                faults.append(error)
+            told.set()
+
+        async with door(application, certificate if sealed else NO_CERTIFICATE) as port:
+            host = "127.0.0.1"
+            _, writer = await asyncio.open_connection(host, port, ssl=trusts)
+            writer.write(get().encode())
+            await asyncio.wait_for(asked.wait(), 60)
+            writer.transport.abort()
+            await asyncio.wait_for(told.wait(), 60)
+        assert faults == []
+
+    asyncio.run(work())
+
+
 def test_who_takes_a_stream_slowly_gets_it_whole() -> None:
     size = 300_000
 
