@@ -54,7 +54,9 @@ def zoomed(values: Iterable[float]) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(wide / 5))
     step = next(s * magnitude for s in (1, 2, 5, 10) if s * magnitude * 5 >= wide)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(step * i, 9) for i in range(first, max(last, first + 1) + 1)]
+    if first == last:  # one round value: not above it, which may be beyond what there can be
+        first, last = (first - 1, last) if first > 0 else (first, last + 1)
+    return [round(step * i, 9) for i in range(first, last + 1)]
 
 
 def grid(ticks: Sequence[tuple[float, str]], axis: Span) -> str:

@@ -94,7 +94,8 @@ fcil.draw = (() => {
   function ends(spec, from, to) {
     if (!spec.y.zoom) return [0, top(spec, from, to)];
     const [low, high] = around(within(spec, from, to));
-    return [low, Math.min(high, (spec.y.max ?? Infinity) * 1.02)];
+    const most = spec.y.max ?? Infinity;
+    return [low, Math.min(high, most + (most - low) * 0.04)]; // room for a dot, and for no tick
   }
 
   /** Where an axis from zero ends. */
