@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import fcil_client.cli.main
 import fcil_server.cli.main
+from fcil_protocol.process.terminal import run_app
 
 # They run until they are stopped; their words are a log, which has a form of its own.
 DAEMONS = {"fcil-server serve", "fcil-server relay"}
@@ -98,3 +100,36 @@ def test_every_printed_command_takes_these_arguments(text):
 
 def test_the_list_of_printed_commands_is_not_empty():
     assert len(list(printed())) > 60
+
+
+# --- help in groups ---------------------------------------------------------------------------
+
+VERBS = {"fcil-server": fcil_server.cli.main.VERBS, "fcil-client": fcil_client.cli.main.VERBS}
+LONG = {"fcil-server": ("serve", "Dashboard and metrics"), "fcil-client": ("join", "When to work")}
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_every_verb_is_in_one_group_of_the_help(name):
+    shown = {verb for verb, command in whole(name).commands.items() if not command.hidden}
+    assert sorted(verb for group in VERBS[name].values() for verb in group) == sorted(shown)
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_help_has_panels_on_a_terminal_and_none_in_a_pipe(name, monkeypatch, capsys):
+    verb, group = LONG[name]
+    for arguments, wanted in ((), VERBS[name]), ((verb,), [group]):
+        panels = CliRunner().invoke(APPS[name], [*arguments, "--help"]).output
+        places = [panels.index(f"╭─ {title} ─") for title in wanted]
+        assert places == sorted(places)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [name, *arguments, "--help"])
+            patch.setattr(APPS[name], "rich_markup_mode", "rich")
+            with pytest.raises(SystemExit) as stop:
+                run_app(APPS[name], name)
+        plain = capsys.readouterr().out
+        assert stop.value.code == 0
+        assert plain.isascii()
+        if not arguments:
+            assert "...\n" not in plain.partition("--help")[2]
+            places = [plain.index(f"\n{title}:\n") for title in wanted]
+            assert places == sorted(places)

@@ -25,6 +25,7 @@ from fcil_protocol.process.cli_options import (
     JsonOption,
     VersionOption,
     grouped,
+    verbs_in_panels,
 )
 from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable, run_app
@@ -33,8 +34,16 @@ if TYPE_CHECKING:
     from fcil_client.notes import Note
     from fcil_client.state.home import Enrolment, Home
 
+VERBS = {
+    "Take part": ("join", "swarm", "leave"),
+    "Watch": ("status", "journal", "privacy", "doctor"),
+    "Use the model": ("predict", "export"),
+    "Data and maintenance": ("split", "backbone", "rotate-keys"),
+}
+
 app = typer.Typer(
     name="fcil-client",
+    cls=verbs_in_panels(VERBS),
     help="Take part in federated class-incremental learning with a folder of images.",
     no_args_is_help=True,
     add_completion=True,
@@ -75,14 +84,27 @@ def join(
     work: WorkOptions,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would leave this device, and send none of it."),
+        typer.Option(
+            "--dry-run",
+            help="Show what would leave this device, and send none of it.",
+            rich_help_panel="Dry run",
+        ),
     ] = False,
     method: Annotated[
-        str | None, typer.Option(help="Dry run with this installed method; contacts no server.")
+        str | None,
+        typer.Option(
+            help="Dry run with this installed method; contacts no server.",
+            rich_help_panel="Dry run",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("-c", metavar="KEY=VALUE", help="Dry run: method.OPTION or run.backbone."),
+        typer.Option(
+            "-c",
+            metavar="KEY=VALUE",
+            help="Dry run: method.OPTION or run.backbone.",
+            rich_help_panel="Dry run",
+        ),
     ] = None,
     log: LogOptions,
     form: FormatOption = Format.TEXT,

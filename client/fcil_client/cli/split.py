@@ -51,6 +51,14 @@ _OF_KIND = {
 }
 
 
+def _scheme(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Options of a scheme")
+
+
+def _images(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Tasks, classes and images")
+
+
 def split(
     data: Annotated[
         Path,
@@ -65,53 +73,67 @@ def split(
         SplitKind, typer.Option(help="Scheme that divides a task's images (docs/partitions.md).")
     ] = SplitKind.QUANTITY,
     alpha: Annotated[
-        int | None, typer.Option(help="quantity: classes of each client in a task [2].")
+        int | None,
+        _scheme("quantity: classes of each client in a task [2]."),
     ] = None,
-    beta: Annotated[float | None, typer.Option(help="dirichlet: concentration [0.5].")] = None,
+    beta: Annotated[float | None, _scheme("dirichlet: concentration [0.5].")] = None,
     kappa: Annotated[
         float | None,
-        typer.Option(help="hepco: share of a task's classes that a client sees [0.6]."),
+        _scheme("hepco: share of a task's classes that a client sees [0.6]."),
     ] = None,
     gamma: Annotated[
-        float | None, typer.Option(help="hepco: share of a class's images that it sees [0.1].")
+        float | None,
+        _scheme("hepco: share of a class's images that it sees [0.1]."),
     ] = None,
     imbalance: Annotated[
-        float | None, typer.Option(help="hepco: images of the last class over the first's [1].")
+        float | None,
+        _scheme("hepco: images of the last class over the first's [1]."),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="hepco: rounds of a task that are drawn [10].")
+        int | None,
+        _scheme("hepco: rounds of a task that are drawn [10]."),
     ] = None,
     tasks: Annotated[
-        int, typer.Option(help="Number of tasks; 0: as --classes-per-task says, or 10.")
+        int,
+        _images("Number of tasks; 0: as --classes-per-task says, or 10."),
     ] = 0,
     classes_per_task: Annotated[
-        int, typer.Option(help="Classes per task; 0: all classes divided by --tasks.")
+        int,
+        _images("Classes per task; 0: all classes divided by --tasks."),
     ] = 0,
     order: Annotated[
-        str, typer.Option(help="Class order: pycil, natural, shuffled, or a file of names.")
+        str,
+        _images("Class order: pycil, natural, shuffled, or a file of names."),
     ] = "pycil",
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Annotated[int, _images("Random seed.")] = 0,
     per_class: Annotated[
-        int, typer.Option(help="Use at most this many training images per class; 0: all.")
+        int,
+        _images("Use at most this many training images per class; 0: all."),
     ] = 0,
-    test_per_class: Annotated[int, typer.Option(help="The same for test images; 0: all.")] = 0,
+    test_per_class: Annotated[int, _images("The same for test images; 0: all.")] = 0,
     val_fraction: Annotated[
-        float, typer.Option(help="Share of the training images reserved for tuning.")
+        float,
+        _images("Share of the training images reserved for tuning."),
     ] = 0.0,
     test: Annotated[
-        Test, typer.Option(help="Divide test images between clients, or give them to none.")
+        Test,
+        _images("Divide test images between clients, or give them to none."),
     ] = Test.DEALT,
     test_fraction: Annotated[
-        float, typer.Option(help="Share held out for tests if the data has no test/ folder.")
+        float,
+        _images("Share held out for tests if the data has no test/ folder."),
     ] = 0.2,
     min_images: Annotated[
-        int | None, typer.Option(help="Minimum images of each task per client [1].")
+        int | None,
+        _scheme("Minimum images of each task per client [1]."),
     ] = None,
     categorical: Annotated[
-        bool | None, typer.Option("--categorical", help="Assign each image to a random client.")
+        bool | None,
+        _scheme("Assign each image to a random client.", "--categorical"),
     ] = None,
     balance: Annotated[
-        bool | None, typer.Option("--balance", help="dirichlet: keep clients near an equal share.")
+        bool | None,
+        _scheme("dirichlet: keep clients near an equal share.", "--balance"),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Plot which client holds what: FILE.svg or FILE.png.")

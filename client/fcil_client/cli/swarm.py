@@ -52,20 +52,38 @@ def swarm(
     server: ServerOption = None,
     work: WorkOptions,
     spread: Annotated[
-        Spread, typer.Option(help="Run in this process, or on a Ray cluster in groups of slots.")
+        Spread,
+        typer.Option(
+            help="Run in this process, or on a Ray cluster in groups of slots.",
+            rich_help_panel="Ray cluster",
+        ),
     ] = Spread.LOCAL,
     groups: Annotated[
-        int, typer.Option(min=1, help="With ray: number of processes, one worker each.")
+        int,
+        typer.Option(
+            min=1,
+            help="With ray: number of processes, one worker each.",
+            rich_help_panel="Ray cluster",
+        ),
     ] = 1,
     cpus_per_group: Annotated[
-        float, typer.Option(min=0.1, help="With ray: cores per group.")
+        float,
+        typer.Option(min=0.1, help="With ray: cores per group.", rich_help_panel="Ray cluster"),
     ] = 1.0,
     gpus_per_group: Annotated[
-        float, typer.Option(min=0, help="With ray: GPUs per group; may be a fraction.")
+        float,
+        typer.Option(
+            min=0,
+            help="With ray: GPUs per group; may be a fraction.",
+            rich_help_panel="Ray cluster",
+        ),
     ] = 0.0,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="With ray: a running cluster; default: RAY_ADDRESS, or a new one."),
+        typer.Option(
+            help="With ray: a running cluster; default: RAY_ADDRESS, or a new one.",
+            rich_help_panel="Ray cluster",
+        ),
     ] = None,
     log: LogOptions,
     form: FormatOption = Format.TEXT,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fcil_protocol.process.cli_options import COMPUTE_PANEL, PRIVACY_PANEL, SCHEDULE_PANEL
+
 if TYPE_CHECKING:
     from fcil_client.policy.policy import PolicyRules
     from fcil_client.rounds.options import ClientOptions
@@ -18,65 +20,114 @@ class WorkOptions:
     """A client's compute settings, resource limits, working hours and privacy limits."""
 
     engine: Annotated[
-        str, typer.Option(help="Runs the backbone: torch, onnx, or auto (torch if installed).")
+        str,
+        typer.Option(
+            help="Runs the backbone: torch, onnx, or auto (torch if installed).",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = "auto"
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N; with onnx also tensorrt.")
+        str,
+        typer.Option(
+            help="auto, cpu, cuda or cuda:N; with onnx also tensorrt.",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = "auto"
     precision: Annotated[
-        str, typer.Option(help="Training precision: fp32, amp (mixed), or auto (fp32).")
+        str,
+        typer.Option(
+            help="Training precision: fp32, amp (mixed), or auto (fp32).",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = "auto"
     weights: Annotated[
         Path | None,
-        typer.Option(help="Local file with the backbone's weights: .safetensors, .onnx for onnx."),
+        typer.Option(
+            help="Local file with the backbone's weights: .safetensors, .onnx for onnx.",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = None
     max_threads: Annotated[
-        int, typer.Option(min=0, help="Threads of the worker; 0: one for each core it may use.")
+        int,
+        typer.Option(
+            min=0,
+            help="Threads of the worker; 0: one for each core it may use.",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = 0
     threads: Annotated[int, typer.Option("--threads", min=0, hidden=True)] = 0  # its older name
     nice: Annotated[
         int,
         typer.Option(
-            min=0, max=19, help="Niceness of the worker: 19 yields most to other programs."
+            min=0,
+            max=19,
+            help="Niceness of the worker: 19 yields most to other programs.",
+            rich_help_panel=COMPUTE_PANEL,
         ),
     ] = 10
     max_memory: Annotated[
         str | None,
-        typer.Option(help="Memory limit of this client, such as '1.5 GB'.", metavar="SIZE"),
+        typer.Option(
+            help="Memory limit of this client, such as '1.5 GB'.",
+            metavar="SIZE",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = None
     memory_mb: Annotated[
         int,
-        typer.Option(min=0, help="Share of it for decoded images, MB; 0: a quarter, at most 2000."),
+        typer.Option(
+            min=0,
+            help="Share of it for decoded images, MB; 0: a quarter, at most 2000.",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = 0
     micro_batch: Annotated[
         int,
-        typer.Option(min=0, help="At most this many images in one pass; 0: the method's batch."),
+        typer.Option(
+            min=0,
+            help="At most this many images in one pass; 0: the method's batch.",
+            rich_help_panel=COMPUTE_PANEL,
+        ),
     ] = 0
     work_timeout: Annotated[
         float,
         typer.Option(
-            min=0, help="Abort training after this many seconds without progress; 0: never."
+            min=0,
+            help="Abort training after this many seconds without progress; 0: never.",
+            rich_help_panel=COMPUTE_PANEL,
         ),
     ] = 1800
     only_on_mains: Annotated[
         bool,
         typer.Option(
-            "--only-on-mains", help="Pause on battery power (where the system reports it)."
+            "--only-on-mains",
+            help="Pause on battery power (where the system reports it).",
+            rich_help_panel=SCHEDULE_PANEL,
         ),
     ] = False
     min_battery: Annotated[
-        int, typer.Option(min=0, max=100, help="Pause when the battery is below this percentage.")
+        int,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Pause when the battery is below this percentage.",
+            rich_help_panel=SCHEDULE_PANEL,
+        ),
     ] = 0
     only_when_idle: Annotated[
         bool,
         typer.Option(
-            "--only-when-idle", help="Pause while other programs or people use the machine."
+            "--only-when-idle",
+            help="Pause while other programs or people use the machine.",
+            rich_help_panel=SCHEDULE_PANEL,
         ),
     ] = False
     hours: Annotated[
         str | None,
         typer.Option(
-            help="Work only during these hours, such as 22-6 or 12:30-14:00.", metavar="FROM-TO"
+            help="Work only during these hours, such as 22-6 or 12:30-14:00.",
+            metavar="FROM-TO",
+            rich_help_panel=SCHEDULE_PANEL,
         ),
     ] = None
     max_temperature: Annotated[
@@ -84,21 +135,46 @@ class WorkOptions:
         typer.Option(
             min=0,
             help="Pause above this temperature in degrees C; 0: near the system's own limits.",
+            rich_help_panel=SCHEDULE_PANEL,
         ),
     ] = 0.0
     patience: Annotated[
         float,
-        typer.Option(min=0, help="Seconds that paused work waits before its round is declined."),
+        typer.Option(
+            min=0,
+            help="Seconds that paused work waits before its round is declined.",
+            rich_help_panel=SCHEDULE_PANEL,
+        ),
     ] = 120.0
     min_noise: Annotated[
-        float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
+        float,
+        typer.Option(
+            min=0,
+            help="Decline rounds with a smaller noise multiplier.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
     ] = 0.0
     max_epsilon: Annotated[
-        float, typer.Option(min=0, help="Decline noised rounds beyond this epsilon; 0: no limit.")
+        float,
+        typer.Option(
+            min=0,
+            help="Decline noised rounds beyond this epsilon; 0: no limit.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
     ] = 0.0
-    min_count: Annotated[int, typer.Option(min=1, help="Exclude classes with fewer images.")] = 1
+    min_count: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Exclude classes with fewer images.", rich_help_panel=PRIVACY_PANEL
+        ),
+    ] = 1
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept noise on the statistics alone.")
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Accept noise on the statistics alone.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
     ] = False
 
     def options(self, data: Path, partition: Path | None = None, slot: int = -1) -> ClientOptions:

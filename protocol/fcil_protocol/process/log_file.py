@@ -24,6 +24,7 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.errors import StorageError
+from fcil_protocol.process.cli_options import LOG_PANEL
 from fcil_protocol.process.terminal import Lines, printable
 from fcil_protocol.storage.atomic_files import storage_errors, write_all
 
@@ -43,14 +44,26 @@ class LogOptions:
 
     log: Annotated[
         Path | None,
-        typer.Option("--log", help="Write the log into this file; SIGHUP reopens it."),
+        typer.Option(
+            "--log",
+            help="Write the log into this file; SIGHUP reopens it.",
+            rich_help_panel=LOG_PANEL,
+        ),
     ] = None
     log_format: Annotated[
-        LogFormat, typer.Option("--log-format", help="Format of the lines in the log file.")
+        LogFormat,
+        typer.Option(
+            "--log-format", help="Format of the lines in the log file.", rich_help_panel=LOG_PANEL
+        ),
     ] = LogFormat.TEXT
     log_mb: Annotated[
         int,
-        typer.Option("--log-mb", min=0, help=f"Rotate at this size, keep {KEPT_LOGS}; 0: never."),
+        typer.Option(
+            "--log-mb",
+            min=0,
+            help=f"Rotate at this size, keep {KEPT_LOGS}; 0: never.",
+            rich_help_panel=LOG_PANEL,
+        ),
     ] = 10
 
     def open(self) -> LogFile | None:

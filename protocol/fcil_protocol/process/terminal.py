@@ -306,6 +306,8 @@ def run_app(app: Any, program: str | None = None) -> None:
 
     form = _form_asked(sys.argv[1:])
     with errors(form), completing(program or Path(sys.argv[0]).name):
+        # Help has panels and colours on a terminal, and is plain in a pipe.
+        app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
         # Not standalone: typer would show what its parser refuses, and its own traceback.
         code = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)

@@ -15,6 +15,7 @@ from fcil_protocol.process.cli_options import (
     JsonOption,
     VersionOption,
     grouped,
+    verbs_in_panels,
 )
 from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, run_app
@@ -63,8 +64,26 @@ if TYPE_CHECKING:
     from fcil_server.daemon.journal import JournalNote
     from fcil_server.federation.first_start import Start
 
+VERBS = {
+    "Start": ("demo", "serve", "methods"),
+    "Watch": ("status", "page", "rounds"),
+    "Clients and tickets": ("enrol", "clients", "revoke", "forget", "erase", "relay"),
+    "Rounds, runs and classes": (
+        "pause",
+        "resume",
+        "close-round",
+        "drain",
+        "stop",
+        "run",
+        "classes",
+    ),
+    "Models and results": ("report", "export"),
+    "Data and maintenance": ("check", "backup", "restore", "rotate-keys"),
+}
+
 app = typer.Typer(
     name="fcil-server",
+    cls=verbs_in_panels(VERBS),
     help="Serve a federation for class-incremental learning.",
     no_args_is_help=True,
     add_completion=True,

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from fcil_protocol.errors import ConfigError
 from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE
 
+_DOORS = "Dashboard and metrics"
 _BARE = {"--metrics": DEFAULT_METRICS, "--page": DEFAULT_PAGE}  # what they mean without a value
 
 MetricsOption = Annotated[
@@ -20,6 +21,7 @@ MetricsOption = Annotated[
         "--metrics",
         metavar="[HOST:PORT]",
         help=f"Expose Prometheus metrics; {DEFAULT_METRICS} by default.",
+        rich_help_panel=_DOORS,
     ),
 ]
 PageOption = Annotated[
@@ -28,13 +30,22 @@ PageOption = Annotated[
         "--page",
         metavar="[HOST:PORT]",
         help=f"Serve the live dashboard to browsers; {DEFAULT_PAGE} by default.",
+        rich_help_panel=_DOORS,
     ),
 ]
 ReadOnlyOption = Annotated[
-    bool, typer.Option("--page-read-only", help="Serve the dashboard without controls.")
+    bool,
+    typer.Option(
+        "--page-read-only", help="Serve the dashboard without controls.", rich_help_panel=_DOORS
+    ),
 ]
-CertOption = Annotated[Path | None, typer.Option(help="PEM certificate; required beyond loopback.")]
-KeyOption = Annotated[Path | None, typer.Option(help="PEM key of the certificate.")]
+CertOption = Annotated[
+    Path | None,
+    typer.Option(help="PEM certificate; required beyond loopback.", rich_help_panel=_DOORS),
+]
+KeyOption = Annotated[
+    Path | None, typer.Option(help="PEM key of the certificate.", rich_help_panel=_DOORS)
+]
 
 
 class ServeCommand(TyperCommand):
