@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from fcil_protocol.errors import UsageError
 
+MOMENTS = frozenset({"at", "expires", "last_seen"})  # fields of command output, unix seconds
 NOTHING = "-"  # for undefined values
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)\s*", re.IGNORECASE | re.ASCII)
@@ -84,6 +86,30 @@ def day(moment: float) -> str:
 def minute(moment: float | None) -> str:
     """Return date and time of a moment (unix seconds; None: now), in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
+
+
+def iso_time(moment: float) -> str:
+    """Return a moment (unix seconds) in ISO 8601: UTC, whole seconds."""
+    return f"{datetime.fromtimestamp(min(moment, 2**37), UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def with_iso_times(data: Any) -> Any:
+    """Return JSON-ready data with its moments as text.
+
+    A moment is a number under a name in `MOMENTS`, or under one that ends in ``_at``.
+    """
+    if isinstance(data, dict):
+        return {name: _read(name, value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [with_iso_times(value) for value in data]
+    return data
+
+
+def _read(name: object, value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and isinstance(name, str) and (name in MOMENTS or name.endswith("_at")):
+        return iso_time(value)
+    return with_iso_times(value)
 
 
 # --- shares -----------------------------------------------------------------------------------

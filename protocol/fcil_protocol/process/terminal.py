@@ -22,9 +22,10 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
+from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.completion import completing
 
-SCHEMA_VERSION = 1  # of the JSON envelope
+SCHEMA_VERSION = 2  # of the JSON envelope; 1 had moments in unix seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -52,7 +53,7 @@ def emit(
     """Write a command's data to stdout in the requested form.
 
     Args:
-        data: JSON-ready.
+        data: JSON-ready; its moments are unix seconds, and shown as `with_iso_times` says.
         form: text, json or jsonl.
         show: prints the text form.
         rows: values of one jsonl line each; the data itself if None.
@@ -65,11 +66,12 @@ def emit(
         if form is Format.TEXT:
             show()
         elif form is Format.JSON:
-            envelope = {"schema_version": SCHEMA_VERSION, "status": status, "data": data}
+            envelope: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "status": status}
+            envelope["data"] = with_iso_times(data)
             sys.stdout.write(json.dumps(envelope, indent=2) + "\n")
         else:
             for row in [data] if rows is None else rows:
-                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.write(json.dumps(with_iso_times(row)) + "\n")
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -216,7 +218,7 @@ class Lines:
 def tell(fields: dict[str, Any]) -> None:
     """Print one JSON line of a daemon, if stdout accepts it; no error is raised."""
     out = _Patient("stdout")
-    out.write(json.dumps(fields) + "\n")
+    out.write(json.dumps(with_iso_times(fields)) + "\n")
     out.flush()
 
 

@@ -74,7 +74,7 @@ def run(*arguments, code=0, stdin=None):
 def rows(*arguments, code=0, **options):
     """Return the rows of ``--json`` by the images' names, and the model."""
     data = json.loads(run(*arguments, "--json", code=code, **options).stdout)
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     return {r["image"].rpartition("/")[2]: r for r in data["data"]["images"]}, data
 
 

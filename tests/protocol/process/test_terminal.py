@@ -29,7 +29,7 @@ class TestEmit:
     def test_json_is_one_envelope(self, capsys: pytest.CaptureFixture[str]) -> None:
         emit({"a": "ä"}, Format.JSON, shown, rows=[1, 2])
         out, err = capsys.readouterr()
-        assert json.loads(out) == {"schema_version": 1, "status": "ok", "data": {"a": "ä"}}
+        assert json.loads(out) == {"schema_version": 2, "status": "ok", "data": {"a": "ä"}}
         assert err == ""
 
     def test_jsonl_is_one_line_for_each_row(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +44,23 @@ class TestEmit:
     ) -> None:
         emit({"a": "x\ny"}, Format.JSONL, shown)
         assert json.loads(capsys.readouterr().out) == {"a": "x\ny"}
+
+    @pytest.mark.parametrize("form", [Format.JSON, Format.JSONL])
+    def test_moments_are_iso_8601_and_other_numbers_stay(
+        self, form: Format, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        row = {"last_seen": 1_700_000_000.9, "closed_at": None, "rounds": 3, "that": 7}
+        known = {"sent_at": ["2026-01-01T00:00:00Z"], "at": 0, "seat": [(1, {"expires": 60})]}
+        emit([row, known], form, shown)
+        told = json.loads(capsys.readouterr().out)
+        assert (told["data"] if form is Format.JSON else told) == [
+            {"last_seen": "2023-11-14T22:13:20Z", "closed_at": None, "rounds": 3, "that": 7},
+            {
+                "sent_at": ["2026-01-01T00:00:00Z"],
+                "at": "1970-01-01T00:00:00Z",
+                "seat": [[1, {"expires": "1970-01-01T00:01:00Z"}]],
+            },
+        ]
 
     def test_jsonl_of_nothing_is_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         emit({"rows": []}, Format.JSONL, shown, rows=[])
@@ -105,7 +122,7 @@ class TestErrors:
         assert failing(Unreachable("nobody.", action="Start it."), form) == 2
         out, err = capsys.readouterr()
         assert json.loads(out) == {
-            "schema_version": 1,
+            "schema_version": 2,
             "status": "error",
             "data": {"code": "unreachable", "message": "nobody.", "action": "Start it."},
         }
