@@ -112,7 +112,7 @@ def wait_until_over(
             if now - told >= TELL_S:
                 told = now
                 notify(f"it is still writing ({now - began:.0f} s) ...")
-            time.sleep(LOOK_S)
+            _wait(process, min(TELL_S, timeout_s - (now - began)))
     finally:
         if process is not None:
             os.close(process)
@@ -127,6 +127,14 @@ def _open(pid: int | None) -> int | None:
     return None
 
 
-def _has_ended(process: int | None) -> bool:
+def _wait(process: int | None, most_s: float) -> None:
+    """Wait for the end of a process; if that is not reported, or over, until the next look."""
+    if _has_ended(process):
+        time.sleep(LOOK_S)
+    else:
+        _has_ended(process, most_s)
+
+
+def _has_ended(process: int | None, wait_s: float = 0.0) -> bool:
     # Readable as soon as it has ended, even before its exit code is collected.
-    return process is None or bool(select.select([process], [], [], 0)[0])
+    return process is None or bool(select.select([process], [], [], wait_s)[0])

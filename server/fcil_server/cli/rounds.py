@@ -69,24 +69,35 @@ def stop(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return immediately, before the server has ended.")
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Fail with code 3 if it has not ended after this many seconds; it goes on ending.",
+            show_default=f"{STOP_S:.0f}",
+        ),
+    ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
     """Stop the server of the federation in DIR and wait for its end; the open round is kept."""
     form = chosen(form, json_flag)
     with errors(form):
+        from fcil_protocol.errors import UsageError
         from fcil_protocol.process import control_socket
         from fcil_protocol.storage.lock_holder import holding_pid, wait_until_over
 
         def say(text: str) -> None:
             typer.echo(f"The server stops: {text}", err=True)
 
+        if no_wait and timeout is not None:
+            raise UsageError("--timeout is for a wait, and --no-wait does not.", action="Give one.")
         pid = holding_pid(directory)
         told = control_socket.ask(directory, "stop")
         if no_wait:
             say("it finishes its writes first.")
         else:
-            wait_until_over(directory, pid, STOP_S, say)
+            wait_until_over(directory, pid, STOP_S if timeout is None else timeout, say)
             typer.echo("The server has stopped.", err=True)
         emit(told, form, lambda: None)
 
