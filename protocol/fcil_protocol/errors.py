@@ -158,7 +158,7 @@ class Unreachable(LinkError):
 class TooManyAtOnce(LinkError):
     """The server knows the ticket, but too many others have connected in the last minute.
 
-    Try again in a minute; the ticket is still valid.
+    Try again in a minute; the ticket is still valid. ``join`` does so by itself.
     """
 
     code = "too_many_at_once"

@@ -131,7 +131,7 @@ def test_two_clients_on_one_folder_are_refused(tmp_path):
 def test_join_without_a_server_or_a_folder_says_what_to_do(tmp_path):
     federation = LocalFederation(tmp_path)
     folder = write_client(tmp_path / "a", [0])
-    words = fails(federation, "fcil_client", "join", "--data", str(folder), code=2)
+    words = fails(federation, "fcil_client", "join", "--data", str(folder), "--no-wait", code=2)
     assert "fcil-server serve" in words
     words = fails(federation, "fcil_client", "join", "--data", str(tmp_path / "no"), code=4)
     assert "no folder" in words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -31,6 +31,8 @@ from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from fcil_client.notes import Note
     from fcil_client.state.home import Enrolment, Home
 
@@ -72,6 +74,13 @@ def join(
         typer.Option(help="The ticket's file, or - to read it from standard input."),
     ] = None,
     server: ServerOption = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait",
+            help="If no server can be reached at the first start, fail with code 2.",
+        ),
+    ] = False,
     partition: PartitionOption = None,
     slot: OwnSlotOption = -1,
     unlabelled: Annotated[
@@ -130,10 +139,11 @@ def join(
         if method is not None or overrides or form is not Format.TEXT:
             raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
+        import time
 
         from fcil_client.data.unlabelled import check_folder
-        from fcil_client.membership.enrol import find
         from fcil_client.membership.rotate_keys import finish
+        from fcil_client.membership.wait_for_server import wait_for_server
         from fcil_client.state.home import find_data
         from fcil_protocol.process.log_file import DaemonOutput
         from fcil_protocol.process.supervisor import Service
@@ -148,12 +158,16 @@ def join(
         file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))
-        if ticket is not None:
-            home, enrolment = asyncio.run(_redeem(ticket, folder, seat))
-        else:
-            name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
-            home, enrolment = find(folder, server, seat=seat, name=name)
         said, service = DaemonOutput(file), Service(file)
+        enrol = _enrolling(ticket, folder, server, seat, slot)
+
+        def wait(text: str) -> None:
+            said(time.time(), "warning", text)
+
+        enrolled = asyncio.run(enrol() if no_wait else wait_for_server(enrol, service, wait))
+        if enrolled is None:  # a signal ended the wait
+            return
+        home, enrolment = enrolled
 
         async def run() -> None:
             from fcil_client.daemon.client import Client
@@ -201,23 +215,35 @@ def _dry_run(
     emit(row, form, lambda: show_dry_run(row))
 
 
-async def _redeem(source: Path, folder: Path, seat: str) -> tuple[Home, Enrolment]:
+def _enrolling(
+    ticket: Path | None, folder: Path, server: str | None, seat: str, slot: int
+) -> Callable[[], Coroutine[Any, Any, tuple[Home, Enrolment]]]:
+    """Return what enrols a folder's client, or finds its enrolment; it may be repeated."""
+    import asyncio
     import io
     import sys
 
+    from fcil_client.membership.enrol import find
     from fcil_client.membership.enrol_with_ticket import redeem
     from fcil_client.state.home import Home
     from fcil_protocol.storage.atomic_files import DirectoryLock
     from fcil_protocol.trust.ticket import read_ticket
 
+    if ticket is None:
+        name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
+        return lambda: asyncio.to_thread(find, folder, server, seat=seat, name=name)
+    if str(ticket) == "-" and sys.stdin is None:
+        raise UsageError("--ticket - reads standard input, which is closed.")
+    shown = read_ticket(ticket, sys.stdin.buffer if sys.stdin else io.BytesIO())
+
     def say(text: str) -> None:
         typer.echo(printable(text), err=True)
 
-    if str(source) == "-" and sys.stdin is None:
-        raise UsageError("--ticket - reads standard input, which is closed.")
-    ticket = read_ticket(source, sys.stdin.buffer if sys.stdin else io.BytesIO())
-    with DirectoryLock.acquire(Home.of(ticket.federation, folder, seat).directory, "client"):
-        return await redeem(ticket, folder, say, seat=seat)
+    async def enrol() -> tuple[Home, Enrolment]:
+        with DirectoryLock.acquire(Home.of(shown.federation, folder, seat).directory, "client"):
+            return await redeem(shown, folder, say, seat=seat)
+
+    return enrol
 
 
 @app.command()

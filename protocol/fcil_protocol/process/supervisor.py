@@ -115,6 +115,7 @@ class Service:
     def ready(self, describe: Callable[[], str]) -> None:
         """Report that the daemon works now; ``describe`` returns its activity at any moment."""
         self._describe = describe
+        self.over()  # of an earlier state, such as waiting for a server
         self._notifier.send("READY=1")
         self.news()
         if self._notifier.watchdog_s:
