@@ -11,7 +11,7 @@ import typer
 from fcil_client.cli.target_options import ServerOption, SlotOption
 from fcil_protocol.errors import EXIT_RUN_FAILED, UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,7 +221,7 @@ def _progress(doing: str) -> Callable[[int, int], None]:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_S:
             last = time.monotonic()
-            _say(f"{doing}: {done} of {total} images")
+            _say(f"{doing}: {done} of {count_of(total, 'image')}")
 
     return tell
 

@@ -9,7 +9,7 @@ from fcil_client.state.home import Home
 from fcil_client.state.privacy_budget import PrivacyLedger, summary
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import console
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.terminal import count_of, printable
 
 
 def one_privacy(home: Home, status: dict[str, Any]) -> dict[str, Any]:
@@ -85,5 +85,5 @@ def show_privacy(rows: list[dict[str, Any]]) -> None:
 def _spent(one: dict[str, Any]) -> str:
     return (
         f"epsilon {one['epsilon']:.4g} at delta {one['delta']:g}, "
-        f"{one['releases']} statistics in {one['rounds']} rounds"
+        f"{count_of(one['releases'], 'statistic')} in {count_of(one['rounds'], 'round')}"
     )

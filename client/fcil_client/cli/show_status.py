@@ -16,7 +16,7 @@ from fcil_client.swarm import status as swarm_status
 from fcil_protocol.errors import FcilError, Starting, StorageError, Timeout, Unreachable
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process import control_socket
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.terminal import count_of, printable
 
 STATUS_S = 5.0  # for a daemon to say how it is
 
@@ -171,11 +171,12 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(f"  images   {again}")
         typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
         for work, count in row["micro_batch"].items():
-            typer.echo(f"  memory   {work}: at most {count} images in one pass fit")
+            typer.echo(f"  memory   {work}: at most {count_of(count, 'image')} in one pass fit")
         if row["classes"]:
             train = [c["train"] for c in row["classes"].values() if c["train"]]
-            typer.echo(f"  images   {sum(train)} for training in {len(train)} classes")
-        typer.echo(f"  counted  {row['counted']} updates since the start")
+            classes = f"{len(train)} class{'' if len(train) == 1 else 'es'}"
+            typer.echo(f"  images   {sum(train)} for training in {classes}")
+        typer.echo(f"  counted  {count_of(row['counted'], 'update')} since the start")
         _show_model(row)
     if away:
         typer.echo(

@@ -12,7 +12,7 @@ import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 
 if TYPE_CHECKING:
     from fcil_client.data.partition_file import Partition
@@ -316,7 +316,8 @@ def show(made: Partition, row: dict[str, Any]) -> None:
 
     images, holdings = row["images"], row["holdings"]
     typer.echo(
-        f"{describe(made)}: {made.clients} clients, {len(made.tasks)} tasks of "
+        f"{describe(made)}: {count_of(made.clients, 'client')}, "
+        f"{count_of(len(made.tasks), 'task')} of "
         f"{_span([len(task) for task in made.tasks])} classes, order {made.order}, seed {made.seed}"
     )
     over = ", drawn again for every round; here all rounds together" if made.redraws else ""

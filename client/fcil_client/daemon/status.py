@@ -8,6 +8,7 @@ from fcil_client.link.handshake import Terms
 from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.privacy_budget import PrivacyLimits
+from fcil_protocol.process.terminal import count_of
 
 # Reasons why a round can end without this client's update; the next round asks it again.
 WITHOUT_US = {
@@ -24,7 +25,7 @@ _TERMS = (
 def line(session: ClientSession, counted: int) -> str:
     """Return the client's status in one line."""
     doing = f"{session.work.value} {session.key}" if session.key else session.work.value
-    return f"link {session.link.value}; {doing}; {counted} updates counted"
+    return f"link {session.link.value}; {doing}; {count_of(counted, 'update')} counted"
 
 
 def membership(home: Home, enrolment: Enrolment) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fcil_client.data.partition_file import Partition
 from fcil_protocol.errors import UsageError
+from fcil_protocol.process.terminal import count_of
 from fcil_protocol.storage.atomic_files import write_atomic
 
 SUFFIXES = (".svg", ".png")
@@ -190,7 +191,8 @@ class _Cells:
 
 
 def _heading(partition: Partition, most: int) -> Iterator[Word]:
-    title = f"{describe(partition)}: {partition.clients} clients, {len(partition.tasks)} tasks"
+    clients, tasks = count_of(partition.clients, "client"), count_of(len(partition.tasks), "task")
+    title = f"{describe(partition)}: {clients}, {tasks}"
     yield Word(_GAP, 18, title, size=_USUAL + 2)
     over = " over all rounds" if partition.redraws else ""
     yield Word(

@@ -15,7 +15,7 @@ from fcil_client.swarm.seats import Enroller, Seat
 from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
 from fcil_protocol.process.log_file import DaemonOutput, LogFile
 from fcil_protocol.process.supervisor import Service
-from fcil_protocol.process.terminal import Format, printable, tell
+from fcil_protocol.process.terminal import Format, count_of, printable, tell
 
 STEP_S = 2.0  # between two summaries
 HEARD = 1000  # sentences of members that are remembered as shown
@@ -93,8 +93,8 @@ def end_line(outcome: SwarmOutcome) -> str:
     """Return one line about the swarm's end."""
     how = "the server stopped" if outcome.stopped else "stopped"
     told, failed = outcome.summary, list(outcome.failed)
-    words = f"{'the run is done' if outcome.done else how}: {told['members']} clients, "
-    words += f"{told['counted']} updates counted"
+    words = f"{'the run is done' if outcome.done else how}: {count_of(told['members'], 'client')}, "
+    words += f"{count_of(told['counted'], 'update')} counted"
     if not failed:
         return words
     names = ", ".join(failed[:5]) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")

@@ -15,7 +15,7 @@ from fcil_client.state.home import Home, state_home
 from fcil_client.swarm import summary
 from fcil_protocol.errors import Timeout, Unreachable
 from fcil_protocol.process import control_socket
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.terminal import count_of, printable
 
 RECORD = "swarm.json"  # in a swarm's directory: its members
 
@@ -116,7 +116,7 @@ def one_swarm(record: SwarmRecord, timeout_s: float) -> dict[str, Any]:
 def show_swarms(rows: Sequence[dict[str, Any]]) -> None:
     """Print swarms, one block each."""
     for row in rows:
-        typer.echo(f"{printable(row['name'])}  (a swarm of {row['members']} clients)")
+        typer.echo(f"{printable(row['name'])}  (a swarm of {count_of(row['members'], 'client')})")
         if row["answers"]:
             typer.echo(f"  work     {printable(summary.line(row))}")
             for name, why in list(row["failed"].items())[:5]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fcil_client.session.events import Link, Work
+from fcil_protocol.process.terminal import count_of
 
 if TYPE_CHECKING:
     from fcil_client.swarm.members import SwarmMember
@@ -49,7 +50,7 @@ def line(told: dict[str, Any]) -> str:
     at_work = [f"{told[w]} {w}" for w in ("fetching", "working", "sending") if told[w]]
     if told["round"]:
         words.append(f"{told['round']}: {', '.join(at_work)}")
-    words.append(f"{told['counted']} updates counted")
+    words.append(f"{count_of(told['counted'], 'update')} counted")
     words.append(f"{told['bytes_up'] / 1e6:.1f} MB up, {told['bytes_down'] / 1e6:.1f} MB down")
     if told["failed"]:
         words.append(f"{len(told['failed'])} failed")

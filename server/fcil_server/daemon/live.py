@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_protocol.process.terminal import count_of
 from fcil_server.event_loop import Lag, Yielder
 from fcil_server.ledger.enums import Answer
 
@@ -111,7 +112,7 @@ class LiveStatus:
         if self.task is not None and self.kind is not None:
             line = f"task {self.task}, {self.kind} {self.round}, {self.phase}"
         waiting = f"; waits for {self.waiting_for}" if self.waiting_for else ""
-        return f"{line}; {self.ready} clients ready{waiting}"
+        return f"{line}; {count_of(self.ready, 'client')} ready{waiting}"
 
 
 def gauges(context: ServerContext, asked: Mapping[str, Any]) -> dict[str, Any]:

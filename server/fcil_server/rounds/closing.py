@@ -81,6 +81,8 @@ class Closing:
         await asyncio.to_thread(self.context.ledger.sync)
         self._verdicts |= self._judged
         await self._tell(key, close, outcome)
+        if outcome is Outcome.DONE:
+            self._tell_pace(task, step, key)
         await asyncio.to_thread(self.context.aggregation.settled)
         await self.wait_until_tidied()
         # The updates of the newest state stay: if its file is damaged, it is computed again. Chosen
@@ -89,6 +91,14 @@ class Closing:
         needed = needed_updates(self.context.ledger, self.context.run)
         victims = sorted(set(self.context.spool.keys()) - needed)
         self._tidying = asyncio.create_task(self._tidy(victims))
+
+    def _tell_pace(self, task: TaskInfo, step: Step, key: RoundKey) -> None:
+        """Say after the first round of a kind how long the others take."""
+        row = self.context.ledger.rounds.get(key)
+        if row is not None and row.closed_at is not None:
+            text = notes.describe_pace(task.index, step, row.closed_at - row.opened_at)
+            if text:
+                self.context.notify("info", "pace", text)
 
     async def _tidy(self, victims: Sequence[str]) -> None:
         """Remove updates and states that are no longer needed."""

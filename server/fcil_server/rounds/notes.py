@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fcil_protocol.formats import duration
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Answer
 from fcil_server.rounds import events as machine
 from fcil_server.rounds.asking import describe_hidden, describe_images
 from fcil_server.rounds.position import RunContext, RunProgress
+from fcil_server.rounds.schedule import Step
 
 NAMED = 12  # clients that a note lists
+WORTH_TELLING_S = 10.0  # a shorter wait needs no announcement
 
 
 def describe_opened(progress: RunProgress, asked: tuple[ClientId, ...]) -> str:
@@ -47,6 +50,26 @@ def describe_unable(context: RunContext, progress: RunProgress, until_s: float |
         return f"{_name(progress)}{few}: no update from {names} ({why}); {end}"
     who = "the others" if came else "all"
     return f"{_name(progress)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
+
+
+def describe_pace(task: int, step: Step, took_s: float) -> str:
+    """Return the note of how long the rounds after the first of a kind take; "" for soon.
+
+    Args:
+        task: index of the task.
+        step: the round that has closed.
+        took_s: from asking its first client to its end.
+    """
+    left = step.rounds - 1
+    rest_s = took_s * left
+    if step.round > 0 or rest_s < WORTH_TELLING_S:
+        return ""
+    others = "the other one" if left == 1 else f"the other {left} together"
+    return (
+        f"task {task} {step.kind} round 0 took {duration(took_s)}; {others} "
+        f"{'takes' if left == 1 else 'take'} about {duration(rest_s)}, or less, since the first "
+        "one includes what clients do once"
+    )
 
 
 def describe_void(progress: RunProgress, why: str) -> str:

@@ -30,7 +30,8 @@ class Scene:
     """A run whose aggregations answer what `results` says, round after round."""
 
     def __init__(self, path, monkeypatch, least=0):
-        self.ledger = Ledger(path, clock=sample_run.Clock())
+        self.clock = sample_run.Clock()
+        self.ledger = Ledger(path, clock=self.clock)
         sample_run.add_clients(self.ledger)
         sample_run.add_run(self.ledger)
         self.ledger.tasks.open(RUN, 0, [0, 1])
@@ -330,3 +331,21 @@ def test_a_round_closed_with_the_rest_of_its_task_stays_so(two):
     two.why = events.Why.REST
     key = two.play(GOOD, {})
     assert (two.closed(key).why, two.closed(key).outcome) == ("rest_of_task", Outcome.SKIPPED)
+
+
+def test_the_first_round_of_a_kind_says_how_long_the_others_take(scene):
+    scene.meanwhile = lambda: setattr(scene.clock, "now", scene.clock.now + 20)
+    scene.play(GOOD, {})
+    ((level, code, text),) = scene.notes
+    assert (level, code) == ("info", "pace")
+    assert text.startswith(
+        "task 0 train round 0 took 20.0 s; the other 8 together take about 2.7 min"
+    )
+    scene.play(GOOD, {})
+    assert len(scene.notes) == 1, "once"
+
+
+def test_a_round_without_a_result_says_nothing_of_the_others(scene):
+    scene.meanwhile = lambda: setattr(scene.clock, "now", scene.clock.now + 20)
+    scene.void()
+    assert [n[1] for n in scene.notes] == ["void"]

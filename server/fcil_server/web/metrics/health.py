@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from fcil_protocol.errors import FcilError
+from fcil_protocol.process.terminal import count_of
 from fcil_server.web.child import Fresh
 
 PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -30,7 +31,7 @@ class Health:
         except FcilError as error:
             return away(error)
         waits = f"; waits for {live['waiting_for']}" if live["waiting_for"] else ""
-        return text(f"ok: {live['phase']}, {live['ready']} clients ready{waits}", 200)
+        return text(f"ok: {live['phase']}, {count_of(live['ready'], 'client')} ready{waits}", 200)
 
 
 def text(line: str, code: int) -> Response:
