@@ -25,7 +25,7 @@ F32 = NDArray[np.float32]
 WEIGHTS: Final = "weights"  # short for all kinds that a method offers
 NOTHING: Final = "none"
 LARGEST = float(np.finfo(np.float16).max)  # 65,504
-MUCH = 0.25  # a client hears of a larger loss of a round's step
+MUCH = 0.25  # a client warns if this share of a round's step does not arrive
 
 # Tensors that further computations need exactly, or that have no room: the reason of each.
 EXACT_KINDS: Mapping[Kind, str] = MappingProxyType(
@@ -112,9 +112,11 @@ class Forms:
     def rounding_loss(
         self, trained: Payload, sent: Payload, parts: Iterable[Payload]
     ) -> dict[str, float]:
-        """Return the share of a round's training that rounding an upload takes away, by kind.
+        """Return the share of a round's training that does not arrive after rounding, by kind.
 
         A half has 11 bits: a step of less than 1/4,000 of the number that it changes is lost.
+        Larger ones become a little longer or shorter, which evens out over the numbers of a
+        tensor: so it is the length along the whole step that counts.
 
         Args:
             trained: the learner's result.
@@ -123,20 +125,23 @@ class Forms:
                 with none of them are left out; of several the nearest counts.
 
         Returns:
-            Kind as names begin with it -> length of the rounding over length of the step.
+            Kind as names begin with it -> 1 - (sent - start) . step / step . step, or 0 where the
+            step arrives whole or longer.
         """
-        rounding: dict[str, float] = {}
-        step: dict[str, float] = {}
+        arrives: dict[str, float] = {}
+        whole: dict[str, float] = {}
         starts = list(parts)
         for name, half in sent.tensors.items():
             full = trained.tensors[name]
             near = [p.tensors[name] for p in starts if name in p.tensors]
-            steps = [_length(full, one) for one in near if one.shape == full.shape]
+            steps = [_difference(full, one) for one in near if one.shape == full.shape]
             if half.dtype == _HALF and full.dtype == _FULL and steps:
                 kind = name.partition(".")[0]
-                rounding[kind] = np.hypot(rounding.get(kind, 0.0), _length(full, half))
-                step[kind] = np.hypot(step.get(kind, 0.0), min(steps))
-        return {kind: rounding[kind] / length for kind, length in step.items() if length}
+                step = min(steps, key=lambda s: float(s @ s))
+                rounding = _difference(half, full)
+                whole[kind] = whole.get(kind, 0.0) + float(step @ step)
+                arrives[kind] = arrives.get(kind, 0.0) + float((step + rounding) @ step)
+        return {k: max(0.0, 1 - arrives[k] / length) for k, length in whole.items() if length}
 
     def widen(self, payload: Payload) -> Payload:
         """Return a payload in float32, as methods compute with it, without any loss."""
@@ -218,17 +223,18 @@ def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
 
 
 def describe_rounding_loss(lost: Mapping[str, float]) -> list[str]:
-    """Return a sentence for each kind whose rounding lost much of a round's training."""
+    """Return a sentence for each kind of which rounding lost `MUCH` of a round's training."""
     return [
-        f"half precision lost {min(share, 1):.0%} of this round's step of {kind}: the steps are "
-        f"small compared with the values; a run without {kind} in [wire] half would keep them"
+        f"half precision drops {min(share, 1):.0%} of this round's step of {kind} (told from "
+        f"{MUCH:.0%} on): most of its changes are below the last bit of the values; a new run "
+        f"without {kind} in [wire] half sends them whole"
         for kind, share in lost.items()
         if share >= MUCH
     ]
 
 
-def _length(one: Array, other: Array) -> float:
-    return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+def _difference(one: Array, other: Array) -> NDArray[np.float64]:
+    return (one.astype(np.float64) - other.astype(np.float64)).ravel()
 
 
 def _rounded(array: Array) -> NDArray[np.float16]:

@@ -153,18 +153,29 @@ class TestWhatRoundingLoses:
             sent = LORA.narrow(trained, LORA.schema(schema))
             assert at_least <= LORA.rounding_loss(trained, sent, parts)["lora"] <= at_most
 
+    def test_steps_about_as_long_as_the_last_bit_arrive_on_the_whole(self):
+        """Rounding moves each by a third of its length, this way or that: nothing is lost."""
+        rng = np.random.default_rng(0)
+        last_bit = 2.0**-15  # of halves between 1/32 and 1/16
+        start = np.full(10_000, 0.04, np.float16).astype(np.float32)
+        parts = [Payload({"lora.A": start})]
+        schema = LORA.schema(PayloadSchema((TensorSpec("lora.A", Kind.LORA, start.shape),)))
+        for bits, at_least, at_most in ((1.0, 0.0, 0.02), (0.3, 0.2, 0.5), (0.1, 0.98, 1.0)):
+            steps = (rng.standard_normal(10_000) * bits * last_bit).astype(np.float32)
+            trained = Payload({"lora.A": start + steps})
+            sent = LORA.narrow(trained, schema)
+            assert at_least <= LORA.rounding_loss(trained, sent, parts)["lora"] <= at_most
+
     def test_the_nearest_part_counts_and_what_has_no_start_is_left_out(self):
         near = Payload({"lora.0.q.A": SMALL.tensors["lora.0.q.A"] + np.float32(0.01)})
         far = Payload({"lora.0.q.A": SMALL.tensors["lora.0.q.A"] + np.float32(5)})
         other = Payload({"lora.0.q.A": np.zeros(7, np.float32)})
         sent = LORA.narrow(SMALL, TRAVELS)
-        assert LORA.rounding_loss(SMALL, sent, [far, near]) == LORA.rounding_loss(
-            SMALL, sent, [near, other]
-        )
-        assert (
-            LORA.rounding_loss(SMALL, sent, [far])["lora"]
-            < LORA.rounding_loss(SMALL, sent, [near])["lora"]
-        )
+        tiny = Payload({"lora.0.q.A": SMALL.tensors["lora.0.q.A"] + np.float32(1e-9)})
+        for parts in ([near, other], [far, near]):
+            assert LORA.rounding_loss(SMALL, sent, parts)["lora"] < 0.01
+        lost = [LORA.rounding_loss(SMALL, sent, parts)["lora"] for parts in ([tiny], [far, tiny])]
+        assert lost[0] == lost[1]
         assert LORA.rounding_loss(SMALL, sent, [other]) == {}
 
 

@@ -76,7 +76,7 @@ def test_it_takes_parts_as_they_travel_and_says_what_rounding_lost(run):
 
 def test_people_are_told_of_it_only_if_it_is_much():
     (said,) = describe_rounding_loss({"lora": 0.6, "head": 0.01})
-    assert said.startswith("half precision lost 60% of this round's step of lora")
+    assert said.startswith("half precision drops 60% of this round's step of lora (told from 25%")
     assert "[wire] half" in said
 
 
