@@ -7,10 +7,15 @@ import pytest
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data.partition_file import save
 from fcil_client.data.partition_make import Request, make
+from fcil_protocol.errors import CorruptFile
+from fcil_server.federation.partition_plan import read_plan
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
-pytestmark = [pytest.mark.processes, pytest.mark.full]
+
+def processes(test):
+    """Mark a test of real processes, which takes a while."""
+    return pytest.mark.processes(pytest.mark.full(test))
 
 
 def divided(tmp_path):
@@ -25,10 +30,24 @@ def divided(tmp_path):
     return data, made
 
 
+def test_the_server_reads_what_split_writes(tmp_path):
+    _, made = divided(tmp_path)
+    plan = read_plan(tmp_path / "p.json")
+    assert (plan.tasks, plan.clients) == ([list(task) for task in made.tasks], made.clients)
+    assert plan.rounds is None
+    (tmp_path / "p.json").write_text((tmp_path / "p.json").read_text().replace('"0"', '"x"'))
+    with pytest.raises(CorruptFile, match="does not match its digest"):
+        read_plan(tmp_path / "p.json")
+
+
+@processes
 def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
     data, made = divided(tmp_path)
     with LocalFederation(tmp_path / "federation") as federation:
-        federation.serve(*settings(tasks__classes=[list(task) for task in made.tasks]))
+        given = settings(tasks__classes=[list(task) for task in made.tasks])
+        listed = [given.index(a) for a in given if a.startswith("tasks.")]
+        given = [a for i, a in enumerate(given) if i not in listed and i + 1 not in listed]
+        federation.serve("--partition", str(tmp_path / "p.json"), *given)
         for slot in (0, 1):
             federation.join(
                 f"c{slot}", data, "--partition", str(tmp_path / "p.json"), "--slot", str(slot)
@@ -46,6 +65,7 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
         assert "differs from that of the partition" not in federation.log(f"c{slot}").read_text()
 
 
+@processes
 def test_clients_say_that_the_runs_tasks_are_not_those_of_the_partition(tmp_path):
     data, made = divided(tmp_path)
     with LocalFederation(tmp_path / "federation") as federation:

@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
 
-app = typer.Typer(help="Prepare backbone files for clients without torch.", no_args_is_help=True)
+app = typer.Typer(
+    cls=verbs_in_panels({}),
+    help="Prepare backbone files for clients without torch.",
+    no_args_is_help=True,
+)
 
 
 @app.command()

@@ -179,10 +179,9 @@ def split(
 
 
 def _commands(data: str, out: str) -> tuple[str, ...]:
-    """Return the commands to start with a partition; the server reads none."""
-    tasks = f'"tasks.classes=$(jq -c .tasks {out})"'
+    """Return the commands to start with a partition."""
     return (
-        f"fcil-server serve -c tasks.schedule=listed -c {tasks}",
+        f"fcil-server serve --partition {out}",
         f"fcil-client join --data {data} --partition {out} --slot K   # each on its own",
         f"fcil-client swarm --data {data} --partition {out}           # or all in one process",
     )

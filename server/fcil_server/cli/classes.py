@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
-app = typer.Typer(help="The class names of the newest run.", no_args_is_help=True)
+app = typer.Typer(
+    cls=verbs_in_panels({}), help="The class names of the newest run.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="A class name of the run.")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from fcil_protocol.process.cli_options import (
     verbs_in_panels,
 )
 from fcil_protocol.process.log_file import LogOptions
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, run_app
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, run_app
 from fcil_server.cli import (
     classes as cli_classes,
 )
@@ -51,6 +50,7 @@ from fcil_server.cli.serve_options import (
     KeyOption,
     MetricsOption,
     PageOption,
+    PartitionOption,
     ReadOnlyOption,
     ServeCommand,
     kept_settings,
@@ -108,6 +108,7 @@ def serve(
         typer.Option(help="A TOML file to use in place of the directory's federation.toml."),
     ] = None,
     settings: SetOption = None,
+    partition: PartitionOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
     metrics: MetricsOption = None,
     metrics_cert: CertOption = None,
@@ -140,8 +141,11 @@ def serve(
         from fcil_server.federation.directory import CONFIG, Federation
         from fcil_server.federation.environment import environment_settings
         from fcil_server.federation.first_start import removed_if_refused
+        from fcil_server.federation.partition_plan import check_fits, plan_settings, read_plan
 
-        given = (*environment_settings(), *with_budget(settings, budget))
+        plan = None if partition is None else read_plan(partition)
+        tasks = () if plan is None else plan_settings(plan)
+        given = (*tasks, *environment_settings(), *with_budget(settings, budget))
         doors = page_settings(page, page_cert, page_key, read_only=page_read_only)
         metrics_given = metrics_settings(metrics, metrics_cert, metrics_key)
         kept = kept_settings(given, page=doors, metrics=metrics_given)
@@ -156,6 +160,8 @@ def serve(
             federation = Federation.open(directory, config, overrides, kept)
             start.opened = True
             try:
+                if plan is not None:
+                    check_fits(plan, federation.config, federation.ledger, new_run=new_run)
                 flags = {"new_run": new_run, "until_done": until_done}
                 flags["drain_on_term"] = drain_on_term
                 asyncio.run(_serve(federation, file, start, **flags))
@@ -282,83 +288,6 @@ def report(
             emit(data, form, lambda: show_report(ledger, row.run_id, folder))
 
 
-runs = typer.Typer(help="List and end runs.", no_args_is_help=True)
-app.add_typer(runs, name="run")
-
-
-@runs.command("ls")
-def run_ls(
-    directory: DirOption = DEFAULT_DIRECTORY,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """List the runs of the federation, oldest first."""
-    form = chosen(form, json_flag)
-    with errors(form):
-        from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-
-        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            rows: list[dict[str, Any]] = [
-                {
-                    "id": r.run_id,
-                    "status": r.status.value,
-                    "method": r.method,
-                    "tasks": len(ledger.tasks.all(r.run_id)),
-                    "rounds": len(ledger.rounds.all(r.run_id)),
-                    "created_at": r.created_at,
-                    "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
-                    "emptied_at": r.emptied_at,
-                }
-                for r in ledger.runs.all()
-            ]
-
-        def show() -> None:
-            from fcil_server.cli.tables import forked_from
-
-            for r in rows:
-                typer.echo(
-                    f"{r['id']}  {r['status']:8}  {r['method']}, {count_of(r['tasks'], 'task')}, "
-                    f"{count_of(r['rounds'], 'round')}{forked_from(r)}"
-                    f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
-                )
-
-        emit({"runs": rows}, form, show, rows=rows)
-
-
-@runs.command("stop")
-def run_stop(
-    directory: DirOption = DEFAULT_DIRECTORY,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """End the newest run for good; the next `serve` begins a new one."""
-    form = chosen(form, json_flag)
-    with errors(form):
-        from fcil_protocol.errors import Unreachable
-        from fcil_protocol.process import control_socket
-        from fcil_protocol.storage.atomic_files import DirectoryLock
-        from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.enums import RunStatus
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-
-        find_directory(directory)
-        try:
-            told = control_socket.ask(directory, "stop_run")
-        except Unreachable:
-            with (
-                DirectoryLock.acquire(directory, "federation"),
-                Ledger(directory / LEDGER_NAME) as ledger,
-            ):
-                run = ledger.runs.named(None)
-                ledger.audit.add(f"uid {os.getuid()}", "stop_run", run.run_id)
-                if run.status is not RunStatus.DONE:
-                    ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
-                told = {"run": run.run_id}
-        emit(told, form, lambda: None)
-        typer.echo("The run is stopped.", err=True)
-
-
 @app.command()
 def demo(
     clients: Annotated[int, typer.Option("-n", "--clients", min=1, max=64)] = 3,
@@ -385,7 +314,8 @@ app.add_typer(cli_page.app)
 app.add_typer(forget.app)
 app.add_typer(storage.app)
 app.add_typer(cli_export.app)
-runs.command("rollback")(storage.rollback)
+app.add_typer(cli_rounds.runs, name="run")
+cli_rounds.runs.command("rollback")(storage.rollback)
 app.add_typer(relay.app)
 app.add_typer(cli_rounds.app)
 app.add_typer(cli_classes.app, name="classes")

@@ -1,14 +1,15 @@
-"""``fcil-server close-round``, ``pause``, ``resume``, ``drain``, ``stop``: rounds and operator."""
+"""``fcil-server close-round``, ``pause``, ``resume``, ``drain``, ``stop``, and those of runs."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
@@ -118,3 +119,79 @@ def _order(
         told = control_socket.ask(directory, op, **fields)
         emit(told, form, lambda: None)
         typer.echo(describe_done(op, told), err=True)
+
+
+runs = typer.Typer(cls=verbs_in_panels({}), help="List and end runs.", no_args_is_help=True)
+
+
+@runs.command("ls")
+def run_ls(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the runs of the federation, oldest first."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            rows: list[dict[str, Any]] = [
+                {
+                    "id": r.run_id,
+                    "status": r.status.value,
+                    "method": r.method,
+                    "tasks": len(ledger.tasks.all(r.run_id)),
+                    "rounds": len(ledger.rounds.all(r.run_id)),
+                    "created_at": r.created_at,
+                    "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
+                    "emptied_at": r.emptied_at,
+                }
+                for r in ledger.runs.all()
+            ]
+
+        def show() -> None:
+            from fcil_server.cli.tables import forked_from
+
+            for r in rows:
+                typer.echo(
+                    f"{r['id']}  {r['status']:8}  {r['method']}, {count_of(r['tasks'], 'task')}, "
+                    f"{count_of(r['rounds'], 'round')}{forked_from(r)}"
+                    f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
+                )
+
+        emit({"runs": rows}, form, show, rows=rows)
+
+
+@runs.command("stop")
+def run_stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """End the newest run for good; the next `serve` begins a new one."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.process import control_socket
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.enums import RunStatus
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+        find_directory(directory)
+        try:
+            told = control_socket.ask(directory, "stop_run")
+        except Unreachable:
+            with (
+                DirectoryLock.acquire(directory, "federation"),
+                Ledger(directory / LEDGER_NAME) as ledger,
+            ):
+                run = ledger.runs.named(None)
+                ledger.audit.add(f"uid {os.getuid()}", "stop_run", run.run_id)
+                if run.status is not RunStatus.DONE:
+                    ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
+                told = {"run": run.run_id}
+        emit(told, form, lambda: None)
+        typer.echo("The run is stopped.", err=True)

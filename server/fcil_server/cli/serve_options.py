@@ -1,4 +1,4 @@
-"""Options of ``fcil-server serve`` that open HTTP listeners: metrics and dashboard."""
+"""Options of ``fcil-server serve``: its partition, and HTTP listeners (metrics, dashboard)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE
 _DOORS = "Dashboard and metrics"
 _BARE = {"--metrics": DEFAULT_METRICS, "--page": DEFAULT_PAGE}  # what they mean without a value
 
+PartitionOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--partition", help="Learn the tasks of this partition, a file of `fcil-client split`."
+    ),
+]
 MetricsOption = Annotated[
     str | None,
     typer.Option(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from fcil_protocol.errors import ConfigError
 from fcil_server.cli.main import app
@@ -116,3 +117,15 @@ def test_a_page_for_reading_only_that_is_not_served_is_a_fault() -> None:
 def test_a_page_that_others_could_reach_in_the_clear_is_a_fault() -> None:
     with pytest.raises(ConfigError, match=r"federation.page: 0\.0\.0\.0:1 can be reached"):
         page_config("--page", "0.0.0.0:1")
+
+
+# --- the partition --------------------------------------------------------------------------
+
+
+def test_a_partition_that_cannot_be_read_leaves_no_federation_behind(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["serve", "--dir", str(tmp_path / "f"), "--partition", str(tmp_path / "p.json")]
+    )
+    assert done.exit_code == 4
+    assert "there is no partition" in done.stderr
+    assert not (tmp_path / "f").exists()
