@@ -177,6 +177,10 @@ STEPS = [
         "partition.json", full=True,
     ),
     Step(
+        STUDY, "fcil-server serve --partition partition.json", "study", "listening on",
+        stays=True, full=True,
+    ),
+    Step(
         STUDY, "fcil-client swarm --data cifar100.zip --partition partition.json", "study",
         "10 of 10 connected", stays=True, full=True,
     ),
@@ -282,7 +286,6 @@ def test_what_readme_says_of_one_machine_is_so(new: Place) -> None:
 def test_what_readme_says_is_so_to_the_end(new: Place, story: str) -> None:
     if story == "study":
         data_set(new.work)
-        new.start("fcil-server serve").until("listening on")
     tell(new, story, full=True)
 
 
