@@ -71,4 +71,4 @@ async def _repeat(
 
 def _sentence(error: FcilError) -> str:
     action = error.action or type(error).default_action()
-    return f"{error.message} {action} This client keeps trying; Ctrl-C ends it."
+    return f"{error.message} This client keeps trying; Ctrl-C ends it. {action}"
