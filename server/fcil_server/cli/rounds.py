@@ -74,7 +74,7 @@ def stop(
         float | None,
         typer.Option(
             min=0,
-            help="Fail with code 3 if it has not ended after this many seconds; it goes on ending.",
+            help="Fail with code 3 if it has not ended after this many seconds; it still ends.",
             show_default=f"{STOP_S:.0f}",
         ),
     ] = None,

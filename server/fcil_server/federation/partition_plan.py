@@ -83,10 +83,10 @@ def check_fits(plan: PartitionPlan, config: Config, ledger: Ledger, *, new_run: 
         plan: the partition's tasks.
         config: the configuration of this start, with `plan_settings` among the overrides.
         ledger: the federation's.
-        new_run: a new run begins; otherwise the newest one goes on.
+        new_run: a new run begins; otherwise the newest one is resumed.
 
     Raises:
-        ConfigError: other settings, or the run that goes on, do not fit.
+        ConfigError: other settings, or the run that is resumed, do not fit.
     """
     if config.tasks.schedule != "listed" or config.tasks.classes != plan.tasks:
         raise ConfigError(
@@ -112,7 +112,7 @@ def check_fits(plan: PartitionPlan, config: Config, ledger: Ledger, *, new_run: 
         return
     if configuration.parse(run.config).tasks.classes != plan.tasks:
         raise ConfigError(
-            f"run {run.run_id}, which would go on, has other tasks than {plan.path}.",
+            f"run {run.run_id}, which would be resumed, has other tasks than {plan.path}.",
             action="Begin another run: fcil-server serve --new-run --partition FILE. Or use "
             "another directory: --dir",
         )
