@@ -68,11 +68,15 @@ def read_plan(path: Path) -> PartitionPlan:
 
 
 def plan_settings(plan: PartitionPlan) -> tuple[str, ...]:
-    """Return the settings that give a federation the partition's tasks."""
+    """Return the settings that give a federation the partition's tasks, and let it wait for all.
+
+    A round that opens before all clients are there would learn another division of the images.
+    """
     # JSON of strings is TOML, too, but for pairs of surrogates, which stand for one character.
     return (
         'tasks.schedule="listed"',
         f"tasks.classes={json.dumps(plan.tasks, ensure_ascii=False)}",
+        f"round.min_clients={plan.clients}",
     )
 
 

@@ -57,8 +57,9 @@ def config(*more: str, of: PartitionPlan | None = None) -> Config:
 def test_it_takes_the_tasks_in_their_order_whatever_the_names_hold(tmp_path: Path) -> None:
     found = read_plan(write(tmp_path / "p.json"))
     assert (found.tasks, found.clients, found.rounds) == (TASKS, 3, None)
-    tasks = load(None, plan_settings(found)).tasks
-    assert (tasks.schedule, tasks.classes) == ("listed", TASKS)
+    taken = load(None, plan_settings(found))
+    assert (taken.tasks.schedule, taken.tasks.classes) == ("listed", TASKS)
+    assert taken.round.min_clients == 3, "a round without one would learn another division"
 
 
 def test_it_knows_for_how_many_rounds_a_hepco_partition_was_drawn(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_no_file_is_said(tmp_path: Path) -> None:
 
 def test_settings_that_fit_are_taken(ledger: Ledger) -> None:
     for one in (plan(), plan(rounds=5)):
-        fitting = config("round.min_clients=3", "round.rounds_per_task=5", of=one)
+        fitting = config("round.min_clients=2", "round.rounds_per_task=5", of=one)
         check_fits(one, fitting, ledger, new_run=False)
 
 
