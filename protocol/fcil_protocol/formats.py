@@ -9,7 +9,8 @@ from typing import Any
 
 from fcil_protocol.errors import UsageError
 
-MOMENTS = frozenset({"at", "expires", "last_seen"})  # fields of command output, unix seconds
+# Fields of command output in unix seconds, beside those that end in _at.
+MOMENTS = frozenset({"at", "expires", "last_seen", "not_after"})
 NOTHING = "-"  # for undefined values
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)\s*", re.IGNORECASE | re.ASCII)

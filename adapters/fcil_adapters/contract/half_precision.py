@@ -226,8 +226,8 @@ def describe_rounding_loss(lost: Mapping[str, float]) -> list[str]:
     """Return a sentence for each kind of which rounding lost `MUCH` of a round's training."""
     return [
         f"half precision drops {min(share, 1):.0%} of this round's step of {kind} (told from "
-        f"{MUCH:.0%} on): most of its changes are below the last bit of the values; a new run "
-        f"without {kind} in [wire] half sends them whole"
+        f"{MUCH:.0%} on): many of its changes are smaller than the last bit of the values; a new "
+        f"run without {kind} in [wire] half sends them whole"
         for kind, share in lost.items()
         if share >= MUCH
     ]

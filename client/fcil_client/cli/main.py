@@ -236,8 +236,12 @@ def _enrolling(
         raise UsageError("--ticket - reads standard input, which is closed.")
     shown = read_ticket(ticket, sys.stdin.buffer if sys.stdin else io.BytesIO())
 
+    told: set[str] = set()
+
     def say(text: str) -> None:
-        typer.echo(printable(text), err=True)
+        if text not in told:  # the attempt may be repeated for days
+            told.add(text)
+            typer.echo(printable(text), err=True)
 
     async def enrol() -> tuple[Home, Enrolment]:
         with DirectoryLock.acquire(Home.of(shown.federation, folder, seat).directory, "client"):

@@ -69,6 +69,7 @@ def find(
 
     Raises:
         Unreachable: no server runs here and the folder was never enrolled.
+        LinkError: nor is the selected one among those that run here.
         UsageError: several servers are possible.
     """
     running = find_server(server)
@@ -84,6 +85,13 @@ def find(
     if enrolled is not None:
         return enrolled
     asked = f" that is called {server!r}" if server else ""
+    here = [j for j in join_files() if _answers(j)] if server else []
+    if here:
+        raise LinkError(
+            f"no fcil server{asked} runs on this machine as this user; there "
+            f"{'are' if len(here) > 1 else 'is'} {', '.join(map(_described, here))}.",
+            action="Give one of these after --server, or start the one that you mean.",
+        )
     raise Unreachable(
         f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
         action="Start one with: fcil-server serve. To join one on another machine, ask its "
@@ -102,9 +110,7 @@ def find_server(server: str | None) -> JoinFile | None:
         running = [j for j in running if _answers(j)] or running
     if len(running) > 1:
         raise UsageError(
-            "several servers run on this machine: "
-            + ", ".join(f"{j.name} ({j.addresses[0]}) {j.federation[:12]}" for j in running)
-            + ".",
+            "several servers run on this machine: " + ", ".join(map(_described, running)) + ".",
             action="Say which one: --server ADDRESS.",
         )
     return running[0] if running else None
@@ -165,6 +171,10 @@ def _means(join: JoinFile, server: str) -> bool:
     return server in (join.name, join.federation, *join.addresses)
 
 
+def _described(join: JoinFile) -> str:
+    return f"{join.name} ({join.addresses[0]}) {join.federation[:12]}"
+
+
 def _home_means(home: Home, server: str) -> bool:
     enrolment = home.enrolment()
     return enrolment is not None and server in (enrolment.federation, *enrolment.addresses)
@@ -209,7 +219,7 @@ def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
     try:
         reply = control_socket.ask(join.directory, "enrol_local", name=name, keys=public)
     except Unreachable as error:
-        raise LinkError(
+        raise Unreachable(
             f"the server {join.name} left a join file but does not answer.",
             action="Start it again with: fcil-server serve",
         ) from error

@@ -38,15 +38,20 @@ async def wait_for_server(
         FcilError: waiting cannot help, such as a refused ticket.
     """
     waiting = asyncio.ensure_future(_repeat(attempt, service, notify))
+    stopped = False
 
     def stop() -> None:
+        nonlocal stopped
+        stopped = True
         waiting.cancel()
 
     service.catch(stop, notify)
     try:
-        return await waiting
+        result = await waiting
     except asyncio.CancelledError:
         return None
+    else:
+        return None if stopped else result  # a signal may come with the last answer
     finally:
         service.over()
 

@@ -1,6 +1,7 @@
 """Options of every command, on both sides, and their help in groups.
 
-On a terminal each group is a panel, in a pipe or a file a plain section without lines or colour.
+On a terminal each group is a panel. In a pipe or a file help is plain: verbs in sections, and the
+options of a verb in one list.
 """
 
 from __future__ import annotations

@@ -208,7 +208,8 @@ class TestNobodyThere:
             find(data, "lab")
 
     def test_a_server_that_was_killed_left_its_join_file(self, server: Server, data: Path) -> None:
-        with pytest.raises(LinkError, match="lab.*does not answer") as error:
+        # Not any LinkError: `join` waits for this one.
+        with pytest.raises(Unreachable, match="lab.*does not answer") as error:
             find(data, None)
         assert "fcil-server serve" in error.value.action
         assert Home.known(data) == []
@@ -297,6 +298,17 @@ class TestSeveral:
     def test_an_unknown_name_is_told(self, servers: tuple[Server, Server], data: Path) -> None:
         with pytest.raises(Unreachable, match="'nowhere'"):
             find(data, "nowhere")
+
+    def test_a_name_that_none_of_the_running_servers_has_is_not_waited_for(
+        self, servers: tuple[Server, Server], data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def handle(_op: str, _fields: dict[str, Any]) -> dict[str, Any]:
+            return {"federation": {"id": ROOT2.federation}}
+
+        monkeypatch.setattr(servers[1], "_handle", handle)
+        with pytest.raises(LinkError, match=r"'nowhere'.*; there is office \(127.*7711\)") as error:
+            servers[1].running(lambda: find(data, "nowhere"))
+        assert not isinstance(error.value, Unreachable)
 
     def test_enrolled_with_both_and_none_running_one_must_be_named(
         self, servers: tuple[Server, Server], data: Path

@@ -50,7 +50,7 @@ class TestEmit:
         self, form: Format, capsys: pytest.CaptureFixture[str]
     ) -> None:
         row = {"last_seen": 1_700_000_000.9, "closed_at": None, "rounds": 3, "that": 7}
-        known = {"sent_at": ["2026-01-01T00:00:00Z"], "at": 0, "seat": [(1, {"expires": 60})]}
+        known = {"sent_at": ["2026-01-01T00:00:00Z"], "at": 0, "seat": [(1, {"not_after": 60})]}
         emit([row, known], form, shown)
         told = json.loads(capsys.readouterr().out)
         assert (told["data"] if form is Format.JSON else told) == [
@@ -58,7 +58,7 @@ class TestEmit:
             {
                 "sent_at": ["2026-01-01T00:00:00Z"],
                 "at": "1970-01-01T00:00:00Z",
-                "seat": [[1, {"expires": "1970-01-01T00:01:00Z"}]],
+                "seat": [[1, {"not_after": "1970-01-01T00:01:00Z"}]],
             },
         ]
 
