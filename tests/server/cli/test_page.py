@@ -8,6 +8,7 @@ import re
 import stat
 import webbrowser
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +122,7 @@ def test_machines_can_ask_for_a_link(place: Place) -> None:
     out, _ = place.running(lambda: command(place, "--json"))
     data = json.loads(out)["data"]
     assert LINK.fullmatch(data["url"])
-    assert data["expires"] > 0
+    assert datetime.fromisoformat(data["expires"]).tzinfo is not None
 
 
 def test_a_browser_is_led_there_by_a_file_of_this_users_alone(
