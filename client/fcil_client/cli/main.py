@@ -40,7 +40,7 @@ VERBS = {
     "Take part": ("join", "swarm", "leave"),
     "Watch": ("status", "journal", "privacy", "doctor"),
     "Use the model": ("predict", "export"),
-    "Data and maintenance": ("split", "backbone", "rotate-keys"),
+    "Data and maintenance": ("data", "split", "backbone", "rotate-keys"),
 }
 
 app = typer.Typer(
