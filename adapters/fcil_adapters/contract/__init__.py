@@ -36,7 +36,14 @@ from __future__ import annotations
 
 from fcil_adapters.contract.averaging import AveragingRule, every_rule, mean_only
 from fcil_adapters.contract.backbone_info import BackboneInfo, Preprocessing
-from fcil_adapters.contract.context import Context, Hparams, Progress, State, TaskInfo
+from fcil_adapters.contract.context import (
+    Context,
+    Hparams,
+    Progress,
+    State,
+    TaskInfo,
+    TrainingMetrics,
+)
 from fcil_adapters.contract.exemplars import (
     Exemplars,
     Joined,
@@ -93,6 +100,7 @@ __all__ = [
     "Statistic",
     "TaskInfo",
     "TensorSpec",
+    "TrainingMetrics",
     "Update",
     "Updates",
     "class_share",

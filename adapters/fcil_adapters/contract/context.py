@@ -49,7 +49,21 @@ class Progress:
     loss: float | None = None
 
 
-def _ignore(_: Progress) -> None:
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """How a round's training went on its own images; for people, never part of a state.
+
+    Attributes:
+        loss: mean of the objective over the images of the last epoch.
+        accuracy: share of these images, 0 to 1, that the model in training gave their own class;
+            None: the learner has no scores of classes.
+    """
+
+    loss: float
+    accuracy: float | None = None
+
+
+def _ignore(_: Progress | TrainingMetrics) -> None:
     return None
 
 
@@ -79,6 +93,7 @@ class Context:
         forms: the form in which tensors travel ([wire] half); an aggregator commits to it what it
             broadcasts, before it enters the state.
         progress: to be called about once per step.
+        trained: to be called after a training by gradient (`optimise` does); the last call stands.
         exemplars: images of past classes, for a learner whose method declares them; else None.
         min_count: images of a class below which nothing of it leaves a client. Labelled images are
             chosen by it already; a learner that gives labels itself obeys it.
@@ -100,6 +115,7 @@ class Context:
     privacy: Privacy = OFF
     forms: Forms = EXACT
     progress: Callable[[Progress], None] = _ignore
+    trained: Callable[[TrainingMetrics], None] = _ignore
     exemplars: Exemplars | None = None
     min_count: int = 1
     digests: NDArray[np.uint8] | None = None

@@ -176,6 +176,13 @@ class WorkOptions:
             rich_help_panel=PRIVACY_PANEL,
         ),
     ] = False
+    training_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--training-metrics/--no-training-metrics",
+            help="Send a round's training loss and accuracy.",
+        ),
+    ] = True
 
     def options(self, data: Path, partition: Path | None = None, slot: int = -1) -> ClientOptions:
         """Return a client's options for a data folder, or for one slot of its partition.
@@ -209,6 +216,7 @@ class WorkOptions:
             ),
             partition=partition.resolve() if partition else None,
             slot=slot,
+            training_metrics=self.training_metrics,
         )
 
     def _rules(self) -> PolicyRules:

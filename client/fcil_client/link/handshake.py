@@ -49,7 +49,11 @@ from fcil_protocol.payloads.builtin import (
     EVALUATE_SCHEMA,
     INVENTORY,
     INVENTORY_SCHEMA,
+    metric_faults,
     result_faults,
+    training_metrics,
+    with_training_metrics,
+    without_training_metrics,
 )
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
@@ -68,7 +72,11 @@ _OWN_SCHEMAS = {EVALUATE: EVALUATE_SCHEMA, INVENTORY: INVENTORY_SCHEMA}
 
 @dataclass(frozen=True)
 class Terms:
-    """The content of a verified Welcome, in usable form: the run's method, options and backbone."""
+    """The content of a verified Welcome, in usable form: the run's method, options and backbone.
+
+    Attributes:
+        training_metrics: trained updates hold the loss and accuracy of their training.
+    """
 
     run: str
     method: Method
@@ -78,6 +86,7 @@ class Terms:
     max_payload_bytes: int
     credit: int
     privacy: PrivacyTerms = NO_PRIVACY
+    training_metrics: bool = False
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -102,7 +111,9 @@ class Terms:
         """
         if kind in _OWN_SCHEMAS:
             return _OWN_SCHEMAS[kind]
-        return registry.find_exchange(self.method, self.hparams, self.backbone, kind).upload
+        exchange = registry.find_exchange(self.method, self.hparams, self.backbone, kind)
+        shared = self.training_metrics and exchange.trains
+        return with_training_metrics(exchange.upload) if shared else exchange.upload
 
     def check_upload(self, kind: str, payload: Payload, task: TaskInfo) -> list[str]:
         """Return every way in which a payload must not leave the device."""
@@ -110,9 +121,10 @@ class Terms:
         schema = self.upload_schema(kind)
         if kind == EVALUATE:
             return schema.check(payload, dims) or result_faults(payload, task.seen)
-        faults = schema_faults(schema, dims) or schema.check(payload, dims)
         exchange = registry.find_exchange(self.method, self.hparams, self.backbone, kind)
-        return faults or exchange.check(payload, task)
+        faults = schema_faults(exchange.upload, dims) or schema.check(payload, dims)
+        faults = faults or metric_faults(training_metrics(payload))
+        return faults or exchange.check(without_training_metrics(payload), task)
 
 
 def hello(
@@ -217,6 +229,8 @@ def read_terms(welcome: Welcome) -> Terms:
         max_payload_bytes=welcome.max_payload_bytes,
         credit=min(welcome.credit, MAX_WINDOW_BYTES),
         privacy=welcome.privacy,
+        # Nothing that noise does not cover may leave beside it.
+        training_metrics=welcome.training_metrics and not welcome.privacy.noise_multiplier,
     )
 
 

@@ -158,7 +158,9 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     backbone = backbone_by_name(str(named)) if method.needs_backbone else NO_BACKBONE
     registry.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
-    terms = Terms("", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1)
+    terms = Terms(
+        "", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1, training_metrics=True
+    )
     return TermsPreview(terms, "method", "as the method is installed here; no server was asked")
 
 

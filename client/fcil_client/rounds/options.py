@@ -19,6 +19,7 @@ class ClientOptions:
     Attributes:
         partition, slot: the client uses only this slot's part of ``data``.
         unlabelled: folder of images without classes that it offers.
+        training_metrics: False to keep the loss and accuracy of training on this device.
     """
 
     data: Path
@@ -37,3 +38,4 @@ class ClientOptions:
     partition: Path | None = None
     slot: int = -1
     unlabelled: Path | None = None
+    training_metrics: bool = True

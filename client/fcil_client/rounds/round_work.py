@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,8 @@ class RoundWork:
             PrivacyRefused: the terms or the budget do not allow it to take part.
             WorkerError: the computation failed, also when repeated.
         """
+        if not self._options.training_metrics:
+            terms = replace(terms, training_metrics=False)
         async with self.place.room:
             return await self._run(order, terms, server, progress)
 
@@ -357,7 +359,10 @@ class RoundWork:
         if evaluate:
             return None, payloads[0]
         exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
-        return (payloads[0] if exchange.keeps_state else None), payloads[1]
+        upload = payloads[1]
+        if terms.training_metrics:
+            upload = replace(upload, meta={**upload.meta, **reply.get("trained", {})})
+        return (payloads[0] if exchange.keeps_state else None), upload
 
     def _seal_update(
         self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fcil_adapters.contract import Context, Exchange, exemplars, image_digests, registry
+from fcil_adapters.contract.context import TrainingMetrics
 from fcil_adapters.contract.exemplars import Exemplars
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
@@ -23,6 +24,7 @@ from fcil_client.data.local_data import LocalData
 from fcil_client.data.partition_file import Partition
 from fcil_client.data.split import SIDES
 from fcil_protocol.errors import DataError, WireError
+from fcil_protocol.payloads.builtin import TRAIN_ACCURACY, TRAIN_LOSS, metric_faults
 from fcil_protocol.payloads.payload import Payload, unpack
 
 _UNLABELLED = 0x756E  # purpose of the random stream that chooses unlabelled images
@@ -73,7 +75,8 @@ class ClientWorker:
         Payloads: state, then the parts. Result: ``images`` (number that the learner saw),
         ``faults``, ``lost`` (`Forms.rounding_loss`) in a task's first round if a tensor travels in
         half precision, ``exemplars`` (number of further images that it saw) if its method keeps
-        any, and ``notes``, sentences for the user, in a task's first round if it is not the
+        any, ``trained`` (metadata, `payloads.builtin.TRAINING_METRICS`) after a training with
+        gradients, and ``notes``, sentences for the user, in a task's first round if it is not the
         partition's;
         payloads: the new state and the upload.
         """
@@ -101,6 +104,8 @@ class ClientWorker:
                 ctx, call.fields, data, exemplars.exemplar_digests(held), images
             )
             ctx, faults = replace(ctx, exemplars=shown), lost
+        told: list[TrainingMetrics] = []
+        ctx = replace(ctx, trained=told.append)
         new_state, upload = learner.run(ctx, held, parts, images)
         exemplars.check_state(new_state, most)
         declared = method.exchanges(ctx.hparams, ctx.backbone_info)
@@ -114,6 +119,8 @@ class ClientWorker:
         result: Fields = {"images": len(images), "faults": [*seen, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
+        if told and exchange.trains:
+            result["trained"] = _metadata(told[-1])
         if ctx.round == 0:  # once a task is enough
             if ctx.forms.half:
                 result["lost"] = ctx.forms.rounding_loss(upload, sent, parts.values())
@@ -133,6 +140,13 @@ class ClientWorker:
         images = data.test_images(_class_ids(call.fields, ctx.task.seen))
         counts = evaluate(method, ctx, parts, images)
         return {"images": len(images), "faults": list(data.faults)}, [counts]
+
+
+def _metadata(metrics: TrainingMetrics) -> dict[str, float]:
+    """Return a training's metrics as they travel: 4 digits, and only those that are possible."""
+    named = {TRAIN_LOSS: metrics.loss, TRAIN_ACCURACY: metrics.accuracy}
+    short = {name: float(f"{value:.4g}") for name, value in named.items() if value is not None}
+    return {} if metric_faults(short) else short
 
 
 def _labelled(

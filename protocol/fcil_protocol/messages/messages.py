@@ -129,6 +129,7 @@ class Welcome(Message):
     privacy: PrivacyTerms = NO_PRIVACY
     half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
     verdict: Verdict | None = None
+    training_metrics: bool = False  # it takes the loss and accuracy of a client's training
     clock_ms: Count = 0  # unix time of the server; 0: not reported
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import MAX_CLASS_NAMES, Kind, MetaSpec, PayloadSchema, TensorSpec
@@ -10,6 +12,12 @@ from fcil_protocol.payloads.schema import MAX_CLASS_NAMES, Kind, MetaSpec, Paylo
 INVENTORY = "inventory"  # upload: classes of a client, and the number of its images of each
 REGISTRY = "registry"  # part, for one client: names <-> ids of the classes that it holds
 EVALUATE = "evaluate"  # upload: per-class results of the global model on a client's test images
+
+# Metadata of a trained update that belongs to no method: how the client's training went.
+TRAIN_LOSS = "train_loss"  # mean over the images of the last epoch
+TRAIN_ACCURACY = "train_accuracy"  # share of them, 0 to 1, that the model in training got right
+TRAINING_METRICS = (TRAIN_LOSS, TRAIN_ACCURACY)
+MAX_LOSS = 1e6  # size of a loss; a larger one says nothing
 
 
 def _counts(name: str, rows: str) -> TensorSpec:
@@ -60,3 +68,31 @@ def result_faults(payload: Payload, seen: Collection[int]) -> list[str]:
     if (payload.i64("correct") > payload.i64("total")).any():
         return ["'correct' exceeds 'total'"]
     return []
+
+
+def with_training_metrics(schema: PayloadSchema) -> PayloadSchema:
+    """Return the schema of uploads that may hold `TRAINING_METRICS` too."""
+    specs = (MetaSpec(name, "float", optional=True) for name in TRAINING_METRICS)
+    return replace(schema, meta=(*schema.meta, *specs))
+
+
+def training_metrics(payload: Payload) -> dict[str, float]:
+    """Return the training metrics of an upload, by name: none, the loss, or both."""
+    found = {name: payload.meta[name] for name in TRAINING_METRICS if name in payload.meta}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def without_training_metrics(payload: Payload) -> Payload:
+    """Return the method's own part of an upload."""
+    own = {name: value for name, value in payload.meta.items() if name not in TRAINING_METRICS}
+    return replace(payload, meta=own)
+
+
+def metric_faults(metrics: Mapping[str, float]) -> list[str]:
+    """Return every way in which training metrics are not possible."""
+    ranges = {TRAIN_LOSS: (-MAX_LOSS, MAX_LOSS), TRAIN_ACCURACY: (0.0, 1.0)}
+    return [
+        f"field {name!r}: expected a number from {low:g} to {high:g}, got {metrics[name]:g}"
+        for name, (low, high) in ranges.items()
+        if name in metrics and not (math.isfinite(metrics[name]) and low <= metrics[name] <= high)
+    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from fcil_protocol.payloads.builtin import TRAINING_METRICS
 from fcil_protocol.payloads.payload import WIRE_DTYPES
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
@@ -31,6 +32,11 @@ def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
         f"{', '.join(META_TYPES)}"
         for spec in schema.meta
         if spec.type not in META_TYPES
+    ]
+    faults += [
+        f"field {spec.name!r} is the protocol's own"
+        for spec in schema.meta
+        if spec.name in TRAINING_METRICS
     ]
     return faults
 

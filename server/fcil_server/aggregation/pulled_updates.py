@@ -17,6 +17,7 @@ from fcil_adapters.worker.loop import Call, Question
 from fcil_adapters.worker.memory_files import Blob
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.payloads.builtin import without_training_metrics
 from fcil_protocol.payloads.payload import Payload, unpack
 
 # Size of opened updates that stay for further passes: 300 of LoRA with a head, 8 of HePCo's largest
@@ -90,7 +91,7 @@ class PulledUpdates:
                 blob = self._receive(coming)
                 missing.popleft()
                 coming = self._ask(missing)
-                payload = self.kept.offer(number, unpack(blob), len(blob))
+                payload = self.kept.offer(number, without_training_metrics(unpack(blob)), len(blob))
                 del blob  # freed with the last view of it
             else:
                 payload = self.kept.payloads[number]

@@ -179,6 +179,8 @@ class UpdateTable:
         samples: int,
         tensor_bytes: int,
         sealed_bytes: int,
+        train_loss: float | None = None,
+        train_accuracy: float | None = None,
     ) -> None:
         """Record an update, inside the transaction that the caller commits before the Ack.
 
@@ -207,6 +209,8 @@ class UpdateTable:
                 "tensor_bytes": tensor_bytes,
                 "sealed_bytes": sealed_bytes,
                 "status": UpdateStatus.ACCEPTED,
+                "train_loss": train_loss,
+                "train_accuracy": train_accuracy,
             },
         )
         # Whoever was given up and answered after all has not failed this round.
@@ -221,7 +225,8 @@ class UpdateTable:
 
     def fates(self, key: RoundKey) -> list[UpdateFate]:
         """Return the fate of each update of a round, in ClientId order; cheaper than `of_round`."""
-        sql = f"SELECT client, status, reason FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
+        columns = "client, status, reason, samples, train_loss, train_accuracy"
+        sql = f"SELECT {columns} FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._db.all(UpdateFate, sql, key)
 
     def get(self, key: RoundKey, client: ClientId) -> UpdateRow | None:

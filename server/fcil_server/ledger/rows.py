@@ -227,7 +227,12 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class UpdateRow:
-    """One accepted update; ``reason`` says why it was excluded."""
+    """One accepted update.
+
+    Attributes:
+        reason: why it was excluded.
+        train_loss, train_accuracy: of its training, as the client says; None: it does not.
+    """
 
     run: RunId
     client: ClientId
@@ -241,15 +246,20 @@ class UpdateRow:
     sealed_bytes: int
     status: UpdateStatus = field(metadata={"decode": UpdateStatus})
     reason: str
+    train_loss: float | None
+    train_accuracy: float | None
 
 
 @dataclass(frozen=True)
 class UpdateFate:
-    """Columns of an `UpdateRow`: whose it is, and what became of it."""
+    """Columns of an `UpdateRow`: whose it is, how it was trained, and what became of it."""
 
     client: ClientId
     status: UpdateStatus = field(metadata={"decode": UpdateStatus})
     reason: str
+    samples: int
+    train_loss: float | None
+    train_accuracy: float | None
 
 
 @dataclass(frozen=True)

@@ -317,6 +317,12 @@ CREATE TABLE erased (
 );
 """
 
+_V8 = """
+-- How a client's training of its update went, as it says; NULL: it does not.
+ALTER TABLE updates ADD COLUMN train_loss REAL;
+ALTER TABLE updates ADD COLUMN train_accuracy REAL;
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -18,7 +18,15 @@ from fcil_protocol.errors import (
     WrongFederation,
 )
 from fcil_protocol.ids import ClientId, RoundKey, UpdateId
-from fcil_protocol.payloads.builtin import EVALUATE, EVALUATE_SCHEMA, result_faults
+from fcil_protocol.payloads.builtin import (
+    EVALUATE,
+    EVALUATE_SCHEMA,
+    metric_faults,
+    result_faults,
+    training_metrics,
+    with_training_metrics,
+    without_training_metrics,
+)
 from fcil_protocol.payloads.payload import Payload
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
@@ -112,7 +120,14 @@ class Reception:
             return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
         exchange = registry.find_exchange(context.method, context.hparams, context.info, core.kind)
         dims = context.method.dims(context.hparams, context.info, task)
-        return Expectation(task, exchange.upload, dims, exchange.check)
+        if not exchange.trains:
+            return Expectation(task, exchange.upload, dims, exchange.check)
+
+        def check(payload: Payload, task: TaskInfo) -> list[str]:
+            faults = metric_faults(training_metrics(payload))
+            return faults or exchange.check(without_training_metrics(payload), task)
+
+        return Expectation(task, with_training_metrics(exchange.upload), dims, check)
 
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
         """Return True if the ledger has exactly this update."""
@@ -142,6 +157,7 @@ class Reception:
                 samples=accepted.samples,
                 tensor_bytes=accepted.tensor_bytes,
                 sealed_bytes=accepted.sealed_bytes,
+                **accepted.metrics,
             )
             if nothing:
                 ledger.updates.exclude(key, accepted.client, NO_SAMPLES)

@@ -246,6 +246,7 @@ def welcome(
         half=terms.method.forms.names,
         verdict=verdict,
         clock_ms=max(0, int(clock_s * 1000)),
+        training_metrics=True,
     )
 
 

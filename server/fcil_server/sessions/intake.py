@@ -42,7 +42,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Ack, Chunk, Update, nack_of
-from fcil_protocol.payloads.builtin import INVENTORY, inventory_faults
+from fcil_protocol.payloads.builtin import INVENTORY, inventory_faults, training_metrics
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
@@ -259,6 +259,7 @@ class Intake:
             tensor_bytes=payload.tensor_bytes,
             sealed_bytes=header.sealed_bytes,
             samples=int(payload.i64("n").sum()),
+            metrics=training_metrics(payload),
         )
         del payload  # before the sealed chunks are read
         head = head_of(

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fcil_adapters.contract import TaskInfo
@@ -39,6 +39,7 @@ class Accepted:
     tensor_bytes: int
     sealed_bytes: int
     samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of its training, if it has any
 
 
 class IntakePorts(Protocol):

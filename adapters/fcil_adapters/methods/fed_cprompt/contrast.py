@@ -107,7 +107,9 @@ class Contrast:
         for piece in pieces:
             asked = queries.of(piece.index, piece.pixels)  # (b, d)
             features = bench.prompted(piece, asked)
-            loss = own_cross_entropy(bench.logits(features), piece.rows) / len(batch)
+            logits = bench.logits(features)
+            batch.scored(logits, piece)
+            loss = own_cross_entropy(logits, piece.rows) / len(batch)
             if opened:
                 apart = self._gap(bench, piece, asked, features)
                 apart = apart + self.h.margin * len(piece.index) / len(batch)

@@ -56,11 +56,12 @@ def _train(ctx: Context, setup: PromptSetup, queries: Queries, data: ImageSet) -
         {"params": [setup.weight, setup.bias], "lr": h.lr_head},
     ]
 
-    def losses(piece: MicroBatch) -> Tensor:
-        logits = setup.logits(setup.prompted(piece, queries.of(piece.index, piece.pixels)))
-        return functional.cross_entropy(logits, piece.rows, reduction="sum")
-
     def objective(batch: Batch) -> None:
+        def losses(piece: MicroBatch) -> Tensor:
+            logits = setup.logits(setup.prompted(piece, queries.of(piece.index, piece.pixels)))
+            batch.scored(logits, piece)
+            return functional.cross_entropy(logits, piece.rows, reduction="sum")
+
         batch.backward_mean(losses)
 
     def factor(step: int, steps: int) -> float:

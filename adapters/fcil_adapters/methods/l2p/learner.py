@@ -34,6 +34,7 @@ class Learner:
             def losses(piece: MicroBatch) -> Tensor:
                 asked = queries.of(piece.index, piece.pixels)  # (b, d)
                 logits = bench.logits(bench.prompted(piece, asked))
+                batch.scored(logits, piece)
                 return own_cross_entropy(logits, piece.rows) + h.pull * pool.pull(asked)
 
             batch.backward_mean(losses)

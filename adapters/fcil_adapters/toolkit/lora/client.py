@@ -250,7 +250,9 @@ def _backward(bench: LoraSetup, batch: Batch, loss: Loss) -> None:
         with bench.backbone.training():
             features = bench.features(piece.pixels)
         features = features.float()
-        return loss(Pass(piece, features, bench.logits(features), len(batch)))
+        logits = bench.logits(features)
+        batch.scored(logits, piece)
+        return loss(Pass(piece, features, logits, len(batch)))
 
     batch.backward_mean(losses)
 

@@ -104,7 +104,9 @@ def plain_objective(bench: PromptSetup, batch: Batch, queries: Queries) -> None:
 
     def losses(piece: MicroBatch) -> Tensor:
         features = bench.prompted(piece, queries.of(piece.index, piece.pixels))
-        return own_cross_entropy(bench.logits(features), piece.rows)
+        logits = bench.logits(features)
+        batch.scored(logits, piece)
+        return own_cross_entropy(logits, piece.rows)
 
     batch.backward_mean(losses)
 

@@ -109,6 +109,7 @@ def _backward(
         features = features.float()
         prototypes = torch.cat([trainee.proto, trainee.fixed])  # (c + m, d)
         distances = prototype_distances(features, prototypes, h.dce)  # (b, c + m)
+        batch.scored(-distances, piece)
         dce, pull = prototype_losses(distances, piece.rows, h.delta)
         if seen is not None:
             seen.add(to_numpy(features), piece.rows.cpu().numpy())

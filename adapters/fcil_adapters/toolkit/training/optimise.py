@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from fcil_adapters.contract import Context, ImageSet, Progress
+from fcil_adapters.contract import Context, ImageSet, Progress, TrainingMetrics
 from fcil_adapters.numerics.class_means import class_means, class_positions
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_adapters.toolkit.training.augment import Augmentation, augment
@@ -80,6 +80,7 @@ class Batch:
     micro: int | None = None
     scaler: torch.amp.GradScaler | None = None
     _terms: list[Tensor] = field(default_factory=list)
+    _right: list[Tensor] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.whole.index)
@@ -109,6 +110,23 @@ class Batch:
         """
         for piece in self.pieces():
             self.backward(losses(piece).sum() / len(self))
+
+    def scored(self, scores: Tensor, piece: MicroBatch) -> None:
+        """Note how many of a piece's images (b, c) have their own class as the likeliest.
+
+        For the training accuracy; a method that does not call it has none.
+        """
+        self._right.append((scores.detach().argmax(1) == piece.rows).sum())
+
+    @property
+    def right(self) -> Tensor | None:
+        """Number of images that `scored` counted, on the device; None: it was not called."""
+        return torch.stack(self._right).sum() if self._right else None
+
+    @property
+    def terms(self) -> tuple[Tensor, ...]:
+        """The terms of the objective so far, without gradients, on the device."""
+        return tuple(self._terms)
 
     def value(self) -> float:
         """Return the sum of the terms; this waits for a GPU."""
@@ -154,6 +172,7 @@ def optimise(
     due = _Due(ctx.device)
     made = 0
     among = ctx.task.classes if classes is None else classes
+    last_epoch = _LastEpoch(steps - step_count(len(data), epochs=1, batch_size=batch_size))
     coming = ahead(_batches(ctx, data, among, epochs, batch_size, view))
     with contextlib.closing(coming):  # type: ignore[type-var]
         for step, whole in enumerate(coming):
@@ -164,6 +183,7 @@ def optimise(
             optimiser.zero_grad()
             objective(batch)
             made += _step(optimiser, scaler, clip_norm)
+            last_epoch.add(step, batch)
             loss = batch.value() if due(step + 1 == steps) else None
             ctx.progress(Progress(step + 1, steps, loss))
     if steps and not made:
@@ -171,6 +191,31 @@ def optimise(
             f"mixed precision overflowed in all {steps} steps of the round; nothing was trained.",
             action="Start the client with --precision fp32.",
         )
+    last_epoch.report(ctx)
+
+
+class _LastEpoch:
+    """Loss and accuracy of the last epoch; read once at the end, so that no GPU waits for it."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._batches: list[tuple[int, tuple[Tensor, ...], Tensor | None]] = []
+
+    def add(self, step: int, batch: Batch) -> None:
+        """Take a batch of the last epoch, after its objective."""
+        if step >= self._first:
+            self._batches.append((len(batch), batch.terms, batch.right))
+
+    def report(self, ctx: Context) -> None:
+        """Tell the context, unless the loss is no number."""
+        images = sum(n for n, _, _ in self._batches)
+        if not images:
+            return
+        loss = sum(n * sum(t.item() for t in terms) for n, terms, _ in self._batches) / images
+        hits = [right for _, _, right in self._batches if right is not None]
+        accuracy = sum(int(h.item()) for h in hits) / images if hits else None
+        if math.isfinite(loss):
+            ctx.trained(TrainingMetrics(loss, accuracy))
 
 
 def _batches(

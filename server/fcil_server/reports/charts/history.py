@@ -17,7 +17,7 @@ from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
 from fcil_server.reports.results.metrics import Measured, Metrics
-from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals
+from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals, Training
 from fcil_server.reports.results.run_data import RunData
 from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 
@@ -44,6 +44,7 @@ class RoundLine:
         without: the first of the missing clients; ``left_out`` is their number.
         up, down: its bytes; ``up_by``, ``down_by``: of these the predicted wire bytes, in the order
             of `CAUSES`.
+        training: loss and accuracy of its clients' training.
     """
 
     key: RoundKey
@@ -63,6 +64,7 @@ class RoundLine:
     down: Bytes
     up_by: tuple[int, ...]
     down_by: tuple[int, ...]
+    training: Training = Training()
 
     def bytes_of(self, direction: Direction) -> Bytes:
         """Return its bytes in one direction."""
@@ -243,6 +245,7 @@ def round_line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
         down=view.down,
         up_by=_by_cause(view.flows, Direction.UP),
         down_by=_by_cause(view.flows, Direction.DOWN),
+        training=view.training,
     )
 
 

@@ -6,6 +6,7 @@ Reports, the dashboard, the sinks and monitoring show or add up the `RoundView`s
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -18,7 +19,7 @@ from fcil_server.ledger.byte_counts import ByteTable, Place, Share, no_round
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, UpdateStatus
 from fcil_server.ledger.rounds import AnswerTable, RoundTable, UpdateTable
-from fcil_server.ledger.rows import ByteCount, RoundRow
+from fcil_server.ledger.rows import ByteCount, RoundRow, UpdateFate
 
 # Purposes of bytes on the wire, in the order in which charts stack them.
 CAUSES = {
@@ -107,6 +108,34 @@ def by_direction(found: Iterable[ByteCount]) -> dict[tuple[Direction, Cause | No
 
 
 @dataclass(frozen=True)
+class Training:
+    """How the training of an update went, or of a round's updates: each weighs by its samples.
+
+    Attributes:
+        loss: of the last epoch; None: nobody reports it.
+        accuracy: share of the training images, 0 to 1; None: nobody reports it.
+    """
+
+    loss: float | None = None
+    accuracy: float | None = None
+
+    @classmethod
+    def mean(cls, fates: Iterable[UpdateFate]) -> Training:
+        """Return the means over the updates that report them, excluded ones left out."""
+        kept = [f for f in fates if f.status is not UpdateStatus.EXCLUDED]
+        return cls(
+            _weighted((f.train_loss, f.samples) for f in kept),
+            _weighted((f.train_accuracy, f.samples) for f in kept),
+        )
+
+
+def _weighted(pairs: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in pairs if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return math.fsum(value * weight for value, weight in known) / total if total else None
+
+
+@dataclass(frozen=True)
 class RoundView:
     """One round with its participants and its cost.
 
@@ -115,6 +144,7 @@ class RoundView:
         excluded: client -> reason.
         silent: client that was asked and sent no update -> its answer and reason.
         flows: its bytes by direction, cause and source, all clients together.
+        training: of its updates, as their clients report it; ``trained`` by client.
     """
 
     round: RoundRow
@@ -123,6 +153,8 @@ class RoundView:
     excluded: Mapping[ClientId, str]
     silent: Mapping[ClientId, tuple[Answer, str]]
     flows: tuple[ByteCount, ...]
+    training: Training = Training()
+    trained: Mapping[ClientId, Training] = field(default_factory=dict)
 
     @property
     def updates(self) -> int:
@@ -166,6 +198,10 @@ class RoundView:
             "seconds": dict(row.phases),
             "bytes": {"up": asdict(self.up), "down": asdict(self.down)},
             "metrics": dict(row.metrics),
+            "training": {
+                **asdict(self.training),
+                "clients": {c: asdict(one) for c, one in self.trained.items()},
+            },
         }
 
 
@@ -213,6 +249,12 @@ class RoundReader:
             excluded={f.client: f.reason for f in fates if f.status is UpdateStatus.EXCLUDED},
             silent={a.client: (a.answer, a.reason) for a in self._answers.of_round(row.key)},
             flows=tuple(self.bytes.by_cause(row.key)),
+            training=Training.mean(fates),
+            trained={
+                f.client: Training(f.train_loss, f.train_accuracy)
+                for f in fates
+                if f.train_loss is not None
+            },
         )
 
     def sums(self, view: RoundView) -> Sums:

@@ -139,6 +139,8 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
         "reopened": row.reopened,
         "asked": len(row.asked),
         "updates": view.updates,
+        "train_loss": view.training.loss,
+        "train_accuracy": view.training.accuracy,
         "counted": len(view.counted),
         "answers": [
             {"client": c, "name": names.get(c, ""), "answer": answer.value, "reason": reason}

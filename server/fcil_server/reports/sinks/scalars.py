@@ -20,7 +20,11 @@ def of_round(view: RoundView) -> dict[str, float]:
     line = view.line()
     counts = {n: float(len(line[n])) for n in ("asked", "counted", "excluded", "silent")}
     seconds = {name.removesuffix("_s"): value for name, value in line["seconds"].items()}
-    return _under("round", counts) | _under("seconds", seconds)
+    trained = {"loss": view.training.loss, "accuracy": view.training.accuracy}
+    if trained["accuracy"] is not None:
+        trained["accuracy"] *= 100
+    known = {name: value for name, value in trained.items() if value is not None}
+    return _under("round", counts) | _under("seconds", seconds) | _under("training", known)
 
 
 def bytes_of_round(view: RoundView, up: int, down: int) -> dict[str, float]:
