@@ -96,6 +96,8 @@ def story(ledger: Ledger) -> str:
             samples=240,
             tensor_bytes=900,
             sealed_bytes=1000,
+            train_loss=0.75,
+            train_accuracy=0.5,
         )
     ledger.answers.set(done, other, Answer.DECLINED, "not_now")
     with ledger.transaction():

@@ -24,6 +24,7 @@ from fcil_protocol.payloads.payload import WIRE_DTYPES, MetaValue, Payload, pack
 from fcil_protocol.payloads.schema import PayloadSchema, TensorBound, class_key
 
 _ZERO: Mapping[str, MetaValue] = {"int": 0, "float": 0.0, "bool": False}
+_LONGEST = -1.234e-300  # as text, of the 4 digits that a training metric has
 
 
 def count_images(
@@ -205,7 +206,7 @@ def _exchange(
         "fields": [{"name": m.name, "type": m.type, "values": 1} for m in schema.meta],
         "tensor_bytes": sum(bound.bytes for bound in bounds),
         "sealed_bytes": _sealed_bytes(schema, bounds),
-        "at_most": not all(bound.exact for bound in bounds),
+        "at_most": not all(bound.exact for bound in bounds) or any(m.optional for m in schema.meta),
     }
 
 
@@ -225,6 +226,6 @@ def _sealed_bytes(schema: PayloadSchema, bounds: Sequence[TensorBound]) -> int:
     """Return the size of the envelope's body: sealing does not compress, so zeros suffice."""
     largest = Payload(
         {b.spec.name: np.zeros(b.shape, WIRE_DTYPES[b.spec.dtype]) for b in bounds},
-        {m.name: _ZERO[m.type] for m in schema.meta},
+        {m.name: _LONGEST if m.optional else _ZERO[m.type] for m in schema.meta},
     )
     return sealed_size(len(pack(largest)))

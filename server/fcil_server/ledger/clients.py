@@ -29,6 +29,7 @@ _TEXTS = (
 _ABOUT = (
     "UPDATE classes SET first_seen_by = NULL WHERE first_seen_by = ?",
     "UPDATE answers SET reason = '' WHERE client = ?",
+    "UPDATE updates SET train_loss = NULL, train_accuracy = NULL WHERE client = ?",
     "DELETE FROM tickets WHERE client = ?",
     "DELETE FROM refusals WHERE client = ?",
 )

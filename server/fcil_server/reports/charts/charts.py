@@ -164,6 +164,35 @@ def seconds(rounds: Sequence[RoundLine]) -> Chart:
     return Chart("seconds", "bars", title, x, Y("s"), tuple(series), None, marks)
 
 
+def training(rounds: Sequence[RoundLine]) -> list[Chart]:
+    """The training loss of each round, and its training accuracy: what clients report of either.
+
+    Rounds without either are left out. A loss below 0 is a gap: the axis begins there.
+    """
+    told = [r for r in rounds if r.training.loss is not None]
+    if not told:
+        return []
+    groups, x, marks = _grouped(told)
+    losses = tuple(_mean([r.training.loss for r in group]) for group in groups)
+    losses = tuple(None if v is None or v < 0 else v for v in losses)
+    title = f"Training loss per {x.title}, mean over the clients' images"
+    charts = [Chart("loss", "lines", title, x, Y(""), (Series("loss", "a", losses),), None, marks)]
+    shares = tuple(_mean([r.training.accuracy for r in group]) for group in groups)
+    if any(share is not None for share in shares):
+        percents = tuple(None if v is None else round(100 * v, 3) for v in shares)
+        title = f"Training accuracy per {x.title} in percent"
+        series = (Series("on training images", "b", percents),)
+        charts.append(
+            Chart("training-accuracy", "lines", title, x, Y("%", 100), series, None, marks)
+        )
+    return charts
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _spent(line: RoundLine, phase: str) -> float:
     if phase != _OTHER:
         return line.phases.get(phase, 0.0)

@@ -64,7 +64,7 @@ class RoundLine:
     down: Bytes
     up_by: tuple[int, ...]
     down_by: tuple[int, ...]
-    training: Training = Training()
+    training: Training = field(default_factory=Training)
 
     def bytes_of(self, direction: Direction) -> Bytes:
         """Return its bytes in one direction."""

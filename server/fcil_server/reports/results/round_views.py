@@ -153,7 +153,7 @@ class RoundView:
     excluded: Mapping[ClientId, str]
     silent: Mapping[ClientId, tuple[Answer, str]]
     flows: tuple[ByteCount, ...]
-    training: Training = Training()
+    training: Training = field(default_factory=Training)
     trained: Mapping[ClientId, Training] = field(default_factory=dict)
 
     @property
