@@ -132,7 +132,7 @@ def join(
                     "a dry run does not enrol, so it uses no ticket.",
                     action="Leave --ticket out, and name the method: --method NAME",
                 )
-            part = ImageSelection(data, partition, slot, unlabelled)
+            part = ImageSelection(data, partition, slot, unlabelled, work.training_metrics)
             _dry_run(part, server, method, overrides or [], form)
         return
     with errors():
@@ -185,13 +185,15 @@ def join(
 class ImageSelection(NamedTuple):
     """All images of a data set, or those of one slot of a partition of it.
 
-    ``unlabelled`` is the folder of further images without classes, if there is one.
+    ``unlabelled`` is the folder of further images without classes, if there is one;
+    ``training_metrics`` says if loss and accuracy of the training on them are sent.
     """
 
     data: Path
     partition: Path | None
     slot: int
     unlabelled: Path | None
+    training_metrics: bool = True
 
 
 def _dry_run(
@@ -211,7 +213,14 @@ def _dry_run(
     offered, divided = part.unlabelled, part.partition is not None
     if offered is not None:
         offered = check_folder(offered, folder, divided=divided)
-    row = predict(folder, preview, inventory, enrolled=fixed, unlabelled=offered)
+    row = predict(
+        folder,
+        preview,
+        inventory,
+        enrolled=fixed,
+        unlabelled=offered,
+        training_metrics=part.training_metrics,
+    )
     emit(row, form, lambda: show_dry_run(row))
 
 

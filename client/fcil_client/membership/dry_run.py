@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def dry_run(
     *,
     enrolled: bool,
     unlabelled: Path | None = None,
+    training_metrics: bool = True,
 ) -> dict[str, Any]:
     """Return all data that would leave, as plain data.
 
@@ -67,7 +69,10 @@ def dry_run(
         enrolled: enrolment or a partition has fixed the split into sides; else any image may be on
             either side.
         unlabelled: folder of images without classes that it would offer.
+        training_metrics: False if loss and accuracy of its training stay here.
     """
+    if not training_metrics:
+        preview = replace(preview, terms=replace(preview.terms, training_metrics=False))
     terms = preview.terms
     least = terms.privacy.min_count
     possible = (inventory if enrolled else _either_side(inventory)).announceable(least)

@@ -150,6 +150,12 @@ def show_status(data: dict[str, Any]) -> None:
         )
     if run and "privacy" in run:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
+    if run and run.get("training"):
+        last = run["training"]
+        text = f"loss {_loss(last['loss'])} in round {last['seq']}"
+        if last["accuracy"] is not None:
+            text += f", {percent(100 * last['accuracy'])} of the training images"
+        out.print(f"training    {text}")
     if run and run.get("budget"):
         out.print(f"budget      {run['budget']['text'].removeprefix('budget ')}", soft_wrap=True)
     out.print(f"now         {_doing(now)}", markup=False)
@@ -245,10 +251,15 @@ _ROUNDS = (
     *map(Column, ("seq", "task", "kind", "round", "outcome")),
     Column("asked", right=True),
     Column("counted", right=True),
+    Column("loss", lambda row: _loss(row["train_loss"]), right=True),
     Column("seconds", lambda row: f"{row['seconds']:.1f}", right=True),
     Column("wire up", lambda row: format_bytes(row["wire_up"]), right=True),
     Column("wire down", lambda row: format_bytes(row["wire_down"]), right=True),
 )
+
+
+def _loss(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
 
 
 def _remarks(row: dict[str, Any]) -> list[str]:

@@ -107,6 +107,11 @@ class RoundTable:
         sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
         return self._db.all(RoundRow, sql, (run, since))
 
+    def newest(self, run: RunId, most: int) -> list[RoundRow]:
+        """Return the run's newest rounds, the newest first."""
+        sql = "SELECT * FROM rounds WHERE run = ? ORDER BY seq DESC LIMIT ?"
+        return self._db.all(RoundRow, sql, (run, most))
+
     def at(self, run: RunId, seq: int) -> RoundRow:
         """Return the run's round of this number."""
         sql = "SELECT * FROM rounds WHERE run = ? AND seq = ?"

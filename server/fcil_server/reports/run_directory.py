@@ -43,7 +43,7 @@ _SIZES = ("tensor", "true_wire")  # of each direction of a round
 _PHASES = ("collect_s", "aggregate_s", "save_s")
 ROUND_COLUMNS = (
     "seq", "task", "kind", "round", "outcome", "closed_by", "reopened", "opened_at", "closed_at",
-    "asked", "counted", "excluded", "silent",
+    "asked", "counted", "excluded", "silent", "train_loss", "train_accuracy",
     *(f"{way}_{name}" for way in ("up", "down") for name in _SIZES), *_PHASES,
 )  # fmt: skip
 _TAIL_BYTES = 4096  # longer than a line with few clients
@@ -277,7 +277,8 @@ def round_records(data: RunData) -> Iterator[dict[str, Any]]:
         counts = {n: len(line[n]) for n in ("asked", "counted", "excluded", "silent")}
         sizes = {f"{way}_{n}": line["bytes"][way][n] for way in ("up", "down") for n in _SIZES}
         seconds = {name: line["seconds"].get(name) for name in _PHASES}
-        record = {**line, **counts, **sizes, **seconds}
+        trained = {f"train_{name}": line["training"][name] for name in ("loss", "accuracy")}
+        record = {**line, **counts, **trained, **sizes, **seconds}
         yield {column: record[column] for column in ROUND_COLUMNS}
 
 

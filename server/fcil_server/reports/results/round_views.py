@@ -30,6 +30,7 @@ CAUSES = {
     Cause.HANDSHAKE: "handshakes",
 }
 REST = "heartbeats and the rest"
+_RECENT = 8  # rounds without a training, such as evaluations, that may follow the last one with it
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,18 @@ class RoundReader:
                 if f.train_loss is not None
             },
         )
+
+    def newest_training(self, run: RunId) -> dict[str, Any] | None:
+        """Return ``seq``, loss and accuracy of the newest round that has a training loss.
+
+        Only among the newest closed rounds, so that its cost does not grow with the run.
+        """
+        for row in self.rounds.newest(run, _RECENT):
+            if row.closed_at is not None:
+                found = Training.mean(self._updates.fates(row.key))
+                if found.loss is not None:
+                    return {"seq": row.seq, **asdict(found)}
+        return None
 
     def sums(self, view: RoundView) -> Sums:
         """Return the sums of one round; of an open one no update has counted yet."""

@@ -105,6 +105,8 @@ CATALOGUE = (
     Spec("fcil_accuracy_final_ratio", "FAA: mean of these accuracies over the tasks."),
     Spec("fcil_accuracy_incremental_ratio", "AIA: mean of FAA over the evaluated tasks."),
     Spec("fcil_forgetting_ratio", "Mean loss of accuracy since a task's best."),
+    Spec("fcil_training_loss", "Training loss of the newest round whose clients report it."),
+    Spec("fcil_training_accuracy_ratio", "Accuracy on its training images, 0 to 1."),
     Spec("fcil_worker_starts_total", "Starts of the server's worker since the server's start."),
     Spec("fcil_worker_deaths_total", "Of these, how many ended by a crash, a kill or a hang."),
     Spec(
@@ -234,6 +236,9 @@ def _of_flow(
 
 
 def _of_accuracy(totals: Totals) -> Iterator[Sample]:
+    trained = totals.training or {}
+    yield "fcil_training_loss", (), trained.get("loss")
+    yield "fcil_training_accuracy_ratio", (), trained.get("accuracy")
     found = totals.accuracy
     if found is None:
         return

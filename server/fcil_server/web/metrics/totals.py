@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fcil_server.ledger.byte_counts import LEVELS, Place, no_round
 from fcil_server.ledger.database import Database, log_path
@@ -95,6 +95,7 @@ class Totals:
         members: role -> members that may join.
         refusals: code -> messages ever refused.
         accuracy: of that run, as in reports; None before the first evaluation.
+        training: of that run's newest round that has a training loss, `RoundReader`.
         named: id -> name of the members with metrics of their own.
         size_bytes: of the ledger with its log.
     """
@@ -108,6 +109,7 @@ class Totals:
     members: Mapping[str, int]
     refusals: Mapping[str, int]
     accuracy: metrics.Metrics | None
+    training: Mapping[str, Any] | None
     counts: Counts
     named: Mapping[str, str]
     size_bytes: int
@@ -171,6 +173,7 @@ class TotalsReader:
                 members=self._members(),
                 refusals=self._refusals.counts(),
                 accuracy=self._accuracy_of(run, sum(counts.rounds.values())),
+                training=self._reader.newest_training(run.run_id) if run else None,
                 counts=counts,
                 named=self._named(),
                 size_bytes=self._size(),
