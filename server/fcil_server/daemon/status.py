@@ -13,7 +13,6 @@ from fcil_server.federation.eligibility import former_client_state
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow
-from fcil_server.reports.results.round_views import RoundReader
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerContext
@@ -47,7 +46,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "state": coordinator.progress.number,
             "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
-            "training": RoundReader(context.ledger.database).newest_training(run.run_id),
+            "training": context.ledger.updates.newest_training(run.run_id),
         },
         "now": {**live.now(), "answers": {c: a.word for c, a in live.answers.items()}},
         "clients": await _clients(context),
@@ -131,7 +130,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             "method": run.method,
             "backbone": run.backbone.get("name"),
             "budget": run.environment.get("budget"),
-            "training": RoundReader(ledger.database).newest_training(run.run_id),
+            "training": ledger.updates.newest_training(run.run_id),
         },
         "now": {
             "phase": "stopped",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fcil_protocol.errors import AlreadyHave, InternalError
@@ -21,7 +23,36 @@ OWN_ROUND = (
     "WHERE r.run = {table}.run AND r.task = {table}.task AND r.kind = {table}.kind "
     "AND r.round = {table}.round AND r.seq < runs.inherited)"
 )
+_RECENT = 8  # rounds without a training, such as evaluations, that may follow the last one with it
 _COUNTED = "status = 'counted' GROUP BY client"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the training of an update went, or of a round's updates: each weighs by its samples.
+
+    Attributes:
+        loss: of the last epoch; None: nobody reports it.
+        accuracy: share of the training images, 0 to 1; None: nobody reports it.
+    """
+
+    loss: float | None = None
+    accuracy: float | None = None
+
+    @classmethod
+    def mean(cls, fates: Iterable[UpdateFate]) -> Training:
+        """Return the means over the updates that report them, excluded ones left out."""
+        kept = [f for f in fates if f.status is not UpdateStatus.EXCLUDED]
+        return cls(
+            _weighted((f.train_loss, f.samples) for f in kept),
+            _weighted((f.train_accuracy, f.samples) for f in kept),
+        )
+
+
+def _weighted(pairs: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in pairs if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return math.fsum(value * weight for value, weight in known) / total if total else None
 
 
 class RoundTable:
@@ -233,6 +264,17 @@ class UpdateTable:
         columns = "client, status, reason, samples, train_loss, train_accuracy"
         sql = f"SELECT {columns} FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._db.all(UpdateFate, sql, key)
+
+    def newest_training(self, run: RunId) -> dict[str, Any] | None:
+        """Return ``seq``, loss and accuracy of the newest closed round that has a training loss.
+
+        Of the newest rounds only: its cost does not grow with the run.
+        """
+        for row in RoundTable(self._db).newest(run, _RECENT):
+            found = Training() if row.closed_at is None else Training.mean(self.fates(row.key))
+            if found.loss is not None:
+                return {"seq": row.seq, **asdict(found)}
+        return None
 
     def get(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
         """Return one client's update of a round."""

@@ -15,9 +15,10 @@ from functools import cached_property
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
+from fcil_server.ledger.rounds import Training
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
 from fcil_server.reports.results.metrics import Measured, Metrics
-from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals, Training
+from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals
 from fcil_server.reports.results.run_data import RunData
 from fcil_server.reports.traffic.paper_claims import PaperTraffic, paper_of
 

@@ -6,7 +6,6 @@ Reports, the dashboard, the sinks and monitoring show or add up the `RoundView`s
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -18,8 +17,8 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.byte_counts import ByteTable, Place, Share, no_round
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, UpdateStatus
-from fcil_server.ledger.rounds import AnswerTable, RoundTable, UpdateTable
-from fcil_server.ledger.rows import ByteCount, RoundRow, UpdateFate
+from fcil_server.ledger.rounds import AnswerTable, RoundTable, Training, UpdateTable
+from fcil_server.ledger.rows import ByteCount, RoundRow
 
 # Purposes of bytes on the wire, in the order in which charts stack them.
 CAUSES = {
@@ -30,7 +29,6 @@ CAUSES = {
     Cause.HANDSHAKE: "handshakes",
 }
 REST = "heartbeats and the rest"
-_RECENT = 8  # rounds without a training, such as evaluations, that may follow the last one with it
 
 
 @dataclass(frozen=True)
@@ -106,34 +104,6 @@ def by_direction(found: Iterable[ByteCount]) -> dict[tuple[Direction, Cause | No
         for cause in (None, count.cause):
             groups[count.direction, cause].append(count)
     return {key: Bytes.of_one_place(group) for key, group in groups.items()}
-
-
-@dataclass(frozen=True)
-class Training:
-    """How the training of an update went, or of a round's updates: each weighs by its samples.
-
-    Attributes:
-        loss: of the last epoch; None: nobody reports it.
-        accuracy: share of the training images, 0 to 1; None: nobody reports it.
-    """
-
-    loss: float | None = None
-    accuracy: float | None = None
-
-    @classmethod
-    def mean(cls, fates: Iterable[UpdateFate]) -> Training:
-        """Return the means over the updates that report them, excluded ones left out."""
-        kept = [f for f in fates if f.status is not UpdateStatus.EXCLUDED]
-        return cls(
-            _weighted((f.train_loss, f.samples) for f in kept),
-            _weighted((f.train_accuracy, f.samples) for f in kept),
-        )
-
-
-def _weighted(pairs: Iterable[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in pairs if value is not None and weight]
-    total = sum(weight for _, weight in known)
-    return math.fsum(value * weight for value, weight in known) / total if total else None
 
 
 @dataclass(frozen=True)
@@ -257,18 +227,6 @@ class RoundReader:
                 if f.train_loss is not None
             },
         )
-
-    def newest_training(self, run: RunId) -> dict[str, Any] | None:
-        """Return ``seq``, loss and accuracy of the newest round that has a training loss.
-
-        Only among the newest closed rounds, so that its cost does not grow with the run.
-        """
-        for row in self.rounds.newest(run, _RECENT):
-            if row.closed_at is not None:
-                found = Training.mean(self._updates.fates(row.key))
-                if found.loss is not None:
-                    return {"seq": row.seq, **asdict(found)}
-        return None
 
     def sums(self, view: RoundView) -> Sums:
         """Return the sums of one round; of an open one no update has counted yet."""

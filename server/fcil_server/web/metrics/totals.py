@@ -17,6 +17,7 @@ from fcil_server.ledger.byte_counts import LEVELS, Place, no_round
 from fcil_server.ledger.database import Database, log_path
 from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction, Role
 from fcil_server.ledger.events import RefusalTable
+from fcil_server.ledger.rounds import UpdateTable
 from fcil_server.ledger.rows import ByteCount, RoundRow, RunRow
 from fcil_server.ledger.runs import RunTable
 from fcil_server.ledger.tasks import EvaluationTable, TaskTable
@@ -95,7 +96,7 @@ class Totals:
         members: role -> members that may join.
         refusals: code -> messages ever refused.
         accuracy: of that run, as in reports; None before the first evaluation.
-        training: of that run's newest round that has a training loss, `RoundReader`.
+        training: of that run's newest round that has a training loss, `UpdateTable`.
         named: id -> name of the members with metrics of their own.
         size_bytes: of the ledger with its log.
     """
@@ -173,7 +174,7 @@ class TotalsReader:
                 members=self._members(),
                 refusals=self._refusals.counts(),
                 accuracy=self._accuracy_of(run, sum(counts.rounds.values())),
-                training=self._reader.newest_training(run.run_id) if run else None,
+                training=UpdateTable(self.database).newest_training(run.run_id) if run else None,
                 counts=counts,
                 named=self._named(),
                 size_bytes=self._size(),
