@@ -129,3 +129,7 @@ class Method:
     claim: Claim | None = None
     economies: tuple[Economy, ...] = ()
     exemplars: Callable[[Any], int] = no_exemplars
+
+    def reports_training(self, exchange: Exchange) -> bool:
+        """Return True if uploads of an exchange may hold the loss and accuracy of a training."""
+        return exchange.trains or (self.needs_backbone and not self.frozen)

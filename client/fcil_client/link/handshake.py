@@ -112,7 +112,7 @@ class Terms:
         if kind in _OWN_SCHEMAS:
             return _OWN_SCHEMAS[kind]
         exchange = registry.find_exchange(self.method, self.hparams, self.backbone, kind)
-        shared = self.training_metrics and exchange.trains
+        shared = self.training_metrics and self.method.reports_training(exchange)
         return with_training_metrics(exchange.upload) if shared else exchange.upload
 
     def check_upload(self, kind: str, payload: Payload, task: TaskInfo) -> list[str]:

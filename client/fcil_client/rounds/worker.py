@@ -119,7 +119,7 @@ class ClientWorker:
         result: Fields = {"images": len(images), "faults": [*seen, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
-        if told and exchange.trains:
+        if told and method.reports_training(exchange):
             result["trained"] = _metadata(told[-1])
         if ctx.round == 0:  # once a task is enough
             if ctx.forms.half:

@@ -120,7 +120,7 @@ class Reception:
             return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
         exchange = registry.find_exchange(context.method, context.hparams, context.info, core.kind)
         dims = context.method.dims(context.hparams, context.info, task)
-        if not exchange.trains:
+        if not context.method.reports_training(exchange):
             return Expectation(task, exchange.upload, dims, exchange.check)
 
         def check(payload: Payload, task: TaskInfo) -> list[str]:
