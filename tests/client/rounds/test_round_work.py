@@ -18,6 +18,7 @@ from client.round_kit import (
     ORDER,
     SERVER,
     TERMS,
+    Host,
     fit,
     make,
     registry_part,
@@ -30,17 +31,17 @@ from fcil_client.daemon.jobs import Jobs
 from fcil_client.link.downloads import IN_MEMORY_BYTES, Downloads, open_part
 from fcil_client.notes import Notes
 from fcil_client.rounds import round_work
-from fcil_client.rounds.round_work import read_registry
+from fcil_client.rounds.round_work import ClientOptions, RoundWork, read_registry
 from fcil_client.state import outbox
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.assembly import Assembly
-from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
+from fcil_protocol.envelopes.envelope import Core, open_body, seal, unwrap_key, wrap_key
 from fcil_protocol.envelopes.header import chunk_bytes_for
 from fcil_protocol.envelopes.stored_envelope import head_of, read_envelope, write_envelope
 from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch, StaleUpdate, StorageError
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, PartRef, Parts, Want
-from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.testing import flip_bit
 
 CHUNK = 256 << 10
@@ -163,6 +164,65 @@ def test_an_update_is_kept_with_the_state_it_came_with(home, enrolment, tmp_path
     digest = upload(home, enrolment, tmp_path)
     assert kept(home) == {digest}
     assert home.settle_provisional(digest, counted=True)
+
+
+def meta_that_leaves(home, enrolment, data, monkeypatch, *, told, terms=TERMS, **options):
+    """Run a round of a method with gradients; return the metadata of the update in the outbox."""
+    monkeypatch.setattr(type(METHOD), "reports_training", lambda *_: True)
+
+    async def main():
+        work = RoundWork(home, enrolment, KEYS, ClientOptions(data, **options))
+        work._host = Host()
+        work._host.gate.set()
+        part = pack(Payload({"n": np.ones(1, np.int64)}))
+        work._host.answer = ({"faults": [], **told}, [part, part])
+        return await work.run(ORDER, terms, SERVER.public, lambda *_: None)
+
+    envelope = read_envelope(home.outbox_path(asyncio.run(main())))
+    key = unwrap_key(envelope.wrap, envelope.header, SERVER)
+    body = [
+        bytes(envelope.body)[envelope.parsed.extent(range(i, i + 1))]
+        for i in range(len(envelope.parsed.hashes))
+    ]
+    return unpack(open_body(envelope.parsed, key, iter(body))).meta
+
+
+TOLD = {"trained": {"train_loss": 0.25, "train_accuracy": 0.5}}
+TAKES = replace(TERMS, training_metrics=True)
+
+
+def test_loss_and_accuracy_leave_if_the_server_takes_them(
+    home, enrolment, tmp_path, stateful, monkeypatch
+):
+    sent = meta_that_leaves(home, enrolment, tmp_path, monkeypatch, told=TOLD, terms=TAKES)
+    assert sent == TOLD["trained"]
+    line = (home.directory / "egress.jsonl").read_text()
+    assert '"name":"train_loss"' in line
+    assert "0.25" not in line
+
+
+@pytest.mark.parametrize(
+    ("told", "terms", "options"),
+    [
+        (TOLD, TERMS, {}),
+        (TOLD, TAKES, {"training_metrics": False}),
+        ({}, TAKES, {}),
+    ],
+    ids=["an older server", "switched off", "no gradient"],
+)
+def test_no_byte_of_them_leaves_otherwise(
+    home, enrolment, tmp_path, stateful, monkeypatch, told, terms, options
+):
+    sent = meta_that_leaves(
+        home, enrolment, tmp_path, monkeypatch, told=told, terms=terms, **options
+    )
+    assert sent == {}
+
+
+def test_the_guard_stops_them_where_they_are_switched_off():
+    payload = Payload({"n": np.ones(1, np.int64)}, TOLD["trained"])
+    faults = TERMS.check_upload("train", payload, TaskInfo(0, (0, 1)))
+    assert any("'train_loss' is not in the schema" in fault for fault in faults)
 
 
 def test_an_update_that_finds_no_room_leaves_nothing_behind(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract.registry import load_method
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, Surplus
 from fcil_protocol.ids import RoundKey
+from fcil_protocol.payloads.payload import Payload
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rounds import Training
+from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
@@ -26,6 +32,8 @@ from fcil_server.sessions.uploads import Accepted
 from sample_run import ALICE, BOB, CLIENTS, GONE, RUN, Clock, digest
 
 KEY = RoundKey(RUN, 0, "train", 0)
+
+BACKBONE = replace(NO_BACKBONE, dim=8, depth=12, heads=2, mlp_dim=16)
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Desk:
             kind="train", base=0,
         )  # fmt: skip
 
-    def store(self, client, samples=5):
+    def store(self, client, samples=5, **metrics):
         self.reception.stored(
             Accepted(
                 client=client,
@@ -71,6 +79,7 @@ class Desk:
                 tensor_bytes=1,
                 sealed_bytes=2,
                 samples=samples,
+                metrics=metrics,
             )  # fmt: skip
         )
 
@@ -162,3 +171,45 @@ def test_what_was_counted_is_known_after_the_round_too(ledger):
     assert desk.reception.recorded(ALICE, desk.core(ALICE), digest(ALICE))
     assert not desk.reception.recorded(ALICE, desk.core(ALICE), digest(BOB))
     assert not desk.reception.recorded(BOB, desk.core(BOB), digest(BOB))
+
+
+def expectation(ledger, method="fedavg_lora"):
+    """What an open round of a method expects of an upload, and one with these metrics."""
+    desk, found = Desk(ledger), load_method(method)
+    kit = desk.reception.context
+    kit.method, kit.hparams, kit.info = found, found.hparams(), BACKBONE
+    core = replace(desk.core(ALICE), method=method)
+    return desk.reception.expect(ALICE, core)
+
+
+@pytest.mark.parametrize("loss", [1e9, -1e9])
+def test_a_loss_that_no_training_has_is_refused(ledger, loss):
+    wanted = expectation(ledger)
+    update = Payload({"n": np.ones(1, np.int64)}, {"train_loss": loss})
+    (fault,) = wanted.check(update, wanted.task)
+    assert "train_loss" in fault
+    assert {m.name for m in wanted.schema.meta} >= {"train_loss", "train_accuracy"}
+
+
+def test_a_method_without_gradients_expects_no_training_metrics(ledger):
+    assert expectation(ledger, "running_mean").schema.meta == ()
+
+
+def test_a_lying_client_has_its_own_line_and_is_left_out_once_excluded(ledger):
+    desk = Desk(ledger)
+    desk.store(ALICE, samples=1, train_loss=2.0, train_accuracy=0.5)
+    desk.store(BOB, samples=3, train_loss=1.0)
+    desk.store(GONE, samples=10**9, train_loss=1e6, train_accuracy=0.0)
+    ledger.updates.exclude(KEY, GONE, "far from the others")
+    view = RoundReader(ledger.database).view(ledger.rounds.get(KEY))
+    assert view.training == Training(loss=1.25, accuracy=0.5)
+    assert view.trained[GONE] == Training(1e6, 0.0)
+    assert view.line()["training"]["clients"][BOB] == {"loss": 1.0, "accuracy": None}
+
+
+def test_a_round_of_clients_that_report_nothing_has_no_loss(ledger):
+    desk = Desk(ledger)
+    desk.store(ALICE)
+    view = RoundReader(ledger.database).view(ledger.rounds.get(KEY))
+    assert (view.training, view.trained) == (Training(), {})
+    assert ledger.updates.newest_training(RUN) is None
