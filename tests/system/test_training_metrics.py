@@ -27,7 +27,9 @@ def test_the_loss_falls_and_who_keeps_it_keeps_it(tmp_path):
         for i, name in enumerate("ab")
     }
     with LocalFederation(tmp_path) as federation:
-        federation.serve("--until-done", *settings(**LORA))
+        tested = write_client(tmp_path / "tested", range(3), per_class=8, offset=40)
+        every = {"run__central_test": str(tested), "run__central_test_every": 2}
+        federation.serve("--until-done", *settings(**LORA, **every))
         federation.join("a", folders["a"], "--threads", "1")
         federation.join("b", folders["b"], "--threads", "1", "--no-training-metrics")
         assert federation.server.wait(150) == 0, federation.last_words("server")
@@ -39,6 +41,7 @@ def test_the_loss_falls_and_who_keeps_it_keeps_it(tmp_path):
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0]
     assert all(0 <= row["train_accuracy"] <= 1 for row in rounds)
+    assert [row["test_accuracy"] is not None for row in rounds] == [False, True, False]
     assert status["run"]["training"]["loss"] == losses[-1]
     with open_ledger(federation) as ledger:
         data = collect(ledger, ledger.runs.newest().run_id)
@@ -46,7 +49,9 @@ def test_the_loss_falls_and_who_keeps_it_keeps_it(tmp_path):
             assert len(view.counted) == 2
             assert [data.name_of(client) for client in view.trained] == [own]
     run = federation.federation / "runs" / data.run.run_id
-    assert "Training loss per round" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "Training loss per round" in page
+    assert "on the server&#39;s test images" in page
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     told = [line.get("data", line)["training"]["loss"] for line in lines if "training" in line]
     assert told == losses

@@ -128,10 +128,24 @@ class RunSection(Section):
     central_test: str = Field(
         "", description="test images that the server evaluates on: a folder, or as clients' --data"
     )
+    central_test_every: int = Field(
+        0,
+        ge=0,
+        description="the server evaluates after every this many rounds of a task too, for a curve "
+        "of accuracy; each time costs a pass over `central_test`; 0: after tasks alone",
+    )
     plots: bool = Field(
         True,
         description="draw plots when a run ends; false: only `fcil-server report` does",
     )
+
+    @model_validator(mode="after")
+    def _has_test_images(self) -> RunSection:
+        if self.central_test_every and not self.central_test:
+            raise ValueError(
+                "central_test_every needs a folder of test images on the server: set central_test"
+            )
+        return self
 
 
 class MethodSection(BaseModel):

@@ -43,7 +43,7 @@ _SIZES = ("tensor", "true_wire")  # of each direction of a round
 _PHASES = ("collect_s", "aggregate_s", "save_s")
 ROUND_COLUMNS = (
     "seq", "task", "kind", "round", "outcome", "closed_by", "reopened", "opened_at", "closed_at",
-    "asked", "counted", "excluded", "silent", "train_loss", "train_accuracy",
+    "asked", "counted", "excluded", "silent", "train_loss", "train_accuracy", "test_accuracy",
     *(f"{way}_{name}" for way in ("up", "down") for name in _SIZES), *_PHASES,
 )  # fmt: skip
 _TAIL_BYTES = 4096  # longer than a line with few clients

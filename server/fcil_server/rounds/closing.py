@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from fcil_adapters.contract import Part, State, TaskInfo
-from fcil_protocol.errors import RunFailed, StorageError
+from fcil_protocol.errors import FcilError, RunFailed, StorageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import RoundClosed, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -22,6 +23,7 @@ from fcil_server.rounds import notes
 from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
 
+NOT_TESTED: Mapping[str, int] = MappingProxyType({})
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
@@ -131,6 +133,8 @@ class Closing:
                 return self._too_few(key, close, excluded, phases)
             await asyncio.to_thread(context.aggregation.keep, counted)
             number, digest = await save(context, progress, state, task)
+            saved = loop.time()
+            tested = await self._test_round(task, step, state, combined.parts)
             if self._usable(key) == updates:
                 break
             # A client was revoked meanwhile: the state must not contain its update.
@@ -138,12 +142,14 @@ class Closing:
             context.aggregation.undo_keep(updates)
         else:
             return self._too_few(key, close, {}, {"collect_s": collect_s})
-        phases["save_s"] = loop.time() - aggregated
+        phases["save_s"] = saved - aggregated
+        if tested:
+            phases["evaluate_s"] = loop.time() - saved
         with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 context.ledger.updates.exclude(key, client, reason)
             context.ledger.states.add(key, number, digest, progress.digest)
-            outcome = self._commit(key, close, phases, number)
+            outcome = self._commit(key, close, phases, number, tested)
         for client, reason in excluded.items():
             context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
         self._warn_of_names()
@@ -247,6 +253,7 @@ class Closing:
         close: machine.Close,
         phases: dict[str, float],
         new_state: int | None = None,
+        tested: Mapping[str, int] = NOT_TESTED,
     ) -> Outcome:
         ledger = self.context.ledger
         assert self.progress.round is not None
@@ -272,7 +279,7 @@ class Closing:
                 why=close.why,
                 new_state=new_state,
                 phases=phases,
-                metrics=self.context.lag().to_fields(),
+                metrics={**self.context.lag().to_fields(), **tested},
             )
         self._judged = {row.client: _verdict(row) for row in rows}
         return outcome
@@ -315,17 +322,42 @@ class Closing:
 
     async def central_evaluation(self, task: TaskInfo) -> None:
         """Test the global model on the server's own folder, if one is configured."""
-        folder = self.context.config.run.central_test
-        if not folder:
+        if not self.context.config.run.central_test:
             return
+        counts = await self._test(task, self.progress.state, self.progress.parts)
+        self.context.ledger.evaluations.add(self.context.run, task.index, CENTRAL, counts)
+
+    async def _test_round(
+        self, task: TaskInfo, step: Step, state: State, parts: Sequence[Part]
+    ) -> Mapping[str, int]:
+        """Test a round's state if it is its turn: how many images it gets right, and of how many.
+
+        A curve is not worth a run: a test that fails is a warning.
+        """
+        context = self.context
+        every = context.config.run.central_test_every
+        repeated = {e.kind for e in context.exchanges if e.rounds is None} if every else ()
+        if step.kind not in repeated or (step.round + 1) % every:
+            return NOT_TESTED
+        try:
+            counts = await self._test(task, state, parts)
+        except FcilError as error:
+            text = f"task {task.index} {step.kind} round {step.round} is not tested: {error}"
+            context.notify("warning", error.code, text)
+            return NOT_TESTED
+        right, total = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
+        return {"test_correct": right, "test_total": total}
+
+    async def _test(
+        self, task: TaskInfo, state: State, parts: Sequence[Part]
+    ) -> dict[int, tuple[int, int]]:
+        """Test a state on the server's own folder: class id -> (correct, total)."""
+        aggregation, folder = self.context.aggregation, self.context.config.run.central_test
         ctx = method_context(self.context, task, Step(EVALUATE, 0, 1))
-        parts = self.progress.parts or await self.context.aggregation.broadcast(
-            ctx, self.progress.state
-        )
         seen = set(task.seen)
         ids = {name: c for c, name in self.context.classes.names().items() if c in seen}
-        counts = await self.context.aggregation.evaluate(ctx, parts, folder, ids)
-        self.context.ledger.evaluations.add(self.context.run, task.index, CENTRAL, counts)
+        shown = parts or await aggregation.broadcast(ctx, state)
+        return await aggregation.evaluate(ctx, shown, folder, ids)
 
 
 def _verdict(row: UpdateRow) -> Verdict:

@@ -17,6 +17,7 @@ FREE_KEYS = {
     "tasks": {"admit"},
     "run": {
         "central_test",
+        "central_test_every",
         "device",
         "plots",
         "threads",

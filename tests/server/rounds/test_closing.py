@@ -7,16 +7,17 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import DiskFull, InternalError, RunFailed
+from fcil_protocol.errors import DataError, DiskFull, InternalError, RunFailed
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.spool import Spool
 from fcil_server.aggregation.combining import Combined
 from fcil_server.event_loop import Lag
 from fcil_server.federation.config import Config
-from fcil_server.federation.sections import RoundSection
+from fcil_server.federation.sections import RoundSection, RunSection
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds import closing, events
 from fcil_server.rounds.asking import describe_pause
 from fcil_server.rounds.position import Mode, RunProgress
@@ -349,3 +350,30 @@ def test_a_round_without_a_result_says_nothing_of_the_others(scene):
     scene.meanwhile = lambda: setattr(scene.clock, "now", scene.clock.now + 20)
     scene.void()
     assert [n[1] for n in scene.notes] == ["void"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
+    tmp_path, monkeypatch, fails
+):
+    scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+
+    async def evaluate(_ctx, _parts, folder, _ids):
+        assert folder == "tests"
+        if fails:
+            raise DataError("the folder is gone.")
+        return {0: (3, 4), 1: (0, 1)}
+
+    scene.kit.config = Config(run=RunSection(central_test="tests", central_test_every=2))
+    scene.kit.exchanges = (SimpleNamespace(kind="train", rounds=None),)
+    scene.kit.aggregation.evaluate = evaluate
+    keys = [scene.play(Payload(), {}), scene.play(Payload(), {})]
+    views = [RoundReader(scene.ledger.database).view(scene.ledger.rounds.get(k)) for k in keys]
+    assert [view.tested for view in views] == [None, None if fails else 0.6]
+    assert all(view.round.outcome is Outcome.DONE for view in views)
+    assert any("is not tested: the folder is gone." in note[2] for note in scene.notes) is fails
+
+
+def test_a_test_of_rounds_needs_images():
+    with pytest.raises(ValueError, match="set central_test"):
+        RunSection(central_test_every=1)

@@ -165,27 +165,37 @@ def seconds(rounds: Sequence[RoundLine]) -> Chart:
 
 
 def training(rounds: Sequence[RoundLine]) -> list[Chart]:
-    """The training loss of each round, and its training accuracy: what clients report of either.
+    """The learning curves: loss per round and accuracy per round, where either is known.
 
-    Rounds without either are left out. A loss below 0 is a gap: the axis begins there.
+    Rounds without any of it are left out. A loss below 0 is a gap: the axis begins there.
     """
-    told = [r for r in rounds if r.training.loss is not None]
+    told = [r for r in rounds if r.training.loss is not None or r.tested is not None]
     if not told:
         return []
     groups, x, marks = _grouped(told)
-    losses = tuple(_mean([r.training.loss for r in group]) for group in groups)
-    losses = tuple(None if v is None or v < 0 else v for v in losses)
-    title = f"Training loss per {x.title}, mean over the clients' images"
-    charts = [Chart("loss", "lines", title, x, Y(""), (Series("loss", "a", losses),), None, marks)]
-    shares = tuple(_mean([r.training.accuracy for r in group]) for group in groups)
-    if any(share is not None for share in shares):
-        percents = tuple(None if v is None else round(100 * v, 3) for v in shares)
-        title = f"Training accuracy per {x.title} in percent"
-        series = (Series("on training images", "b", percents),)
-        charts.append(
-            Chart("training-accuracy", "lines", title, x, Y("%", 100), series, None, marks)
-        )
-    return charts
+    found = []
+    losses = [_mean(r.training.loss for r in group) for group in groups]
+    if series := _curve("loss", "a", [v if v is None or v >= 0 else None for v in losses]):
+        title = f"Training loss per {x.title}, mean over the clients' images"
+        found.append(Chart("loss", "lines", title, x, Y(""), series, None, marks))
+    trained = [_mean(r.training.accuracy for r in group) for group in groups]
+    tested = [_mean(r.tested for r in group) for group in groups]
+    series = (
+        *_curve("on the clients' training images", "b", trained, 100),
+        *_curve("on the server's test images", "a", tested, 100),
+    )
+    if series:
+        title = f"Accuracy per {x.title} in percent"
+        found.append(Chart("round-accuracy", "lines", title, x, Y("%", 100), series, None, marks))
+    return found
+
+
+def _curve(
+    name: str, style: str, values: Sequence[float | None], times: float = 1.0
+) -> tuple[Series, ...]:
+    """Return a line through values, 5 digits each; none if nothing is known."""
+    known = tuple(None if v is None else float(f"{times * v:.5g}") for v in values)
+    return (Series(name, style, known),) if any(v is not None for v in known) else ()
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -46,6 +46,7 @@ class RoundLine:
         up, down: its bytes; ``up_by``, ``down_by``: of these the predicted wire bytes, in the order
             of `CAUSES`.
         training: loss and accuracy of its clients' training.
+        tested: share of the server's test images that its state gets right; None: no test.
     """
 
     key: RoundKey
@@ -66,6 +67,7 @@ class RoundLine:
     up_by: tuple[int, ...]
     down_by: tuple[int, ...]
     training: Training = field(default_factory=Training)
+    tested: float | None = None
 
     def bytes_of(self, direction: Direction) -> Bytes:
         """Return its bytes in one direction."""
@@ -247,6 +249,7 @@ def round_line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
         up_by=_by_cause(view.flows, Direction.UP),
         down_by=_by_cause(view.flows, Direction.DOWN),
         training=view.training,
+        tested=view.tested,
     )
 
 

@@ -147,6 +147,13 @@ class RoundView:
         """Bytes to the clients."""
         return self.totals.get((Direction.DOWN, None), Bytes())
 
+    @property
+    def tested(self) -> float | None:
+        """Share of the server's test images, 0 to 1, that its state gets right; None: no test."""
+        found = self.round.metrics
+        total = found.get("test_total")
+        return found["test_correct"] / total if total else None
+
     def line(self) -> dict[str, Any]:
         """Return the round's line of ``rounds.jsonl``."""
         row = self.round

@@ -141,6 +141,7 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
         "updates": view.updates,
         "train_loss": view.training.loss,
         "train_accuracy": view.training.accuracy,
+        "test_accuracy": view.tested,
         "counted": len(view.counted),
         "answers": [
             {"client": c, "name": names.get(c, ""), "answer": answer.value, "reason": reason}

@@ -20,11 +20,13 @@ def of_round(view: RoundView) -> dict[str, float]:
     line = view.line()
     counts = {n: float(len(line[n])) for n in ("asked", "counted", "excluded", "silent")}
     seconds = {name.removesuffix("_s"): value for name, value in line["seconds"].items()}
-    trained = {"loss": view.training.loss, "accuracy": view.training.accuracy}
-    if trained["accuracy"] is not None:
-        trained["accuracy"] *= 100
+    trained = {
+        "training/loss": view.training.loss,
+        "training/accuracy": _percent(view.training.accuracy),
+        "server/accuracy_of_round": _percent(view.tested),
+    }
     known = {name: value for name, value in trained.items() if value is not None}
-    return _under("round", counts) | _under("seconds", seconds) | _under("training", known)
+    return _under("round", counts) | _under("seconds", seconds) | known
 
 
 def bytes_of_round(view: RoundView, up: int, down: int) -> dict[str, float]:
@@ -61,6 +63,10 @@ def of_task(
         **{f"accuracy_of_task_{i}": value for i, value in enumerate(found.matrix[-1])},
     }
     return _under(judge, {name: value for name, value in named.items() if value is not None})
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _under(group: str, values: dict[str, float]) -> dict[str, float]:
