@@ -117,9 +117,12 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
     told = f"{line.address} is the server, and accepts this client; it runs {welcome.method} (run "
     told += f"{welcome.run})"
     try:
-        terms: Terms | None = handshake.read_terms(welcome)
+        terms = handshake.read_terms(welcome)
     except FcilError as error:  # it is the server, and something here does not fit it
         return ServerFacts(error, clock_s=line.clock_s), None
+    trains = any(terms.method.reports_training(e) for e in terms.exchanges)
+    if terms.training_metrics and trains:
+        told += ", and takes the loss and accuracy of training (join --no-training-metrics: none)"
     return ServerFacts(told, clock_s=line.clock_s), terms
 
 
