@@ -70,6 +70,14 @@ def test_every_update_is_opened_once_however_often_it_is_visited():
     assert len(daemon.opened) == K
 
 
+def test_training_metrics_do_not_reach_the_aggregator(monkeypatch):
+    plain = payload(0)
+    told = Payload(plain.tensors, {"k": 0, "train_loss": 0.5, "train_accuracy": 1.0})
+    monkeypatch.setitem(globals(), "payload", lambda _k: told)
+    _, updates = pulled(Daemon())
+    assert [dict(u.payload.meta) for u in updates] == [{"k": 0}] * K
+
+
 def test_what_does_not_fit_is_opened_again_and_never_more_than_two_beyond_the_bound(monkeypatch):
     monkeypatch.setattr(module, "KEPT_BYTES", 5 * SIZE)
     daemon = Daemon()

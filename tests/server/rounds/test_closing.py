@@ -367,6 +367,7 @@ def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
     scene.kit.config = Config(run=RunSection(central_test="tests", central_test_every=2))
     scene.kit.exchanges = (SimpleNamespace(kind="train", rounds=None),)
     scene.kit.aggregation.evaluate = evaluate
+    scene.kit.aggregation.broadcast = lambda *_: asyncio.sleep(0, ())
     keys = [scene.play(Payload(), {}), scene.play(Payload(), {})]
     views = [RoundReader(scene.ledger.database).view(scene.ledger.rounds.get(k)) for k in keys]
     assert [view.tested for view in views] == [None, None if fails else 0.6]
