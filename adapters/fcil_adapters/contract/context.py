@@ -51,7 +51,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """How a round's training went on its own images; for people, never part of a state.
+    """Loss and accuracy of a round's training on its own images; for people, not for a state.
 
     Attributes:
         loss: mean of the objective over the images of the last epoch.

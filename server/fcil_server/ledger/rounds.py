@@ -29,11 +29,11 @@ _COUNTED = "status = 'counted' GROUP BY client"
 
 @dataclass(frozen=True)
 class Training:
-    """How the training of an update went, or of a round's updates: each weighs by its samples.
+    """Loss and accuracy of the training of an update, or of a round's, weighted by samples.
 
     Attributes:
-        loss: of the last epoch; None: nobody reports it.
-        accuracy: share of the training images, 0 to 1; None: nobody reports it.
+        loss: of the last epoch; None: no client reports it.
+        accuracy: share of the training images, 0 to 1; None: no client reports it.
     """
 
     loss: float | None = None
