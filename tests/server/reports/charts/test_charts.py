@@ -13,7 +13,7 @@ import sample_run
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.drawing import draw
-from fcil_server.reports.charts.history import History, frozen
+from fcil_server.reports.charts.history import History, frozen, round_line
 from fcil_server.reports.charts.spec import Chart, Series, X, Y, written
 from fcil_server.reports.charts.svg import scale, zoomed
 from fcil_server.reports.results.run_data import RunData, collect
@@ -224,3 +224,17 @@ def test_each_kind_of_bar_has_a_look_of_its_own_beside_its_colour(history: Histo
     hatched = {a["id"].rpartition("-")[2] for a in picture.all("pattern")}
     assert fills == {"fill a", "fill b", "fill f"}
     assert hatched == {"b", "f"}  # the first is plain
+
+
+def test_learning_curves_have_the_rounds_that_tell_something_and_marks_between_tasks(tmp_path):
+    with sample_run.build(tmp_path / "l") as ledger:
+        views = collect(ledger, sample_run.RUN).rounds
+    lines = [round_line(view, {}) for view in views]
+    told = [line for line in lines if line.training.loss is not None]
+    assert 0 < len(told) < len(lines)
+    loss, accuracy = charts.training(lines)
+    assert loss.series[0].values == tuple(float(f"{r.training.loss:.5g}") for r in told)
+    assert [mark.text for mark in loss.marks] == ["task 1"]
+    assert [s.name for s in accuracy.series] == ["on the clients' training images"]
+    assert set(accuracy.series[0].values) == {50.0}
+    assert charts.training([line for line in lines if line not in told]) == []

@@ -60,7 +60,14 @@ def test_without_scripts_all_numbers_and_charts_are_there(text: str) -> None:
     bare = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     page = Page(bare)
     charts = [a["id"] for a in page.all("figure")]
-    assert charts == ["chart-accuracy", "chart-cost", "chart-bytes", "chart-seconds"]
+    assert charts == [
+        "chart-accuracy",
+        "chart-cost",
+        "chart-bytes",
+        "chart-loss",
+        "chart-round-accuracy",
+        "chart-seconds",
+    ]
     assert len(page.all("svg")) == len(charts)
     for expected in ("80.0 %", "12.5 pp", "7.87 MB", "alice", "on battery", "prepare 0"):
         assert expected in page.text
@@ -93,8 +100,8 @@ def test_words_of_clients_and_configurations_are_escaped(tmp_path: Path) -> None
         assert expected in page.text
     assert {"u", "i"}.isdisjoint(t for t, _ in page.tags)
     kinds = [a.get("type") for a in page.all("script")]
-    assert kinds.count("application/json") == 4
-    assert len(kinds) == 4 + len(static_page.assets.FROZEN_SCRIPTS)
+    assert kinds.count("application/json") == 6
+    assert len(kinds) == 6 + len(static_page.assets.FROZEN_SCRIPTS)
 
 
 def test_the_report_of_a_long_run_stays_small(tmp_path: Path) -> None:

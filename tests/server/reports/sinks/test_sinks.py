@@ -138,7 +138,7 @@ def test_no_name_of_a_person_a_class_or_a_folder_is_among_them(place):
     told = json.dumps([n for n, *_ in sink.sure] + [dict(sink.facts.params)])
     told += json.dumps(dict(params(configuration.to_toml(config), {"rank": 4}, {"name": "vit"})))
     names = [c.name for c in data.clients.values()] + [c.name for c in data.classes]
-    for word in (*names, "eve", "/data", "7710"):
+    for word in (*names, "/srv", "/data", "7710"):
         assert word not in told, word
     assert sink.facts.params["method.rank"] == 4
     assert sink.facts.params["backbone"] == "embedded"
