@@ -234,7 +234,7 @@ def test_learning_curves_have_the_rounds_that_tell_something_and_marks_between_t
     assert 0 < len(told) < len(lines)
     loss, accuracy = charts.training(lines)
     assert loss.series[0].values == tuple(float(f"{r.training.loss:.5g}") for r in told)
-    assert [mark.text for mark in loss.marks] == ["task 1"]
+    assert [mark.text for mark in loss.marks] == ["task 1", "task 2"]
     assert [s.name for s in accuracy.series] == ["on the clients' training images"]
     assert set(accuracy.series[0].values) == {50.0}
     assert charts.training([line for line in lines if line not in told]) == []
