@@ -176,6 +176,7 @@ class RoundView:
             "seconds": dict(row.phases),
             "bytes": {"up": asdict(self.up), "down": asdict(self.down)},
             "metrics": dict(row.metrics),
+            "test_accuracy": self.tested,
             "training": {
                 **asdict(self.training),
                 "clients": {c: asdict(one) for c, one in self.trained.items()},
