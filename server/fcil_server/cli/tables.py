@@ -152,10 +152,10 @@ def show_status(data: dict[str, Any]) -> None:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
     if run and run.get("training"):
         last = run["training"]
-        text = f"loss {_loss(last['loss'])} in round {last['seq']}"
+        text = f"loss {_loss(last['loss'])}"
         if last["accuracy"] is not None:
-            text += f", {percent(100 * last['accuracy'])} of the training images"
-        out.print(f"training    {text}")
+            text += f", accuracy {percent(100 * last['accuracy'])}"
+        out.print(f"training    {text}, task {last['task']} {last['kind']} round {last['round']}")
     if run and run.get("budget"):
         out.print(f"budget      {run['budget']['text'].removeprefix('budget ')}", soft_wrap=True)
     out.print(f"now         {_doing(now)}", markup=False)

@@ -266,14 +266,15 @@ class UpdateTable:
         return self._db.all(UpdateFate, sql, key)
 
     def newest_training(self, run: RunId) -> dict[str, Any] | None:
-        """Return ``seq``, loss and accuracy of the newest closed round that has a training loss.
+        """Return task, kind, round, loss and accuracy of the newest closed round with a loss.
 
         Of the newest rounds only: its cost does not grow with the run.
         """
         for row in RoundTable(self._db).newest(run, _RECENT):
             found = Training() if row.closed_at is None else Training.mean(self.fates(row.key))
             if found.loss is not None:
-                return {"seq": row.seq, **asdict(found)}
+                place = {"task": row.task, "kind": row.kind, "round": row.round}
+                return {**place, **asdict(found)}
         return None
 
     def get(self, key: RoundKey, client: ClientId) -> UpdateRow | None:

@@ -47,6 +47,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         key = ledger.rounds.current(built.run).key
         ledger.answers.set(key, BOB, "declined", f"no images like those of {NAME}")
         ids = [u.update_id for u in ledger.updates.of_client(built.run, ALICE)]
+        ledger.database.execute("UPDATE updates SET train_loss = 0.5, train_accuracy = 0.5")
         folder = built.directory / "runs" / built.run
         run_directory.write(ledger, built.run, folder, states=StateStore(folder / "states"))
     KeptUpdates(kept_folder(built.directory, built.run)).put([(ids[0], b"sums"), ("f" * 64, b"")])
@@ -77,6 +78,11 @@ def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
         ledger.database.empty_log()
         ledger.clients.mark_seen(ALICE, device="cpu")  # its connection ends a moment later
         row = ledger.clients.get(ALICE)
+        told = ledger.database.rows(
+            "SELECT DISTINCT client FROM updates WHERE coalesce(train_loss, train_accuracy) > 0"
+        )
+    assert ALICE not in {line["client"] for line in told}
+    assert told
     assert places == ["ledger.sqlite"]
     assert naming(built.directory) == []
     assert (row.name, row.curve, row.device, row.last_seen) == (PSEUDONYM, b"", "", None)
