@@ -33,6 +33,7 @@ SECTIONS = (
     "head",
     "now",
     "accuracy",
+    "training",
     "clients",
     "rounds",
     "bytes",

@@ -167,7 +167,7 @@ def seconds(rounds: Sequence[RoundLine]) -> Chart:
 def training(rounds: Sequence[RoundLine]) -> list[Chart]:
     """The learning curves: loss per round and accuracy per round, where either is known.
 
-    Rounds without any of it are left out. A loss below 0 is a gap: the axis begins there.
+    Rounds without any of it are left out.
     """
     told = [r for r in rounds if r.training.loss is not None or r.tested is not None]
     if not told:
@@ -175,9 +175,9 @@ def training(rounds: Sequence[RoundLine]) -> list[Chart]:
     groups, x, marks = _grouped(told)
     found = []
     losses = [_mean(r.training.loss for r in group) for group in groups]
-    if series := _curve("loss", "a", [v if v is None or v >= 0 else None for v in losses]):
+    if series := _curve("loss", "a", losses):
         title = f"Training loss per {x.title}, mean over the clients' images"
-        found.append(Chart("loss", "lines", title, x, Y(""), series, None, marks))
+        found.append(Chart("loss", "lines", title, x, Y("", zoom=True), series, None, marks))
     trained = [_mean(r.training.accuracy for r in group) for group in groups]
     tested = [_mean(r.tested for r in group) for group in groups]
     series = (
@@ -185,8 +185,8 @@ def training(rounds: Sequence[RoundLine]) -> list[Chart]:
         *_curve("on the server's test images", "a", tested, 100),
     )
     if series:
-        title = f"Accuracy per {x.title} in percent"
-        found.append(Chart("round-accuracy", "lines", title, x, Y("%", 100), series, None, marks))
+        title, y = f"Accuracy per {x.title} in percent", Y("%", 100, zoom=True)
+        found.append(Chart("round-accuracy", "lines", title, x, y, series, None, marks))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The sections about rounds: one by one, and their seconds by phase."""
+"""The sections about rounds: one by one, how they train, and their seconds by phase."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ def seconds(history: History, _: Mapping[str, Any] | None, params: Params) -> di
     """Return the values for the template of the section about time."""
     shown = _newest(history, params)
     return {"chart": charts.figure(charts.seconds(shown)) if shown else ""}
+
+
+def training(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
+    """Return the values for the template of the section with the learning curves."""
+    return {"charts": [charts.figure(one) for one in charts.training(_newest(history, params))]}
 
 
 def _newest(history: History, params: Params) -> Sequence[RoundLine]:

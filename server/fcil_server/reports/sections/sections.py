@@ -88,6 +88,7 @@ _VIEWS: Mapping[str, Callable[[History, Live | None, Params], dict[str, Any]]] =
     "head": _head,
     "now": now.view,
     "accuracy": accuracy.view,
+    "training": rounds.training,
     "clients": clients.view,
     "rounds": rounds.view,
     "bytes": traffic.view,

@@ -47,6 +47,7 @@ _SHOWS: Mapping[str, tuple[str, ...]] = {
     "clients": ("run", "members", "tickets", "runs"),
     "tasks": ("run", "tasks", "classes", "rounds"),
     "accuracy": ("run", "rounds", "unread", "pooled", "central"),
+    "training": ("run", "rounds"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
     "rounds": ("run", "rounds"),
     "seconds": ("run", "rounds"),

@@ -63,9 +63,9 @@ def test_without_scripts_all_numbers_and_charts_are_there(text: str) -> None:
     assert charts == [
         "chart-accuracy",
         "chart-cost",
-        "chart-bytes",
         "chart-loss",
         "chart-round-accuracy",
+        "chart-bytes",
         "chart-seconds",
     ]
     assert len(page.all("svg")) == len(charts)
