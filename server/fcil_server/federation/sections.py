@@ -142,9 +142,7 @@ class RunSection(Section):
     @model_validator(mode="after")
     def _has_test_images(self) -> RunSection:
         if self.central_test_every and not self.central_test:
-            raise ValueError(
-                "central_test_every needs a folder of test images on the server: set central_test"
-            )
+            raise ValueError("central_test_every needs test images on the server: set central_test")
         return self
 
 

@@ -100,7 +100,8 @@ class Engine:
         work = self._work(images, parts, weights)
         pending = runner.pending_cells(self.chosen, known, self.results, work)
         for item in pending:  # every server's complete configuration, before any of them starts
-            plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
+            test = str(item.work.test)
+            plan.server_config(item.cell, item.work.tasks, weights=weights, central_test=test)
         budget = self._budget(known, jobs)
         left = budget.left([item.cell for item in pending])
         # Results are counted, not cells: joint rows share theirs between partitions.
