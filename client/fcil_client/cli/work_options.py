@@ -181,6 +181,7 @@ class WorkOptions:
         typer.Option(
             "--training-metrics/--no-training-metrics",
             help="Send a round's training loss and accuracy.",
+            rich_help_panel=PRIVACY_PANEL,
         ),
     ] = True
 
