@@ -19,6 +19,7 @@ MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
     r"could not import 'mlflow'": "an extra of 18 packages",
     r"could not import 'datasets'": "an extra for few, with pyarrow",
+    r"could not import 'mkdocs'": "scripts/test --full installs it",
     r"no (user |network )?namespaces": "containers often forbid them",
     r"(kubectl|systemd-analyze|promtool) is not installed": "no package of Python brings it",
     r"git is not installed|this is no git checkout": "an archive of the sources",

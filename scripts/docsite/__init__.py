@@ -1,0 +1,1 @@
+"""The documents as a site: `scripts/site` builds it with MkDocs."""
