@@ -72,7 +72,7 @@ def table(text: str) -> dict[str, list[str]]:
 # --- generated pages ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["errorlist", "configlist", "architecture"])
+@pytest.mark.parametrize("script", ["errorlist", "configlist", "commandlist", "architecture"])
 def test_generated_page_is_current(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
