@@ -233,6 +233,12 @@ SENTENCES = [
     ("docs/bytes.md", "Without them {} tasks of {} classes",
      [word(s + "reports.traffic.budget.ASSUMED_TASKS"), word(s + "reports.traffic.budget.ASSUMED_CLASSES")]),
     ("docs/bytes.md", "loses at most the counts of its last {} seconds", [Of(s + "daemon.server.FLUSH_S")]),
+    ("docs/upgrades.md", "| the server's ledger | {} |", [Of(s + "ledger.schema.SCHEMA_VERSION")]),
+    ("docs/upgrades.md", "between server, clients and relays | {} |", [Of(p + "PROTOCOL_VERSION")]),
+    ("docs/sizing.md", "bounded at {} MiB", [Of(p + "envelopes.window.TOTAL_BYTES", MIB)]),
+    ("docs/sizing.md", "Tickets admit {} at once and then {} a second",
+     [Of(s + "federation.allow_list.NEWCOMERS_BURST"), Of(s + "federation.allow_list.NEWCOMERS_PER_S")]),
+    ("docs/network.md", "names up to {} addresses", [word(p + "trust.ticket.MAX_ADDRESSES")]),
     # What the methods compute
     ("docs/methods/README.md", "| prototypes | ${} N(0, I)$", [Of(a + "toolkit.prototypes.rows._SPREAD")]),
     ("docs/methods/README.md", "| head rows, LoRA methods | $N(0, {}^2)$", [Of(a + "toolkit.heads.server._SPREAD")]),
