@@ -27,7 +27,7 @@ WRITTEN = {"gpu.md", "report.md", "tables.md"}
 # Every method has one: a document may speak of all of them.
 OF_EACH_METHOD = "NOTES.md"
 # Documents whose sections have numbers, and who speak of them without their own name.
-NUMBERED = ("protocol/PROTOCOL.md", "docs/method-guide.md")
+NUMBERED = ("protocol/PROTOCOL.md",)
 
 UP = "../"
 _FILE = re.compile(r"(?<![\w/.*{<$-])((?:\.\./)*(?:[\w.-]+/)*[\w-][\w.-]*\.(?:md|py))\b(?!\.\w)")

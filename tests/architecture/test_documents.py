@@ -9,13 +9,14 @@ import sys
 import types
 import typing
 from datetime import date
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from architecture.tree_texts import ROOT, texts
+from architecture.tree_texts import ROOT, prose, texts
 from fcil_client.session import machine as session
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.header import sealed_size
@@ -389,3 +390,15 @@ def test_every_decision_has_its_date_and_status_under_the_title() -> None:
         known = {f"[{p.name[:4]}]({p.name})" for p in pages if p.name > page.name}
         assert set(later) <= known, f"{page.name} names a decision that is no later one"
     assert dates == sorted(dates)
+
+
+# What the laboratory writes has tables without end; decisions have a limit of their own.
+PAGES = [p for p in (ROOT / "docs").rglob("*.md") if "results" not in p.parts]
+MOST_WORDS = 2500
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_has_no_more_words_than_one_reads_at_a_time(page: Path) -> None:
+    """Words of the text and of tables, without code and the targets of links."""
+    text = re.sub(r"\]\([^)\s]*\)", "]", prose(page.read_text(encoding="utf-8")))
+    assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS

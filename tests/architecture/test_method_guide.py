@@ -13,7 +13,8 @@ from fcil_protocol.payloads.schema import Kind
 from fcil_server.cli.new_method import MethodKind, write_method
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "method-guide.md").read_text(encoding="utf-8")
+HALVES = ("method-guide.md", "method-rules.md")
+GUIDE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in HALVES)
 BLOCKS = re.findall(r"^```(?:python|toml)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 LANGUAGES = set(re.findall(r"^```(\w+)$", GUIDE, re.MULTILINE))
 SHOWN = {"my_loss": MethodKind.LORA, "my_head": MethodKind.FROZEN}

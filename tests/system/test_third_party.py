@@ -79,7 +79,7 @@ WRONG = {
 
 
 def test_the_method_guide_quotes_what_is_said():
-    guide = (ROOT / "docs" / "method-guide.md").read_text()
+    guide = (ROOT / "docs" / "method-rules.md").read_text()
     guide = guide.replace("my_head", "thumbnail_lda")
     for how in ("missing", "other version", "other schema"):
         assert WRONG[how] in guide
@@ -151,7 +151,7 @@ def test_a_client_with_a_method_that_does_not_fit_hears_why_and_joins_when_it_do
 
 @pytest.mark.full
 def test_the_contract_of_all_methods_holds_for_it(sites):
-    """As docs/method-guide.md tells authors to check theirs."""
+    """As docs/method-rules.md tells authors to check theirs."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "tests/adapters/methods/test_contract_kit.py", "-k", "thumbnail_lda"],

@@ -163,7 +163,7 @@ def torch_score(predictor: Predictor) -> Callable[[Tensor], Tensor]:
             return of_features
     raise DataError(
         f"a model of the class {type(predictor).__name__} cannot be exported.",
-        action="Its method must return a Scorer or a FeatureScorer: docs/method-guide.md.",
+        action="Its method must return a Scorer or a FeatureScorer: docs/method-rules.md.",
     )
 
 
@@ -195,7 +195,7 @@ def _not_a_graph(name: str, why: str) -> DataError:
     return DataError(
         f"the model of {name} has a step that cannot be written as a graph: "
         f"{' '.join(why.split())[:300]}.",
-        action="Its score must not depend on the number of images: docs/method-guide.md.",
+        action="Its score must not depend on the number of images: docs/method-rules.md.",
     )
 
 
