@@ -402,3 +402,8 @@ def test_a_page_has_no_more_words_than_one_reads_at_a_time(page: Path) -> None:
     """Words of the text and of tables, without code and the targets of links."""
     text = re.sub(r"\]\([^)\s]*\)", "]", prose(page.read_text(encoding="utf-8")))
     assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS
+
+
+def test_readme_fits_on_the_first_screens() -> None:
+    words = len((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert 600 <= words <= 800

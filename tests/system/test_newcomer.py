@@ -6,6 +6,7 @@ how it is run and what one sees then; one that is printed and not named here is 
 
 from __future__ import annotations
 
+import re
 import shutil
 import zipfile
 from collections import Counter
@@ -63,7 +64,6 @@ INTERRUPT = "^C"
 
 STEPS = [
     Step(README, "./scripts/quickstart", SCRIPT),
-    Step(README, "./scripts/test", SCRIPT),
     home("source .venv/bin/activate", ""),
     home("fcil-server serve", "listening on 127.0.0.1:7710", stays=True),
     home("fcil-client join --data ./camera-1", "connected to 127.0.0.1:7710", stays=True),
@@ -171,6 +171,7 @@ STEPS = [
         "no server at lab.example:7710 answered", stays=True,  # lab.example is the reader's
     ),
     Step("", "fcil-server clients", "others", "open ticket for camera-3"),
+    Step(README, "fcil-server revoke camera-3", "others", "camera-3"),
     # Experiments.
     Step(
         STUDY, "fcil-client split --data cifar100.zip --clients 10 --alpha 6", "study",
@@ -237,8 +238,8 @@ def new(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def tell(new: Place, story: str, *, full: bool) -> None:
-    """Type the commands of a story, and see what each one says."""
+def tell(new: Place, story: str, *, full: bool) -> list[Background]:
+    """Type the commands of a story, see what each one says, and return those that stayed."""
     stay: list[Background] = []
     for step in STEPS:
         if step.story != story or (step.full and not full):
@@ -264,6 +265,7 @@ def tell(new: Place, story: str, *, full: bool) -> None:
         if step.command == command:
             block = fences((ROOT / step.page).read_text(), "")[number]
             assert shape(block) in [shape(line) for line in said.splitlines()], said
+    return stay
 
 
 def printed(step: Step) -> str:
@@ -278,7 +280,21 @@ def test_what_readme_says_of_one_machine_is_so(new: Place) -> None:
     (layout,) = [b for b in fences((ROOT / README).read_text(), "") if "camera-1" in b]
     for word in layout.split():  # each folder that README draws is there
         assert (new.work / word.replace("0001.jpg", "").replace("...", "")).is_dir()
-    tell(new, "home", full=False)
+    server = tell(new, "home", full=False)[0]
+    assert_shown(server, before_the_round=True)
+
+
+def assert_shown(server: Background, *, before_the_round: bool) -> None:
+    """Compare what README shows of the server with what it said."""
+    said = [own_shape(line) for line in server.log.read_text().splitlines()]
+    (shown,) = fences((ROOT / README).read_text(), "text")
+    for line in shown.splitlines()[: 3 if before_the_round else None]:
+        assert own_shape(line) in said, f"{line}: {said}"
+
+
+def own_shape(line: str) -> set[str]:
+    """Return a line's shape, whatever this machine and its kind are called."""
+    return shape(re.sub(r"\(.*\)", "()", re.sub(r"\S+:camera", "camera", line)))
 
 
 @pytest.mark.full
@@ -286,7 +302,9 @@ def test_what_readme_says_of_one_machine_is_so(new: Place) -> None:
 def test_what_readme_says_is_so_to_the_end(new: Place, story: str) -> None:
     if story == "study":
         data_set(new.work)
-    tell(new, story, full=True)
+    stayed = tell(new, story, full=True)
+    if story == "home":
+        assert_shown(stayed[0], before_the_round=False)
 
 
 def test_what_readme_says_of_other_machines_is_so(new: Place) -> None:
