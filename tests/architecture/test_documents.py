@@ -407,3 +407,13 @@ def test_a_page_has_no_more_words_than_one_reads_at_a_time(page: Path) -> None:
 def test_readme_fits_on_the_first_screens() -> None:
     words = len((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert 600 <= words <= 800
+
+
+BENCHMARKS = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", BENCHMARKS, ids=lambda p: p.name)
+def test_a_page_of_benchmarks_is_short_and_names_its_command_before_its_numbers(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert re.search(r"scripts/\w+|fcil-server \w+", text.partition("\n|---")[0])
