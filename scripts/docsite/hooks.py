@@ -8,6 +8,8 @@ import re
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
+# Commands that the converter does not know, in its own words.
+_OTHERS = {r"\arg\m": r"\operatorname{arg}\m", r"\_": "_"}
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -22,9 +24,14 @@ def on_page_content(content: str, **_: object) -> str:
     def drawn(match: re.Match[str]) -> str:
         display = "block" if match[2] == "[" else "inline"
         formula = html.unescape(match[3]).strip()
+        for command, other in _OTHERS.items():
+            formula = formula.replace(command, other)
         try:
-            return str(convert(formula, display=display))
+            drawing = str(convert(formula, display=display))
         except Exception as error:
             raise PluginError(f"no MathML can be made of {formula!r} ({error!r})") from error
+        if unknown := re.search(r"\\\w+", drawing):
+            raise PluginError(f"no MathML can be made of {unknown[0]} in {formula!r}")
+        return drawing
 
     return _FORMULA.sub(drawn, content)

@@ -19,6 +19,8 @@ PICTURES = {".png", ".svg"}
 
 _FENCE = re.compile(r"(^ *```.*?^ *```$|<!--.*?-->)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^)\s]+)\)")
+_CELLS = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 _DOOR = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 
 
@@ -83,7 +85,9 @@ def navigation() -> list[dict[str, Any]]:
                 entries += [{title(path): str(path)} for path in inside]
             elif target.suffix == ".md" and target != HOME:
                 plain = words.replace("\n", " ").replace("`", "")
-                entries.append({plain[:1].upper() + plain[1:]: str(target)})
+                if plain != target.stem:  # the name of a method stays as it is
+                    plain = plain[:1].upper() + plain[1:]
+                entries.append({plain: str(target)})
         doors.append({heading: entries})
     return doors
 
@@ -109,8 +113,13 @@ def for_site(page: Path, pages: dict[Path, str], source: str = "") -> str:
     """Return a page's text with the links that it has on the site."""
     parts = _FENCE.split(pages[page])  # every second part is a block of code, or a comment
     replace = rewriter(page, pages, source)
-    parts[::2] = [_LINK.sub(replace, part) for part in parts[::2]]
+    parts[::2] = [_CELLS.sub(unescaped, _LINK.sub(replace, part)) for part in parts[::2]]
     return "".join(parts)
+
+
+def unescaped(row: re.Match[str]) -> str:
+    """Return a row of a table for MkDocs, which shows the backslash of a bar in code."""
+    return _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0])
 
 
 def stage(folder: Path, source: str = "") -> None:

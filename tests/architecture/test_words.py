@@ -37,7 +37,7 @@ PAGES = sorted(
     path
     for folder in ("", "docs", "protocol", "deploy", "experiments", "adapters", "tests/vectors")
     for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
-    if "results" not in path.parts and not path.name.startswith("commands-")  # from docstrings
+    if "results" not in path.parts
 )
 TEMPLATES = sorted((ROOT / "server").rglob("templates/**/*.html"))
 

@@ -52,6 +52,12 @@ def test_a_link_to_a_page_stays_and_one_to_a_source_file_becomes_its_path():
     assert "[`b`](https://host/tree/server/fcil_server/api.py)" in hosted
 
 
+def test_a_bar_in_code_has_its_backslash_in_the_repository_alone():
+    page = Path("docs/rounds.md")
+    text = "| `a\\|b` | c \\| d |\n`e\\|f`\n"
+    assert pages.for_site(page, {page: text}) == "| `a|b` | c \\| d |\n`e\\|f`\n"
+
+
 def test_the_pages_that_are_linked_beyond_docs_are_on_the_site():
     assert {Path(p) for p in ("README.md", "CONTRIBUTING.md", "protocol/PROTOCOL.md")} <= set(
         pages.reached()

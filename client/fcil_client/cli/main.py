@@ -122,7 +122,7 @@ def join(
     """Join the federation and train whenever the server asks, until Ctrl-C.
 
     Images, their names and everything else stay in the folder; what leaves is what the
-    method's schema names, and --dry-run shows it. Started again, the client goes on where it was.
+    method's schema names, and --dry-run shows it. Started again, the client resumes.
     """
     form = chosen(form, json_flag)
     if dry_run:

@@ -71,7 +71,7 @@ def predict(
 ) -> None:
     """Classify images with the client's current model, or an exported one; works offline.
 
-    Images that cannot be read are named, and the others go on; the exit code is 1 then.
+    Images that cannot be read are named, and the others continue; the exit code is 1 then.
     """
     form = chosen(form, json_flag)
     failed = 0

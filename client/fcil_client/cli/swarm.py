@@ -92,7 +92,7 @@ def swarm(
     """Run many clients in this process: each with keys, connection and home of its own.
 
     One worker with one backbone computes for all of them in turn. Started again, every member
-    goes on where it was. The exit code is 1 if a member failed, or with --until-done if the
+    resumes. The exit code is 1 if a member failed, or with --until-done if the
     server stopped before the run was complete.
     """
     form = chosen(form, json_flag)
