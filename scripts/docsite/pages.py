@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME, INDEX = Path("README.md"), Path("docs/README.md")
-PICTURES = {".png", ".svg"}
+COPIED = {".png", ".svg", ".ipynb"}
 
 _FENCE = re.compile(r"(^ *```.*?^ *```$|<!--.*?-->)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^)\s]+)\)")
@@ -98,7 +98,7 @@ def rewriter(page: Path, pages: dict[Path, str], source: str) -> Callable[[re.Ma
     def replaced(match: re.Match[str]) -> str:
         words, target = match.groups()
         path = resolved(page, target)
-        if path is None or path in pages or path.suffix in PICTURES:
+        if path is None or path in pages or path.suffix in COPIED:
             return match[0]
         if path / "README.md" in pages:
             return f"[{words}]({target.rstrip('/')}/README.md)"
@@ -123,12 +123,12 @@ def unescaped(row: re.Match[str]) -> str:
 
 
 def stage(folder: Path, source: str = "") -> None:
-    """Write the site's pages and pictures into an empty folder."""
+    """Write the site's pages, pictures and notebooks into an empty folder."""
     pages = reached()
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(for_site(page, pages, source), encoding="utf-8")
         for _, target in links(page, text):
-            if target.suffix in PICTURES:
+            if target.suffix in COPIED:
                 (folder / target).parent.mkdir(parents=True, exist_ok=True)
                 (folder / target).write_bytes((ROOT / target).read_bytes())
