@@ -235,6 +235,8 @@ SENTENCES = [
     ("docs/bytes.md", "loses at most the counts of its last {} seconds", [Of(s + "daemon.server.FLUSH_S")]),
     ("docs/upgrades.md", "| the server's ledger | {} |", [Of(s + "ledger.schema.SCHEMA_VERSION")]),
     ("docs/upgrades.md", "between server, clients and relays | {} |", [Of(p + "PROTOCOL_VERSION")]),
+    ("docs/upgrades.md", "`rounds.jsonl` | {}; {}, as",
+     [Of(p + "process.terminal.SCHEMA_VERSION"), Of(s + "reports.run_directory.SCHEMA_VERSION")]),
     ("docs/sizing.md", "bounded at {} MiB", [Of(p + "envelopes.window.TOTAL_BYTES", MIB)]),
     ("docs/sizing.md", "Tickets admit {} at once and then {} a second",
      [Of(s + "federation.allow_list.NEWCOMERS_BURST"), Of(s + "federation.allow_list.NEWCOMERS_PER_S")]),
