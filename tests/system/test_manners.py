@@ -94,7 +94,7 @@ def test_systemd_hears_of_server_and_client_from_ready_to_stopping(tmp_path):
         assert client.until("STATUS=link ready; idle")[:2] == [
             "READY=1", "STATUS=link offline; idle; 0 updates counted",
         ]  # fmt: skip
-        assert "waits for" in server.until("STATUS=task 0, train 0, gathering; 1 clients")[-1]
+        assert "waits for" in server.until("STATUS=task 0, train 0, gathering; 1 client ready")[-1]
         federation.server.send_signal(signal.SIGHUP)
         heard = server.until("RELOADING=1") + server.until("READY=1")
         assert without_status(heard) == ["RELOADING=1", "READY=1"]

@@ -64,6 +64,7 @@ INTERRUPT = "^C"
 
 STEPS = [
     Step(README, "./scripts/quickstart", SCRIPT),
+    Step(README, "./scripts/test", "it is what runs this test"),
     home("source .venv/bin/activate", ""),
     home("fcil-server serve", "listening on 127.0.0.1:7710", stays=True),
     home("fcil-client join --data ./camera-1", "connected to 127.0.0.1:7710", stays=True),

@@ -157,7 +157,7 @@ def test_calls_that_do_not_fit_together_are_named(folder):
     broken = {**fields["context"], "hparams": {"side": -1}}
     with pytest.raises(WireError, match="context for the worker is malformed"):
         worker("run", {**fields, "context": broken}, [Payload()])
-    with pytest.raises(DataError, match="no folder or zip"):
+    with pytest.raises(DataError, match="no folder or file"):
         worker("scan", data_fields(folder, data=str(folder / "nowhere")))
 
 
