@@ -61,12 +61,13 @@ def format_bytes(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds with a readable unit."""
-    if seconds < 120:
+    """Format seconds as clocks do from a minute on: ``42.9 s``, ``1 min 43 s``, ``2 h 5 min``."""
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def ago(moment: float | None) -> str:

@@ -50,6 +50,13 @@ def swarm(
         Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
     ] = None,
     server: ServerOption = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait",
+            help="If no server can be reached at the first start, fail with code 1.",
+        ),
+    ] = False,
     work: WorkOptions,
     spread: Annotated[
         Spread,
@@ -107,7 +114,7 @@ def swarm(
 
         options = work.options(data)
         seats = find_seats(data, partition, slots, name)
-        enroller = Enroller(server, tickets)
+        enroller = Enroller(server, tickets, waits=not no_wait)
         file = log.open()
         if spread is Spread.RAY:
             from fcil_client.swarm.groups import GroupShare

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from fcil_protocol.errors import FcilError, Starting, TooManyAtOnce, Unreachable
@@ -37,7 +38,8 @@ async def wait_for_server(
     Raises:
         FcilError: waiting cannot help, such as a refused ticket.
     """
-    waiting = asyncio.ensure_future(_repeat(attempt, service, notify))
+    ready = partial(service.ready, lambda: "waiting for a server")
+    waiting = asyncio.ensure_future(repeat_attempt(attempt, notify, ready))
     stopped = False
 
     def stop() -> None:
@@ -56,16 +58,28 @@ async def wait_for_server(
         service.over()
 
 
-async def _repeat(
-    attempt: Callable[[], Awaitable[T]], service: Service, notify: Callable[[str], None]
+async def repeat_attempt(
+    attempt: Callable[[], Awaitable[T]],
+    notify: Callable[[str], None],
+    ready: Callable[[], None] = lambda: None,
 ) -> T:
+    """Repeat an attempt as `wait_for_server` does, until it succeeds or is cancelled.
+
+    Args:
+        attempt: enrols, or raises what kept it from doing so.
+        notify: shows each new reason of the wait, once.
+        ready: is called when the wait begins.
+
+    Raises:
+        FcilError: waiting cannot help.
+    """
     pause_s, told = FIRST_PAUSE_S, ""
     while True:
         try:
             return await attempt()
         except _PASSES as error:
             if not told:
-                service.ready(lambda: "waiting for a server")
+                ready()
             if error.message != told:
                 told = error.message
                 notify(_sentence(error))

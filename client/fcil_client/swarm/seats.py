@@ -155,10 +155,12 @@ class Enroller:
     Attributes:
         server: a federation's name, id or address, if several are possible.
         tickets: folder with ``NAME.ticket`` for each member; None: on the server's own machine.
+        waits: a member that reaches no server, or finds it full, tries again.
     """
 
     server: str | None = None
     tickets: Path | None = None
+    waits: bool = True
 
     async def enrol(self, seat: Seat, make: Dial) -> tuple[Home, Enrolment]:
         """Return a member's home and enrolment, enrolling it if it is new.

@@ -18,6 +18,7 @@ from typing import Any
 
 from fcil_client.daemon.client import Client
 from fcil_client.daemon.jobs import changes, defect
+from fcil_client.membership.wait_for_server import repeat_attempt
 from fcil_client.notes import Note, Notes
 from fcil_client.policy.sensors import Sensors
 from fcil_client.rounds.options import ClientOptions
@@ -196,7 +197,7 @@ class Swarm:
             if number % NOTED == 0:
                 self._note_members()
             try:
-                member.home, enrolment = await self._enroller.enrol(member.seat, self._shared.dial)
+                member.home, enrolment = await self._enrol(member.seat)
             except FcilError as error:
                 self._failed(member, error)
                 continue
@@ -209,6 +210,15 @@ class Swarm:
         if tasks:
             await asyncio.wait(tasks)
         self.stop()  # no member is left
+
+    async def _enrol(self, seat: Seat) -> tuple[Home, Enrolment]:
+        attempt = partial(self._enroller.enrol, seat, self._shared.dial)
+        if not self._enroller.waits:
+            return await attempt()
+        # The others would wait for the same server, so one at a time asks for it.
+        return await repeat_attempt(
+            attempt, lambda text: self._notify(seat.name, _note(text, "warning"))
+        )
 
     def _note_members(self) -> None:
         """Write the record of members, so that other commands ask the swarm about them."""
@@ -299,9 +309,9 @@ class Swarm:
         raise WireError(f"a swarm knows no command {op!r}.")
 
 
-def _note(text: str) -> Note:
+def _note(text: str, level: str = "error") -> Note:
     made: list[Note] = []
-    Notes(made.append)("error", text)
+    Notes(made.append)(level, text)
     return made[0]
 
 

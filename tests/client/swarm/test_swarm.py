@@ -12,6 +12,7 @@ import pytest
 
 from client.round_kit import FED
 from fcil_client.doctor import examination
+from fcil_client.membership import wait_for_server
 from fcil_client.notes import Note, Notes
 from fcil_client.rounds import compute
 from fcil_client.rounds.compute import Workplace
@@ -41,7 +42,7 @@ from fcil_client.swarm.seats import (
     swarm_name,
 )
 from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
-from fcil_protocol.errors import DataError, FcilError, UsageError
+from fcil_protocol.errors import DataError, FcilError, Unreachable, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RUN_DONE
 from fcil_protocol.process import control_socket
@@ -272,7 +273,7 @@ class NoDoor(Enroller):
         raise DataError(f"{seat.data.name} is no folder of images.")
 
 
-def run(tmp_path, monkeypatch, names, *, beside=None, **ends):
+def run(tmp_path, monkeypatch, names, *, beside=None, door=None, **ends):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in names:
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -280,7 +281,7 @@ def run(tmp_path, monkeypatch, names, *, beside=None, **ends):
 
     async def go():
         made = Swarm(
-            find_seats(tmp_path / "data", None, None, "s"), ClientOptions(tmp_path), NoDoor(),
+            find_seats(tmp_path / "data", None, None, "s"), ClientOptions(tmp_path), door or NoDoor(),
             notify=lambda name, note: said.append((name, note.text)), ends=Ends(**ends),
         )  # fmt: skip
         monkeypatch.setattr(swarm, "changes", _no_changes)
@@ -304,6 +305,29 @@ def test_a_swarm_of_which_nobody_can_start_ends_and_names_each(tmp_path, monkeyp
     assert said[0][0] == "s-a"
     assert "takes no further part" in said[0][1]
     assert "a is no folder" in said[0][1]
+
+
+class LateServer(NoDoor):
+    """Nobody answers for the first two times."""
+
+    tried = 0
+
+    async def enrol(self, seat, make):
+        LateServer.tried += 1
+        if LateServer.tried <= 2:
+            raise Unreachable("nobody answers.")
+        return await super().enrol(seat, make)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_swarm_waits_for_its_server_unless_it_is_not_to(tmp_path, monkeypatch, waits):
+    monkeypatch.setattr(wait_for_server, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(LateServer, "tried", 0)
+    outcome, said = run(tmp_path, monkeypatch, ["a"], door=LateServer(waits=waits))
+    assert LateServer.tried == (3 if waits else 1)
+    assert ("a is no folder" in str(outcome.failed["s-a"])) == waits
+    waited = [text for name, text in said if name == "s-a" and "keeps trying" in text]
+    assert len(waited) == int(waits)
 
 
 @pytest.mark.parametrize("together", [False, True])
