@@ -340,7 +340,7 @@ def test_the_first_round_of_a_kind_says_how_long_the_others_take(scene):
     ((level, code, text),) = scene.notes
     assert (level, code) == ("info", "pace")
     assert text.startswith(
-        "task 0 train round 0 took 20.0 s; the other 8 together take about 2.7 min"
+        "task 0 train round 0 took 20.0 s; the other 8 together take about 2 min 40 s"
     )
     scene.play(GOOD, {})
     assert len(scene.notes) == 1, "once"

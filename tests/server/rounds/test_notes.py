@@ -11,9 +11,13 @@ from fcil_server.rounds.schedule import Step
 @pytest.mark.parametrize(
     ("step", "took_s", "said"),
     [
-        (Step("train", 0, 5), 22.0, "took 22.0 s; the other 4 together take about 88.0 s, or less"),
-        (Step("train", 0, 2), 90.0, "took 90.0 s; the other one takes about 90.0 s, or less"),
-        (Step("train", 0, 10), 600.0, "took 10.0 min; the other 9 together take about 90.0 min"),
+        (Step("train", 0, 5), 22.0, "took 22.0 s; the other 4 together take about 1 min 28 s"),
+        (Step("train", 0, 2), 90.0, "took 1 min 30 s; the other one takes about 1 min 30 s"),
+        (
+            Step("train", 0, 10),
+            600.0,
+            "took 10 min 0 s; the other 9 together take about 1 h 30 min",
+        ),
     ],
 )
 def test_the_first_round_of_a_kind_says_how_long_the_others_take(
