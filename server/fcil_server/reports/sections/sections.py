@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.sections import accuracy, clients, events, now, rounds, tasks, traffic
@@ -48,7 +48,9 @@ def section(
 
 def _head(history: History, live: Live | None, _: Params) -> dict[str, Any]:
     faa, aia, lost = history.headline
+    run = history.run
     return {
+        "over": run is not None and run.status is not RunStatus.RUNNING,
         "top": now.short_status(history, live),
         "badge": _badge(history, live),
         "faa": faa,

@@ -15,7 +15,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId
 from fcil_server.federation.sections import FederationSection
-from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClassRow, Event, TaskRow
 from fcil_server.reports.charts.history import History, RunName
@@ -85,6 +85,14 @@ def test_the_head_has_the_headlines_of_the_summary(small: Ledger, history: Histo
     for way in ("up", "down"):
         assert format_bytes(data["bytes"][way]["true_wire"]) in text
     assert f"{data['rounds']} rounds, {len(data['tasks'])} tasks" in text
+
+
+@pytest.mark.parametrize("status", RunStatus)
+def test_an_accuracy_is_final_when_the_run_is_over(history: History, status: RunStatus) -> None:
+    assert history.run is not None
+    text = words(shown("head", replace(history, run=replace(history.run, status=status))))
+    assert ("Final accuracy" in text) == (status is not RunStatus.RUNNING)
+    assert ("Latest accuracy" in text) == (status is RunStatus.RUNNING)
 
 
 def test_the_heat_map_has_the_matrix_in_its_cells_and_tenths_as_their_looks(
