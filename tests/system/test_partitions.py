@@ -8,6 +8,7 @@ from fcil_adapters.images.decoding import open_source
 from fcil_client.data.partition_file import save
 from fcil_client.data.partition_make import Request, make
 from fcil_protocol.errors import CorruptFile
+from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.partition_plan import read_plan
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
@@ -60,7 +61,7 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
     for slot in (0, 1):
         held = [n for n in made.counts(slot).values() if n]
         assert sum(held) == 40
-        told = f"digits.zip-00{slot} holds 40 training images of {len(held)} classes"
+        told = f"digits.zip-00{slot} holds 40 training images of {count_of(len(held), 'class')}"
         assert told in server
         assert "differs from that of the partition" not in federation.log(f"c{slot}").read_text()
 

@@ -95,7 +95,8 @@ class Backbone:
         if self.device.startswith("cuda"):
             facts = [torch.cuda.get_device_name(self.device)]
         else:
-            facts = [platform.machine(), f"{torch.get_num_threads()} threads"]
+            threads = torch.get_num_threads()
+            facts = [platform.machine(), f"{threads} thread{'' if threads == 1 else 's'}"]
         facts += [f"torch {torch.__version__}", trains]
         return f"{self.device} ({', '.join(filter(None, facts))})"
 

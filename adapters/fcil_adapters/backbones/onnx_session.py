@@ -55,7 +55,8 @@ class Runtime:
     @property
     def description(self) -> str:
         """The runtime as a text for people."""
-        where = f"{platform.machine()}, {self.threads} threads" if self.device == "cpu" else ""
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        where = f"{platform.machine()}, {threads}" if self.device == "cpu" else ""
         what = f"onnxruntime {self.version} {self.provider}"
         return f"{self.device} ({', '.join(filter(None, (where, what, self.passed_over)))})"
 

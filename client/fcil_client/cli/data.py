@@ -9,7 +9,7 @@ import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 
 PROGRESS_S = 2.0
 
@@ -68,7 +68,8 @@ def show(row: dict[str, Any]) -> None:
     sides: Counter[str] = sum(map(Counter, row["classes"].values()), Counter())
     typer.echo(f"{printable(row['path'])}, a {row['form']}")
     parts = ", ".join(f"{count:,} {side}" for side, count in sorted(sides.items(), reverse=True))
-    typer.echo(f"{row['images']:,} images of {len(row['classes']):,} classes: {parts}")
+    images, classes = count_of(row["images"], "image"), count_of(len(row["classes"]), "class")
+    typer.echo(f"{images} of {classes}: {parts}")
     for fault in row["faults"]:
         typer.echo(f"warning: {printable(fault)}", err=True)
 

@@ -140,7 +140,7 @@ def export(
         told = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
         emit(told, form, lambda: None)
         _say(
-            f"{onnx}: {info.method}, {len(info.classes)} classes, {info.precision}, "
+            f"{onnx}: {info.method}, {count_of(len(info.classes), 'class')}, {info.precision}, "
             f"{told['bytes'] / 1e6:.1f} MB; on {info.checked.images} images its largest difference "
             f"from torch is {info.checked.error:.1e} of the scores' spread, and "
             f"{info.checked.agreement:.1%} of the likeliest classes are the same"

@@ -12,7 +12,7 @@ from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY
 from fcil_protocol.process.tables import Column, console, show_table
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.terminal import count_of, printable
 
 
 def _number(count: int, *, at_most: bool = False) -> str:
@@ -70,7 +70,7 @@ def _show_announcement(out: Console, said: dict[str, Any]) -> None:
 
 
 def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
-    classes = f"{task['classes']} classes, {task['past']} before"
+    classes = f"{count_of(task['classes'], 'class')}, {task['past']} before"
     if not task["known"]:
         classes += ", unless other clients bring more"
     images = _number(task["images"], at_most=at_most)

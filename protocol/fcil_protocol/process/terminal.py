@@ -285,8 +285,9 @@ def _flushes(stream: IO[str]) -> bool:
 
 
 def count_of(count: int, what: str) -> str:
-    """Return ``1 round``, ``2 rounds``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """Return ``1 round``, ``2 rounds``, ``3 classes``."""
+    plural = "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 from fcil_server.cli.completion import complete_weights
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
@@ -96,10 +96,11 @@ def show_exported(file: Path, info: ExportInfo) -> None:
     typer.echo(f"{file}  {size}, {info.precision}, opset {info.opset}")
     typer.echo(
         f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
-        f"{info.task}: {len(info.classes)} classes{names}"
+        f"{info.task}: {count_of(len(info.classes), 'class')}{names}"
     )
+    images = count_of(checked.images, "image")
     typer.echo(
-        f"  compared with torch on {checked.images} images ({checked.provider}): scores differ by "
+        f"  compared with torch on {images} ({checked.provider}): scores differ by "
         f"{checked.error:.1e} of their spread ({limit}), the same class for "
         f"{checked.agreement:.1%}{least}"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 from fcil_server.cli.completion import complete_client
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
@@ -71,7 +71,9 @@ def forget(
 def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
     tasks = ", ".join(map(str, done.tasks))
     name = printable(done.name)
-    what = f"{done.updates} updates ({done.images} images, tasks {tasks})"
+    images = count_of(done.images, "image")
+    of_them = f"{'task' if len(done.tasks) == 1 else 'tasks'} {tasks}"
+    what = f"{count_of(done.updates, 'update')} ({images}, {of_them})"
     removed = f"states, stored updates and parts of {', '.join(done.emptied)}"
     lines = [
         f"run {done.run} continues without {name}, from state {done.state} of {done.parent}:",
@@ -84,7 +86,8 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
                      "until a client brings images; `classes hide` hides the names.")  # fmt: skip
     lines += [f"Left out now: {printable(who)}: {printable(why)}" for who, why in done.left_out]
     lines += [
-        f"Run {other} still holds {n} updates of it: fcil-server forget {name} --run {other}"
+        f"Run {other} still holds {count_of(n, 'update')} of it: "
+        f"fcil-server forget {name} --run {other}"
         for other, n in done.elsewhere.items()
     ]
     if done.overtaken is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors
 from fcil_server.cli.completion import complete_run
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
@@ -198,8 +198,8 @@ def rollback(
 
         def show() -> None:
             typer.echo(
-                f"run {row.run_id} begins with state {state} of {source}, {rounds} rounds; the "
-                "next `fcil-server serve` continues it."
+                f"run {row.run_id} begins with state {state} of {source}, "
+                f"{count_of(rounds, 'round')}; the next `fcil-server serve` continues it."
             )
 
         emit(data, form, show)

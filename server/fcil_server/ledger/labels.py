@@ -29,9 +29,10 @@ def short_device(device: str) -> str:
     """Return a device as a table has room for it: ``cpu, 2 threads``; the rest is in JSON."""
     name, _, facts = device.partition(" (")
     kept = [
-        "1 thread" if fact == "1 threads" else fact
+        "1 thread" if fact == "1 threads" else fact  # as version 0.1.0 wrote it
         for fact in facts.rstrip(")").split(", ")
-        if fact.endswith(" threads") or (name.startswith("cuda") and not fact.startswith("torch"))
+        if fact.endswith((" thread", " threads"))
+        or (name.startswith("cuda") and not fact.startswith("torch"))
     ]
     return ", ".join(filter(None, [name, *kept]))
 

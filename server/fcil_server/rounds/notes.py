@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fcil_protocol.formats import duration
 from fcil_protocol.ids import ClientId
+from fcil_protocol.process.terminal import count_of
 from fcil_server.ledger.enums import Answer
 from fcil_server.rounds import events as machine
 from fcil_server.rounds.asking import describe_hidden, describe_images
@@ -40,7 +41,7 @@ def describe_unable(context: RunContext, progress: RunProgress, until_s: float |
     rules, reasons = progress.round.rules, progress.round.reasons
     without = sorted(c for c, a in progress.round.answers.items() if a is not Answer.UPDATED)
     came = len(progress.round.answers) - len(without)
-    few = f", {came} of {rules.min_updates} updates" if came else ""
+    few = f", {came} of {count_of(rules.min_updates, 'update')}" if came else ""
     why = ", ".join(sorted({r for r in reasons.values() if r})) or "no reason given"
     again = rules.on_short == "reopen" and progress.round.reopens < rules.max_reopens
     end = "they are asked again" if again and progress.round.able else "the round is skipped"
@@ -128,8 +129,8 @@ def describe_unheld(context: RunContext, progress: RunProgress, until_s: float |
             f"of the connected clients, {holders} hold{'s' if holders == 1 else ''} {wanted}, "
             "and a round"
         )
-        least = progress.round.rules.min_updates
-        return f"task {progress.task.index}: {who} needs {least} updates (round.min_updates); {end}"
+        least = count_of(progress.round.rules.min_updates, "update")
+        return f"task {progress.task.index}: {who} needs {least} (round.min_updates); {end}"
     return f"task {progress.task.index}: no connected client holds {wanted}; {end}"
 
 

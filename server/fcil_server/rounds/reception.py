@@ -28,6 +28,7 @@ from fcil_protocol.payloads.builtin import (
     without_training_metrics,
 )
 from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
 from fcil_server.rounds.position import RunContext, RunProgress
@@ -104,8 +105,9 @@ class Reception:
         assert self.progress.round is not None
         take = self.progress.round.rules.take
         if take and len(self.context.ledger.updates.accepted(key)) >= take:
+            taken = count_of(take, "update")
             raise Surplus(
-                f"task {key.task} {key.kind} round {key.round} takes {take} updates and has them."
+                f"task {key.task} {key.kind} round {key.round} takes {taken} and has them."
             )
 
     def _must_be_member(self, client: ClientId) -> None:

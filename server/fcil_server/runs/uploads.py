@@ -10,6 +10,7 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import Message
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import class_key
+from fcil_protocol.process.terminal import count_of
 from fcil_server.rounds.classes import refused_names
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.sessions.peers import Peer
@@ -74,7 +75,8 @@ class RunUploads(IntakePorts):
         peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
         held = [n for n in peer.train.values() if n]  # of other classes it has only test images
-        text = f"{peer.name} holds {sum(held)} training images of {len(held)} classes"
+        images, classes = count_of(sum(held), "training image"), count_of(len(held), "class")
+        text = f"{peer.name} holds {images} of {classes}"
         self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.on_client_ready(peer)
         if self._coordinator.progress.phase == "done":

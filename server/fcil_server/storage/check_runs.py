@@ -16,6 +16,7 @@ from fcil_protocol.envelopes.envelope import (
 )
 from fcil_protocol.errors import CorruptFile, FcilError
 from fcil_protocol.ids import Digest
+from fcil_protocol.process.terminal import count_of
 from fcil_protocol.storage.segment import Damage, RecordKind, RecordSpan, Segment
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
@@ -51,7 +52,8 @@ def check_run(
     yield from found
     tasks, rounds = len(ledger.tasks.all(run.run_id)), len(ledger.rounds.all(run.run_id))
     states = len(ledger.states.all(run.run_id))
-    yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
+    held = (count_of(tasks, "task"), count_of(rounds, "round"), count_of(states, "state"))
+    yield fine(about, f"{run.status.value}; {', '.join(held)}")
 
 
 def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
@@ -196,8 +198,8 @@ def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator
             action = "The server excludes it and informs the client; the round continues."
             yield failure(about, text, action)
     if row is not None:
-        text = f"task {row.task} {row.kind} round {row.round} is open with {len(updates)} updates"
-        yield fine(about, text)
+        held = count_of(len(updates), "update")
+        yield fine(about, f"task {row.task} {row.kind} round {row.round} is open with {held}")
 
 
 def _damaged_spool(segment: Segment, damage: Damage, about: str) -> CheckFinding:

@@ -155,7 +155,7 @@ class TestFeatures:
     def test_describe_themselves_as_torchs_do(self, torch_side, onnx_side):
         assert onnx_side.info == torch_side.info
         assert onnx_side.device == "cpu"
-        assert "1 threads, onnxruntime" in onnx_side.description
+        assert "1 thread, onnxruntime" in onnx_side.description
         assert CPU in onnx_side.description
 
     @pytest.mark.parametrize(

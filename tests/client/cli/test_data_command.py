@@ -38,7 +38,7 @@ def test_it_shows_classes_sides_and_what_is_left_out(called, tmp_path):
     Path("list.csv").write_text("path,label,split\n1.png,Lynx,train\n2.png,Lynx,test\n")
     done = called("data", "list.csv")
     assert done.exit_code == 0
-    assert done.stdout == "list.csv, a CSV list\n1 images of 1 classes: 1 train\n"
+    assert done.stdout == "list.csv, a CSV list\n1 image of 1 class: 1 train\n"
     assert "warning: line 3 of list.csv is left out" in done.stderr
     row = json.loads(called("data", "list.csv", "--json").stdout)["data"]
     assert row["classes"] == {"Lynx": {"train": 1}}

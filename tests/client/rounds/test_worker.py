@@ -313,7 +313,7 @@ def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder,
     (described_there, (probe_there,)), results, seen = asyncio.run(go())
     assert described_there["info"] == described["info"]
     assert described_there["device"] == "cpu"
-    assert "1 threads" in described_there["description"]
+    assert "1 thread," in described_there["description"]
     assert compare_probes(unpack(probe_there).f32("probe"), probe.f32("probe")) < 1e-5
     method, hparams = load_method("pilora"), ctx.hparams
     for kind in ("prepare", "train"):

@@ -96,6 +96,7 @@ def test_who_is_connected_is_noted_for_the_time_after_a_kill(ledger: Ledger) -> 
     [
         ("cpu (x86_64, 2 threads, torch 2.13.0+cpu)", "cpu, 2 threads"),
         ("cpu (x86_64, 1 threads, torch 2.13.0+cpu)", "cpu, 1 thread"),
+        ("cpu (x86_64, 1 thread, torch 2.13.0+cpu)", "cpu, 1 thread"),
         ("cuda:0 (NVIDIA H100 80GB HBM3, torch 2.13.0, trains in bf16)",
          "cuda:0, NVIDIA H100 80GB HBM3, trains in bf16"),
         ("Linux x86_64", "Linux x86_64"),
@@ -110,3 +111,4 @@ def test_one_is_one_and_more_are_more() -> None:
     assert [count_of(n, "round") for n in (0, 1, 2, 1000)] == [
         "0 rounds", "1 round", "2 rounds", "1,000 rounds",
     ]  # fmt: skip
+    assert [count_of(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]

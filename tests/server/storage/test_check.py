@@ -42,7 +42,7 @@ def test_a_whole_federation_has_nothing_wrong(built: Built) -> None:
     found = check(built.directory)
     assert bad(found) == []
     texts = " ".join(f.text for f in found)
-    assert "task 2 train round 0 is open with 1 updates" in texts
+    assert "task 2 train round 0 is open with 1 update" in texts
     assert "3 tasks, 7 rounds, 7 states" in texts
 
 

@@ -26,6 +26,7 @@ from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
 from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions.relay.cache import Cache
@@ -117,7 +118,7 @@ class Relay:
         """Return one line about its work, for its supervisor."""
         if self._session is None:
             return f"not connected to {self._record.addresses[self._at]}"
-        return f"carries {len(self._session.lanes)} clients"
+        return f"carries {count_of(len(self._session.lanes), 'client')}"
 
     def status(self) -> dict[str, Any]:
         """Return its status; counts are bytes of the uplink and numbers of chunks."""
@@ -261,7 +262,8 @@ class Relay:
         )
         session.open(self._open_door)
         self._session = session
-        self._note("info", f"listening on {self._address} for {len(message.members)} clients")
+        members = count_of(len(message.members), "client")
+        self._note("info", f"listening on {self._address} for {members}")
 
     async def _end_session(self) -> None:
         session, self._session = self._session, None
