@@ -99,15 +99,15 @@ def _traffic_fields(traffic: Traffic) -> dict[str, Any]:
 
 
 def show_methods(rows: list[dict[str, Any]]) -> None:
-    """Print one line per method, and the papers."""
+    """Print the papers, and then one line per method: the table stays on the screen."""
     out = console()
-    show_table(out, rows, _METHODS)
-    out.print()
     for row in rows:
         out.print(f"{row['name']}: {row['title']}. {row['citation']}", style="dim")
     out.print()
     for row in rows:
         _show_budget(out, row)
+    show_table(out, rows, _METHODS)
+    out.print()
     out.print(f"{_of(rows)}; <= is at most.")
     out.print("Name one for all it sends, its presets and options: fcil-server methods NAME")
 
