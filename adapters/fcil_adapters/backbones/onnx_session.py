@@ -172,9 +172,10 @@ def import_onnxruntime() -> Any:
         if not hasattr(ort, "InferenceSession"):  # the remains after one of two was removed
             raise ImportError("it has no InferenceSession")
     except (ImportError, OSError, AttributeError) as error:
+        again = "" if isinstance(error, ModuleNotFoundError) else " again"
         raise ConfigError(
             f"onnxruntime cannot be used here: {error}.",
-            action="Install it again: pip install fcil[edge]",
+            action=f"Install it{again}: pip install 'fcil[edge]'",
         ) from error
     return ort
 

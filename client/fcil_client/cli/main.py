@@ -128,10 +128,7 @@ def join(
     if dry_run:
         with errors(form):
             if ticket is not None:
-                raise UsageError(
-                    "a dry run does not enrol, so it uses no ticket.",
-                    action="Leave --ticket out, and name the method: --method NAME",
-                )
+                typer.echo("A dry run does not enrol: the ticket stays unused.", err=True)
             part = ImageSelection(data, partition, slot, unlabelled, work.training_metrics)
             _dry_run(part, server, method, overrides or [], form)
         return

@@ -1,15 +1,15 @@
 """Ask for a run's terms without taking part: a dry run changes no server's list of clients.
 
-Three sources, in this order: a named method, as installed here; a server of this user on this
-machine, through its control socket; else the server that the folder is enrolled with, by a Hello
-that is followed by a Bye.
+Sources, in this order: a named method, as installed here; a server of this user on this machine,
+through its control socket; the server that the folder is enrolled with, by a Hello that is followed
+by a Bye; else the method that a server has by default is assumed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_protocol.trust.keys import PrivateKeys
 
 _NAME_IT = "name the method: --method NAME"
+DEFAULT_METHOD = "pilora"  # of a server whose federation.toml names none
+_ASSUMED = (
+    "assumed, as a server's default: none runs here, and a dry run does not enrol; the server's "
+    "operator knows the method in use, and --method NAME shows another"
+)
 NO_LIMIT_BYTES = 1 << 40  # of a payload, if no server has reported its own limit
 
 
@@ -61,7 +66,7 @@ class TermsPreview:
     """The terms and tasks that a client of a folder would meet.
 
     Attributes:
-        source: ``method``, ``control`` or ``hello``.
+        source: ``method``, ``control``, ``hello`` or ``default``.
         told: source of the terms, as a sentence.
         tasks: those that exist or are listed; None if unknown.
         waiting: class names that the next task will have; None if there is none or it is unknown.
@@ -97,7 +102,7 @@ def look(
         seat: its seat among the clients that share the folder.
 
     Raises:
-        UsageError: no server can be asked, since the folder is not enrolled.
+        UsageError: options without a method.
         FcilError: the terms cannot be obtained.
     """
     if method is None and overrides:
@@ -117,11 +122,7 @@ def look(
             server = join.federation  # it left its join file; it may be elsewhere now
     enrolled = find_enrolled(data, server, seat)
     if enrolled is None:
-        raise UsageError(
-            f"{data} is not enrolled with a server that could be asked, and a dry run does not "
-            "enrol.",
-            action=f"Start the server on this machine, or {_NAME_IT}",
-        )
+        return replace(_installed(DEFAULT_METHOD, ()), source="default", told=_ASSUMED), None
     home, enrolment = enrolled
     try:
         lock = DirectoryLock.acquire(home.directory, "client")

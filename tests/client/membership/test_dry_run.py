@@ -39,6 +39,7 @@ from fcil_protocol.messages.messages import Bye, Hello, Nack
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.federation.sections import MethodSection
 
 FOLDER = Inventory({"cat": 8, "dog": 2}, {"cat": 1})
 
@@ -257,11 +258,21 @@ def test_a_method_that_declares_what_may_not_leave_is_refused(data, monkeypatch)
         look(data, None, "running_mean", [])
 
 
-def test_nobody_is_enrolled_for_it(data):
-    with pytest.raises(UsageError, match="a dry run does not enrol") as caught:
-        look(data, None, None, [])
-    assert "--method NAME" in caught.value.action
+def assumed(data):
+    outlook, home = look(data, None, None, [])
+    assert (outlook.source, outlook.terms.method.name, home) == ("default", "pilora", None)
+    assert "assumed" in outlook.told
+    assert "operator" in outlook.told
+    assert "--method NAME" in outlook.told
+
+
+def test_without_a_server_to_ask_its_default_method_is_assumed_and_nobody_enrolled(data):
+    assumed(data)
     assert not state_home().exists()
+
+
+def test_the_assumed_method_is_the_servers_default():
+    assert MethodSection().name == ask_terms.DEFAULT_METHOD
 
 
 TOLD = {
@@ -318,8 +329,7 @@ def test_an_answer_of_another_form_is_a_sentence(data, neighbour, reply):
 
 def test_one_that_left_only_its_join_file_cannot_be_asked(data, neighbour):
     neighbour["outlook"] = Unreachable("gone.")
-    with pytest.raises(UsageError, match="does not enrol"):
-        look(data, None, None, [])
+    assumed(data)
 
 
 # --- Hello, Welcome, Bye --------------------------------------------------------------------
@@ -490,8 +500,10 @@ def test_an_unknown_precision_is_refused_before_anything_is_looked_for(tmp_path)
 
 
 def test_a_dry_run_uses_no_ticket(data, tmp_path):
-    done = command("join", "--data", data, "--dry-run", "--ticket", tmp_path / "t", code=4)
-    assert "does not enrol" in done.stderr
+    done = command("join", "--data", data, "--dry-run", "--ticket", tmp_path / "t", "--json")
+    assert "the ticket stays unused" in done.stderr
+    assert json.loads(done.stdout)["data"]["source"] == "default"
+    assert not state_home().exists()
 
 
 def test_the_journal_as_text_and_json(far, data):

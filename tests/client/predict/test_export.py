@@ -88,6 +88,15 @@ def test_where_torch_or_onnx_is_missing_it_says_what_to_install(client, tmp_path
     assert "fcil[client,export,edge]" in said
 
 
+def test_all_that_is_missing_is_named_at_once_with_one_command(client, tmp_path, monkeypatch):
+    for name in ("onnxscript", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = " ".join(run("export", "--onnx", tmp_path / "m.onnx", code=4).stderr.split())
+    assert "not installed (onnxscript, onnxruntime)" in said
+    assert f"{sys.prefix}/bin/pip install 'fcil[export,edge]'" in said
+    assert "loading" not in said, "it is found before any work"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
