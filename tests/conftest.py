@@ -18,6 +18,7 @@ settings.load_profile("fcil")
 MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
     r"could not import 'mlflow'": "an extra of 18 packages",
+    r"could not import 'wandb'": "an extra of 15 packages, with a binary of 50 MB",
     r"could not import 'datasets'": "an extra for few, with pyarrow",
     r"could not import 'mkdocs'": "scripts/test --full installs it",
     r"no (user |network )?namespaces": "containers often forbid them",

@@ -46,7 +46,12 @@ def test_what_is_required_directly_is_marked_with_its_extra():
 
 
 def test_only_extras_for_few_have_packages_that_are_not_locked():
-    assert locked.unlocked(list(EXTRAS), LOCK, PROJECT_TEXT) == ["edge-gpu", "hub", "mlflow"]
+    assert locked.unlocked(list(EXTRAS), LOCK, PROJECT_TEXT) == [
+        "edge-gpu",
+        "hub",
+        "mlflow",
+        "wandb",
+    ]
 
 
 def test_it_names_no_host_and_no_path():

@@ -1,4 +1,4 @@
-"""Sinks of a run's metrics besides its own files: TensorBoard, MLflow, and third-party ones.
+"""Sinks of a run's metrics besides its own files: TensorBoard, MLflow, W&B, and others.
 
 Each sink of ``[sinks]`` is a separate process that reads the ledger (`follower`); the server
 only wakes it (`process`). A sink that hangs, fails or is far away costs the federation nothing, and

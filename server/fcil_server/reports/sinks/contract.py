@@ -53,7 +53,11 @@ class RunFacts:
 
 
 class Writer(Protocol):
-    """An open sink. Its errors are reported to the operator; then it is opened again later."""
+    """An open sink. Its errors are reported to the operator; then it is opened again later.
+
+    A writer with a true attribute ``from_start`` gets the whole run each time that it is opened,
+    until the run is complete.
+    """
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
         """Take metrics.

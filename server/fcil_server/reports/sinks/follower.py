@@ -127,6 +127,8 @@ class Follower:
                 params=dict(params(row.config, row.hparams, row.backbone)),
             )
             self._writer = self._chosen.sink.open(facts, self._chosen.options)
+            if getattr(self._writer, "from_start", False) and not self._taken.finished:
+                self._taken = Taken(self._taken.options)
         return self._writer
 
     def _rounds(self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool) -> Taken:
