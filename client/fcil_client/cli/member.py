@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil_client.cli.target_options import ServerOption, SlotOption
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import Unreachable, UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
 
 if TYPE_CHECKING:
     from fcil_client.state.home import Enrolment, Home
+
+_ALONE = (
+    "Nothing was removed. Start the server and try again; if it is gone permanently, give "
+    "--without-server."
+)
 
 
 def leave(
@@ -42,12 +47,18 @@ def leave(
 
         from fcil_client.link.visit import stop_daemon
         from fcil_client.membership import leave as leaving
+        from fcil_client.membership.enrol import with_current_addresses
 
         home, enrolment = _enrolled(data, server, slot)
         _confirm(enrolment, yes=yes)
         with stop_daemon(home):
             if not without_server:
-                asyncio.run(leaving.notify_server(home, enrolment))
+                enrolment = with_current_addresses(home, enrolment) or enrolment
+                try:
+                    asyncio.run(leaving.notify_server(home, enrolment))
+                except Unreachable as error:
+                    error.action = _ALONE
+                    raise
             kept = leaving.clear(home)
         data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
         emit(data_kept, form, lambda: None)
@@ -89,10 +100,12 @@ def rotate_keys(
         import asyncio
 
         from fcil_client.link.visit import stop_daemon
+        from fcil_client.membership.enrol import with_current_addresses
         from fcil_client.membership.rotate_keys import rotate
 
         home, enrolment = _enrolled(data, server, slot)
         with stop_daemon(home):
+            enrolment = with_current_addresses(home, enrolment) or enrolment
             keys = asyncio.run(rotate(home, enrolment))
         emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
         typer.echo(f"{printable(enrolment.name)} now has the key {keys.fingerprint}.", err=True)

@@ -192,23 +192,30 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
     return enrolment
 
 
-def with_current_addresses(home: Home, enrolment: Enrolment) -> Enrolment | None:
+def moved(enrolment: Enrolment) -> Enrolment | None:
     """Return the enrolment with the current addresses of its server on this machine.
 
     Returns:
         None: the addresses are unchanged, the server runs elsewhere, or the client uses a relay.
-
-    Raises:
-        StorageError: the new addresses cannot be stored.
     """
     if enrolment.link_key:
         return None
     for join in join_files():
         if join.federation == enrolment.federation and join.addresses != enrolment.addresses:
-            fresh = replace(enrolment, addresses=join.addresses)
-            home.save_enrolment(fresh)
-            return fresh
+            return replace(enrolment, addresses=join.addresses)
     return None
+
+
+def with_current_addresses(home: Home, enrolment: Enrolment) -> Enrolment | None:
+    """Return what `moved` returns, after storing it.
+
+    Raises:
+        StorageError: the new addresses cannot be stored.
+    """
+    fresh = moved(enrolment)
+    if fresh is not None:
+        home.save_enrolment(fresh)
+    return fresh
 
 
 def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:

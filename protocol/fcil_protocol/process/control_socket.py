@@ -194,7 +194,10 @@ def ask(
             action="It may be suspended (kill -CONT) or waiting for a disk; see its log.",
         ) from error
     except OSError as error:
-        raise Unreachable(f"no daemon runs at {directory}.") from error
+        raise Unreachable(
+            f"no daemon runs at {directory}.",
+            action="Start a server with fcil-server serve, a client with fcil-client join.",
+        ) from error
     if not line:
         raise Unreachable(f"the daemon at {directory} closed the connection.")
     return _answer(line)

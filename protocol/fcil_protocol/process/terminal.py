@@ -162,7 +162,8 @@ def _refuse(form: Format, error: Any) -> int:
         text = "a command is missing."
     context = getattr(error, "ctx", None)
     program = context.command_path if context else "the command"
-    _report(form, UsageError.code, " ".join(text.split()), f"List the commands: {program} --help")
+    what = "commands" if hasattr(getattr(context, "command", None), "commands") else "options"
+    _report(form, UsageError.code, " ".join(text.split()), f"List the {what}: {program} --help")
     return EXIT_USAGE
 
 

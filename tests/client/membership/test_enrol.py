@@ -6,12 +6,17 @@ import asyncio
 import json
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from fcil_client.membership.enrol import JoinFile, find, join_files
+from fcil_client.cli.main import app
+from fcil_client.doctor.probes import clients
+from fcil_client.membership import leave
+from fcil_client.membership.enrol import JoinFile, find, join_files, moved
 from fcil_client.state.home import Home, state_home
 from fcil_protocol.errors import (
     KeyFileError,
@@ -242,6 +247,36 @@ class TestAgain:
         assert me.addresses == ("127.0.0.1:9999", "[::1]:9999")
         assert me.certificate == enrolled[1].certificate
         assert home.enrolment() == me
+
+    def test_the_doctor_and_who_leaves_look_where_it_moved_to(
+        self, server: Server, data: Path, enrolled: tuple[Home, Any]
+    ) -> None:
+        home, me = enrolled
+        assert moved(me) is None
+        server.addresses = ["127.0.0.1:1"]  # nothing listens there
+        server.write()
+        facts = clients.look(home)
+        assert [a.address for a in facts.network.addresses] == ["127.0.0.1:1"]
+        assert home.enrolment() == me, "the doctor changes nothing"
+        assert moved(replace(me, link_key="relay")) is None
+
+    def test_who_leaves_hears_how_to_do_so_without_the_server(
+        self, server: Server, data: Path, enrolled: tuple[Home, Any], monkeypatch
+    ) -> None:
+        asked = []
+
+        async def away(_: Home, enrolment: Any) -> None:
+            asked.append(enrolment.addresses)
+            raise Unreachable("no server answers.")
+
+        monkeypatch.setattr(leave, "notify_server", away)
+        server.addresses = ["127.0.0.1:1"]
+        server.write()
+        done = CliRunner().invoke(app, ["leave", "--data", str(data), "--yes"])
+        assert done.exit_code == 2
+        assert "give --without-server" in done.stderr
+        assert asked == [("127.0.0.1:1",)]
+        assert enrolled[0].enrolment() is not None
 
     def test_a_key_file_that_others_may_read_is_not_used(
         self, server: Server, data: Path, enrolled: tuple[Home, Any]

@@ -329,7 +329,8 @@ def test_arguments_that_are_refused_end_with_code_4_in_the_form_asked_for(
     if form:
         told = json.loads(out)
         assert (told["status"], told["data"]["code"]) == ("error", "usage")
-        assert told["data"]["action"].startswith("List the commands: fcil-test")
+        what = "commands: fcil-test" if arguments == ("lok",) else "options: fcil-test look"
+        assert told["data"]["action"] == f"List the {what} --help"
     else:
         assert out == ""
 

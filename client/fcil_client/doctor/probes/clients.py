@@ -27,7 +27,7 @@ from fcil_client.doctor.checks.facts import (
 from fcil_client.doctor.probes import network
 from fcil_client.link.handshake import Terms
 from fcil_client.membership.ask_terms import look as look_at_run
-from fcil_client.membership.enrol import find_server
+from fcil_client.membership.enrol import find_server, moved
 from fcil_client.state import current_model
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.swarm import status as swarm_status
@@ -53,6 +53,7 @@ def look(home: Home) -> ClientFacts:
     daemon = look_daemon(home, enrolment.data if enrolment else "")
     way, terms = NetworkFacts(ServerFacts(Skip("the folder is not enrolled"))), None
     if enrolment is not None:
+        enrolment = moved(enrolment) or enrolment  # as the client itself finds its server
         addresses = network.look_addresses(enrolment.addresses)
         if daemon.status is not None or daemon.hangs:
             server = _as_the_daemon_says(daemon)
