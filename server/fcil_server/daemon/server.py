@@ -227,7 +227,8 @@ class Server:
         """Start the work that lasts until the end."""
         context = parts.context
         self.federation.tell_lost_frames(self.note)
-        self.note("info", "serving", f"listening on {', '.join(context.addresses())}")
+        where = context.config.federation.describe_doors(context.port)
+        self.note("info", "serving", f"listening on {where}")
         self._listening(context)
         self.lag.start()
         work = (

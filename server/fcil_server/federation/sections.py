@@ -83,15 +83,24 @@ class FederationSection(Section):
         """The certificate of the dashboard's listener."""
         return TlsFiles(self.page_cert, self.page_key)
 
-    def told(self, port: int = 0) -> list[str]:
-        """Return the addresses that the server gives its clients.
+    def bound(self, port: int = 0) -> str:
+        """Return the address that the server binds.
 
         Args:
             port: the port that the server listens on; 0: the port of ``listen``.
         """
         host, listed = split_address(self.listen)
         shown = f"[{host}]" if ":" in host else host
-        return self.advertise or [f"{shown}:{port or listed}"]
+        return f"{shown}:{port or listed}"
+
+    def told(self, port: int = 0) -> list[str]:
+        """Return the addresses that the server gives its clients; ``port`` as in `bound`."""
+        return self.advertise or [self.bound(port)]
+
+    def describe_doors(self, port: int) -> str:
+        """Say where the server listens, and what its clients are told if that is not the same."""
+        own, told = self.bound(port), self.told(port)
+        return own if told == [own] else f"{own}; clients are told {', '.join(told)}"
 
 
 class RunSection(Section):

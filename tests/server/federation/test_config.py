@@ -23,6 +23,7 @@ from fcil_server.federation.config import (
     to_toml,
     validate,
 )
+from fcil_server.federation.sections import FederationSection
 
 
 def fault(fields: dict[str, Any]) -> str:
@@ -445,3 +446,12 @@ class TestWriting:
     def test_a_value_that_toml_cannot_hold_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="as TOML"):
             to_toml(validate({"method": {"when": object()}}))
+
+
+def test_where_a_server_listens_is_said_beside_what_clients_are_told() -> None:
+    own = FederationSection(listen="0.0.0.0:7710")
+    assert own.describe_doors(7711) == "0.0.0.0:7711"
+    named = FederationSection(listen="[::1]:7710", advertise=["lab.example:443", "10.0.0.2:7710"])
+    assert named.describe_doors(7710) == (
+        "[::1]:7710; clients are told lab.example:443, 10.0.0.2:7710"
+    )
