@@ -164,7 +164,7 @@ STEPS = [
         README,
         "fcil-server serve -c federation.listen=0.0.0.0:7710"
         " -c 'federation.advertise=[\"lab.example:7710\"]'",
-        "others", "listening on 0.0.0.0:7710; clients are told lab.example:7710", stays=True,
+        "others", "listening on 0.0.0.0:7710; advertised as lab.example:7710", stays=True,
     ),
     Step(README, "fcil-server enrol camera-3 --out camera-3.ticket", "others", "camera-3"),
     Step(

@@ -181,7 +181,7 @@ def split(
 def _commands(data: str, out: str) -> tuple[str, ...]:
     """Return the commands to start with a partition."""
     return (
-        f"fcil-server serve --partition {out}",
+        f"fcil-server serve --partition {out}   # --until-done: exit after the last task",
         f"fcil-client join --data {data} --partition {out} --slot K   # each on its own",
         f"fcil-client swarm --data {data} --partition {out}           # or all in one process",
     )

@@ -98,9 +98,9 @@ class FederationSection(Section):
         return self.advertise or [self.bound(port)]
 
     def describe_doors(self, port: int) -> str:
-        """Say where the server listens, and what its clients are told if that is not the same."""
-        own, told = self.bound(port), self.told(port)
-        return own if told == [own] else f"{own}; clients are told {', '.join(told)}"
+        """Describe where the server listens, and which other addresses it gives its clients."""
+        own, given = self.bound(port), self.told(port)
+        return own if given == [own] else f"{own}; advertised as {', '.join(given)}"
 
 
 class RunSection(Section):

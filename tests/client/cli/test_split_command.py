@@ -56,7 +56,7 @@ def test_it_shows_a_table_of_clients_and_tasks_and_how_to_join(split, data):
         in result.stdout
     )
     assert f"join --data {data} --partition partition.json --slot K" in result.stderr
-    assert "fcil-server serve --partition partition.json\n" in result.stderr
+    assert "fcil-server serve --partition partition.json   # --until-done" in result.stderr
     assert f"swarm --data {data} --partition partition.json " in result.stderr
     assert load_here("partition.json").clients == 2
 

@@ -261,7 +261,11 @@ class TestAgain:
         assert moved(replace(me, link_key="relay")) is None
 
     def test_who_leaves_hears_how_to_do_so_without_the_server(
-        self, server: Server, data: Path, enrolled: tuple[Home, Any], monkeypatch
+        self,
+        server: Server,
+        data: Path,
+        enrolled: tuple[Home, Any],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         asked = []
 

@@ -448,10 +448,10 @@ class TestWriting:
             to_toml(validate({"method": {"when": object()}}))
 
 
-def test_where_a_server_listens_is_said_beside_what_clients_are_told() -> None:
+def test_where_a_server_listens_is_said_beside_what_it_advertises() -> None:
     own = FederationSection(listen="0.0.0.0:7710")
     assert own.describe_doors(7711) == "0.0.0.0:7711"
     named = FederationSection(listen="[::1]:7710", advertise=["lab.example:443", "10.0.0.2:7710"])
     assert named.describe_doors(7710) == (
-        "[::1]:7710; clients are told lab.example:443, 10.0.0.2:7710"
+        "[::1]:7710; advertised as lab.example:443, 10.0.0.2:7710"
     )
