@@ -264,8 +264,8 @@ def _predict(
 def _tell_nameless(unnamed: bool, form: Format) -> None:
     if unnamed and form is Format.TEXT:
         _say(
-            "class and a number: a class whose name this model does not have. The server's "
-            "operator can share names: [privacy] share_names"
+            "unnamed-NUMBER: a class of other clients, whose name this model does not have. The "
+            "server's operator can share names: [privacy] share_names"
         )
 
 
@@ -284,7 +284,7 @@ def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
 def row_text(row: dict[str, Any]) -> str:
     """Return a row as one line of text."""
     top = ", ".join(
-        f"{one['name'] or 'class ' + str(one['class'])} {one['probability']:.3f}"
+        f"{one['name'] or 'unnamed-' + str(one['class'])} {one['probability']:.3f}"
         for one in row["top"]
     )
     if "unknown" not in row:

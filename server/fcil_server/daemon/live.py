@@ -199,7 +199,7 @@ class LiveReports:
             **live.now(),
             "opened_at": opened_at,
             "deadline_s": rules.deadline_s,
-            "quorum": max(rules.quorum or rules.min_clients, rules.min_updates),
+            "quorum": machine.needed,
             "take": rules.take,
             "asked": live.asked,
             "answered": live.answered,

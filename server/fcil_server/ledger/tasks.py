@@ -162,13 +162,16 @@ class EvaluationTable:
                     (run, task, client, class_id, correct, total),
                 )
 
-    def totals(self, run: RunId, task: int) -> tuple[int, int]:
-        """Return how many test images were classified rightly after a task, and all."""
+    def totals(self, run: RunId, task: int, *, central: bool = False) -> tuple[int, int]:
+        """Return how many test images were classified rightly after a task, and all.
+
+        They are those of the clients, or with ``central`` the server's own.
+        """
         sql = (
             "SELECT coalesce(sum(correct), 0) AS correct, coalesce(sum(total), 0) AS total FROM "
-            "evaluations WHERE run = ? AND task = ? AND client <> ?"
+            "evaluations WHERE run = ? AND task = ? AND (client = ?) = ?"
         )
-        (row,) = self._db.rows(sql, (run, task, CENTRAL))
+        (row,) = self._db.rows(sql, (run, task, CENTRAL, central))
         return int(row["correct"]), int(row["total"])
 
     def all(self, run: RunId) -> list[Evaluation]:

@@ -196,11 +196,8 @@ class Coordinator:
                 progress.show("evaluating")
                 await self.closing.central_evaluation(task)
             context.ledger.tasks.close(context.run, task.index)
-            if context.ledger.rounds.was_learned(context.run, task.index):
-                context.notify("info", "task_done", f"task {task.index} is learned")
-            else:
-                text = f"task {task.index} is over and nothing was learned in it: no round of it"
-                context.notify("warning", "task_done", f"{text} changed the model")
+            level, text = notes.describe_task_end(context, task)
+            context.notify(level, "task_done", text)
             self.task_closed()
         self.end()
 

@@ -360,13 +360,15 @@ class Round:
     def _least(self) -> int:
         return max(self.rules.min_updates, 1)
 
+    @property
+    def needed(self) -> int:
+        """Updates that make the round complete at its deadline; never fewer than `min_updates`."""
+        # A client that declines leaves the denominator: it has no data and cannot help.
+        able = len(self.answers) - self._counts()[Answer.DECLINED]
+        return max(min(self.rules.quorum or self.rules.min_clients, able), self._least)
+
     def _quorum(self) -> bool:
-        # A client that declines leaves the denominator: it has no data and cannot help. But for
-        # whatever reason, fewer than `min_updates` never make a state.
-        counts = self._counts()
-        wanted = self.rules.quorum or self.rules.min_clients
-        needed = min(wanted, len(self.answers) - counts[Answer.DECLINED])
-        return counts[Answer.UPDATED] >= max(needed, self._least)
+        return self._counts()[Answer.UPDATED] >= self.needed
 
     def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED

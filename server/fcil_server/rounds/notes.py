@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fcil_adapters.contract import TaskInfo
 from fcil_protocol.formats import duration
 from fcil_protocol.ids import ClientId
 from fcil_protocol.process.terminal import count_of
@@ -71,6 +72,27 @@ def describe_pace(task: int, step: Step, took_s: float) -> str:
         f"{'takes' if left == 1 else 'take'} about {duration(rest_s)}, or less, since the first "
         "one includes what clients do once"
     )
+
+
+def describe_task_end(context: RunContext, task: TaskInfo) -> tuple[str, str]:
+    """Return the level and the text of the note that a task is over, with its test if there is one.
+
+    The accuracy is that of the clients' test images, or else of the server's own.
+    """
+    ledger, run = context.ledger, context.run
+    if not ledger.rounds.was_learned(run, task.index):
+        text = f"task {task.index} is over and nothing was learned in it: no round of it"
+        return "warning", f"{text} changed the model"
+    said = f"task {task.index} is learned"
+    right, total = ledger.evaluations.totals(run, task.index)
+    if not total:
+        right, total = ledger.evaluations.totals(run, task.index, central=True)
+    if total:
+        images, classes = count_of(total, "test image"), count_of(len(task.seen), "class")
+        said += f": {right / total:.1%} of {images} of the {classes} so far are right"
+    if not context.classes.listed_tasks():  # a run without an end has no note that it is complete
+        said += "; for more: fcil-server report"
+    return "info", said
 
 
 def describe_void(progress: RunProgress, why: str) -> str:

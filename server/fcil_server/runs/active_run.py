@@ -85,7 +85,8 @@ class OpenRun:
             await self.write_results()
         spool = self.coordinator.context.spool
         spool.remove(spool.keys())  # the last state now has a second copy
-        self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
+        text = f"run {run} is complete: {self.directory}; for more: fcil-server report"
+        self.ports.notify("info", "run_done", text)
         for peer in self.ports.peers:
             self.ports.tell_done(peer)
         self.ports.done()

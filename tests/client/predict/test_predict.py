@@ -91,7 +91,7 @@ def test_a_folder_is_named_in_a_stable_order_with_names_as_far_as_they_are_known
         str(shots / "a.png"), str(shots / "c.png"), str(shots / "b" / "x.PNG"),
     ]  # fmt: skip
     assert [line.partition(": ")[2].partition(" 0.")[0] for line in lines] == [
-        "black", "white", "class 3",
+        "black", "white", "unnamed-3",
     ]  # fmt: skip
 
 
@@ -426,6 +426,6 @@ def test_a_reader_that_has_enough_ends_it_without_a_word(client, shots, monkeypa
 
 def test_a_class_without_a_name_is_explained_once(client, shots):
     done = run(shots, "--top", "5")
-    assert done.stdout.count("class ") > 1
+    assert done.stdout.count("unnamed-") > 1
     assert done.stderr.count("share_names") == 1
     assert "share_names" not in run(shots, "--top", "5", "--json").stderr

@@ -210,6 +210,18 @@ def test_of_very_many_clients_those_at_work_are_shown_and_all_are_counted():
     assert (told["quorum"], told["opened_at"], told["rounds"]) == (7, 5.0, 3)
 
 
+def test_the_quorum_that_is_told_is_of_those_who_were_asked_and_can():
+    """Two clients must be connected; of one that is asked one update suffices."""
+    server = crowd(3)
+    a, b, _ = server.ids
+    server.at.round.rules = RoundRules(min_clients=3)
+    assert tell(server)["round"]["quorum"] == 3
+    server.at.round.answers[b] = Answer.DECLINED
+    assert tell(server)["round"]["quorum"] == 2
+    server.at.round.answers = {a: Answer.NONE}
+    assert tell(server)["round"]["quorum"] == 1
+
+
 def test_in_a_small_round_everybody_is_shown_who_answered_last_and_who_is_away_by_name():
     server = crowd(4)
     a, b, c, d = server.ids

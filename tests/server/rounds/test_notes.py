@@ -1,11 +1,18 @@
-"""What the operator reads about the length of rounds."""
+"""What the operator reads about rounds and tasks."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from fcil_server.rounds.notes import describe_pace
+import sample_run
+from fcil_adapters.contract import TaskInfo
+from fcil_server.ledger.enums import CENTRAL
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.notes import describe_pace, describe_task_end
 from fcil_server.rounds.schedule import Step
+from sample_run import ALICE, BOB, RUN
 
 
 @pytest.mark.parametrize(
@@ -38,3 +45,38 @@ def test_the_first_round_of_a_kind_says_how_long_the_others_take(
 )
 def test_nothing_is_said_where_it_helps_nobody(step: Step, took_s: float) -> None:
     assert describe_pace(0, step, took_s) == ""
+
+
+TASK, REST = TaskInfo(1, (2,), (0, 1)), "of the 3 classes so far are right"
+
+
+@pytest.mark.parametrize(
+    ("tests", "listed", "said"),
+    [
+        ({ALICE: {0: (4, 4), 2: (1, 3)}, BOB: {1: (1, 1)}, CENTRAL: {0: (0, 9)}}, 2,
+         f": 75.0% of 8 test images {REST}"),
+        ({CENTRAL: {0: (1, 2)}}, 2, f": 50.0% of 2 test images {REST}"),
+        ({}, 2, ""),
+        ({}, 0, "; for more: fcil-server report"),
+    ],
+    ids=["clients", "the server's folder", "no test", "a run without an end"],
+)  # fmt: skip
+def test_a_learned_task_says_how_much_is_right_of_all_classes_so_far(
+    tmp_path, tests, listed, said
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        sample_run.add_clients(ledger)
+        sample_run.add_run(ledger)
+        for client, counts in tests.items():
+            ledger.evaluations.add(RUN, 1, client, counts)
+        context = SimpleNamespace(
+            run=RUN,
+            ledger=SimpleNamespace(
+                evaluations=ledger.evaluations,
+                rounds=SimpleNamespace(was_learned=lambda run, task: (run, task) == (RUN, 1)),
+            ),
+            classes=SimpleNamespace(listed_tasks=lambda: listed),
+        )
+        assert describe_task_end(context, TASK) == ("info", f"task 1 is learned{said}")
+        level, text = describe_task_end(context, TaskInfo(2, (3,), (0, 1, 2)))
+    assert (level, "nothing was learned" in text) == ("warning", True)
