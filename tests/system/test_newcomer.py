@@ -90,7 +90,7 @@ STEPS = [
         "fcil-client predict ./camera --watch --data ./camera-1", "camera/1.jpg", OWN, stays=True,
         full=True,
     ),
-    Step(OWN, "pip install 'fcil[export,edge]'", "of packages: tests/scripts/test_release.py"),
+    Step(OWN, "pip install 'fcil[export,edge]'", "of packages: tests/deploy/test_release.py"),
     home("fcil-client export --onnx model.onnx --data ./camera-1", "model.onnx", OWN, full=True),
     home("fcil-server export --onnx all.onnx", "all.onnx", OWN, full=True),
     Step("", "fcil-client leave --data ./camera-2 --yes", "home", "has left", full=True),
