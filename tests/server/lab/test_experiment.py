@@ -12,7 +12,7 @@ from fcil_protocol.errors import ConfigError
 from fcil_protocol.ids import digest_of
 from fcil_server.lab import plan
 from fcil_server.lab.cli import _command, app
-from fcil_server.lab.experiment import load, parse
+from fcil_server.lab.experiment import Experiment, load, parse
 from server.lab.kit import FIELDS, experiment, fields
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
@@ -36,6 +36,41 @@ def test_what_has_never_run_stands_apart() -> None:
     for name, found in rest.items():
         weights = str(found.setting.weights).strip("$")
         assert f"| `{name}` | {found.data.classes:,} | `{weights}` |" in page
+
+
+def never_run() -> dict[str, tuple[Experiment, dict[str, plan.Cell]]]:
+    """Return each experiment that has never run, with a cell of each row."""
+    found = {path.stem: load(path) for path in (EXPERIMENTS / "not-run").glob("*.toml")}
+    return {name: (one, {c.row: c for c in plan.make(one)}) for name, one in found.items()}
+
+
+def test_rows_of_published_code_have_what_its_preset_cannot_know() -> None:
+    rows = {
+        name: (found.data.classes, cells[row])
+        for name, (found, cells) in never_run().items()
+        for row in cells
+        if row.endswith(", published code")
+    }
+    assert {name.partition("-")[2] for name in rows} == {"pilora", "hepco"}
+    for name, (classes, cell) in rows.items():
+        assert cell.hparams["total_classes"] == classes, name
+        if cell.method == "pilora":
+            assert cell.hparams["candidates"] == "all", name
+        else:  # its script for DomainNet alone replays as many past latents as new ones
+            assert cell.hparams["replay_ratio"] == (1 if "domainnet" in name else 0.5), name
+
+
+def test_prototypes_and_lora_take_the_papers_steps_for_each_data_set() -> None:
+    """PILoRA's and PLoRA's are larger for prototypes on TinyImageNet, and smaller for LoRA."""
+    steps = {
+        (name.partition("-")[0], cell.hparams["lr_prototype"], cell.hparams["lr_lora"])
+        for name, (_, cells) in never_run().items()
+        for cell in cells.values()
+        if cell.method in ("pilora", "plora") and cell.row != "LoRA frozen"
+    }
+    assert steps >= {("tinyimagenet", 5e-3, 5e-6), ("cifar100", 2e-3, 1e-5)}
+    assert {s for s in steps if s[0] == "tinyimagenet"} == {("tinyimagenet", 5e-3, 5e-6)}
+    assert {s[1:] for s in steps if s[0] != "tinyimagenet"} == {(2e-3, 1e-5)}
 
 
 @pytest.mark.parametrize(
