@@ -139,8 +139,8 @@ def serve(
 
         from fcil_server.federation.config import load
         from fcil_server.federation.directory import CONFIG, Federation
-        from fcil_server.federation.environment import environment_settings
-        from fcil_server.federation.first_start import removed_if_refused
+        from fcil_server.federation.environment import environment_settings, naming_variables
+        from fcil_server.federation.first_start import load_first, removed_if_refused
         from fcil_server.federation.partition_plan import check_fits, plan_settings, read_plan
 
         plan = None if partition is None else read_plan(partition)
@@ -151,9 +151,11 @@ def serve(
         kept = kept_settings(given, page=doors, metrics=metrics_given)
         overrides = (*given, *metrics_given, *doors)
         if port is not None:
-            path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
-            listen = load(path, overrides).federation.listen
-            host = listen.rpartition(":")[0]
+            own = directory / CONFIG
+            read = load if own.exists() else load_first
+            with naming_variables(overrides):
+                found = read(config or (own if own.exists() else None), overrides)
+            host = found.federation.listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
         file = log.open()
         with removed_if_refused(directory) as start:

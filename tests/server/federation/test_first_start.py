@@ -60,6 +60,18 @@ def test_a_start_that_is_refused_for_its_settings_makes_nothing(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("port", [(), ("--port", "0")])
+def test_a_first_start_names_all_faults_with_a_port_too(
+    port: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FCIL_METHOD_RANG", "4")
+    arguments = ["serve", "--dir", str(tmp_path / "new"), *port, "-c", "round.min_client=3"]
+    refusal = CliRunner().invoke(cli.app, arguments)
+    assert refusal.exit_code == 4
+    for words in ("'round.min_client'", "'rang'", "FCIL_METHOD_RANG"):
+        assert words in refusal.output
+
+
 def start(directory: Path, *, listens: bool) -> None:
     """Start a server as far as to its port, which is taken, or is so when it listened before."""
 
