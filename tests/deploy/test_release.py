@@ -69,6 +69,12 @@ def test_every_extra_that_a_sentence_tells_to_install_exists():
     assert len(named) > 8
 
 
+def test_the_page_on_installing_has_every_extra():
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    extras = text.partition("## Extras\n")[2].partition("\n## ")[0]
+    assert PROJECT["optional-dependencies"].keys() <= set(re.findall(r"`([\w-]+)`", extras))
+
+
 def test_the_embedded_backbone_and_the_libraries_of_the_dashboard_have_licences():
     card = ROOT / "adapters/fcil_adapters/data/vit_nano_patch4_32.md"
     assert "| licence | Apache-2.0" in card.read_text(encoding="utf-8")

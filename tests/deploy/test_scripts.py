@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,6 +35,21 @@ def test_shellcheck_finds_what_is_wrong(tmp_path):
     path = tmp_path / "wrong"
     path.write_text("#!/bin/bash\ncd $1\nrm -r *\n", encoding="utf-8")
     assert "SC2086" in check(path)
+
+
+def test_who_waits_for_the_installation_is_told_what_it_does_and_how_long_it_takes(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("constraints.txt", "requirements.lock", "pyproject.toml", "scripts/locked.py"):
+        (tmp_path / name).touch()
+    script = shutil.copy(ROOT / "scripts" / "venv", tmp_path / "scripts")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 9\n', encoding="utf-8")  # makes no .venv
+    python.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(python)}
+    done = subprocess.run([script, "server"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 9
+    said = "installing fcil[server] into .venv; about a minute with a fast network ...\n"
+    assert done.stderr == said
 
 
 def test_hooks_before_a_commit_run_what_the_checks_run():

@@ -124,7 +124,7 @@ def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, ste
     here = len(context.peers.announced())
     more = context.config.round.min_clients - here
     if more > 0:
-        return f"{more} more client{'s' if more > 1 else ''} ({here} connected)"
+        return f"{more} more client{'s' if more > 1 else ''} ({here} ready)"
     if machine.opens_at is not None:
         return "others that may connect or bring images shortly (round.settle_s)"
     hidden = describe_hidden(context, task, step)

@@ -68,7 +68,7 @@ class Discovery:
         asked = len(self.context.classes.awaiting_admission())
         more = f"; {asked} to be admitted: fcil-server classes admit" if asked else ""
         return (
-            f"{least} client{'s' if least > 1 else ''} ({here} connected) and at least "
+            f"{least} client{'s' if least > 1 else ''} ({here} ready) and at least "
             f"{rules.min_new_classes} new class{'es' if rules.min_new_classes > 1 else ''} in all "
             f"({pending} waiting{more})"
         )

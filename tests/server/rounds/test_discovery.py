@@ -123,7 +123,7 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         waiting = asyncio.create_task(coordinator.discovery.wait())
         await asyncio.sleep(0)
         assert coordinator.progress.phase == "waiting"
-        assert "(1 connected)" in coordinator.progress.waiting_for
+        assert "(1 ready)" in coordinator.progress.waiting_for
         kit.here.clear()
         coordinator.on_client_left(ALICE)
         for _ in range(10):  # turns of the loop
@@ -132,7 +132,7 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
         return coordinator.progress.waiting_for
 
     said = asyncio.run(story())
-    assert said == "2 clients (0 connected) and at least 1 new class in all (0 waiting)"
+    assert said == "2 clients (0 ready) and at least 1 new class in all (0 waiting)"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> Non
         discovery = Discovery(kit, waits.append, may_go_on)
         waiting = asyncio.create_task(discovery.wait())
         await asyncio.sleep(0)
-        assert waits[-1] == "1 client (0 connected) and at least 1 new class in all (0 waiting)"
+        assert waits[-1] == "1 client (0 ready) and at least 1 new class in all (0 waiting)"
         kit.here.append(peer(ALICE, "alice", dog=2))
         discovery.news.set()
         await asyncio.wait_for(waiting, 60)
