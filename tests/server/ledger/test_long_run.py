@@ -64,6 +64,7 @@ class Rounds:
             ledger.rounds.close(key, Outcome.DONE, why="all", new_state=number + 1)
             if key.round == LAST:
                 ledger.evaluations.add(RUN, key.task, ALICE, {key.task: (1, 1)})
+                ledger.tasks.close(RUN, key.task)
         return key
 
     @property
