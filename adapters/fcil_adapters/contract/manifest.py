@@ -79,6 +79,9 @@ class Method:
         broadcast: (hparams, backbone) -> schema per part kind.
         dims: (hparams, backbone, task) -> values of the schemas' known symbols.
         learner, aggregator, model: ``package.module:Class``.
+        changes: ``package.module:function`` that reads a broadcast's LoRA as changes of weights,
+            (ctx, broadcast) -> `toolkit.lora.low_rank.Changes`, for the export of an adapter; empty
+            for methods without LoRA.
         presets: name -> overrides of the defaults.
         cadence: part kind -> when it changes; ``ROUND`` for kinds without an entry.
         largest: (hparams, backbone, task, clients) -> largest traffic where schemas allow more.
@@ -115,6 +118,7 @@ class Method:
     learner: str
     aggregator: str
     model: str
+    changes: str = ""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs_backbone: bool = True
     frozen: bool = False

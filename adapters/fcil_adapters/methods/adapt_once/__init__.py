@@ -136,6 +136,7 @@ METHOD = Method(
     learner="fcil_adapters.methods.adapt_once.learner:Learner",
     aggregator="fcil_adapters.methods.adapt_once.aggregator:Aggregator",
     model="fcil_adapters.methods.adapt_once.model:Model",
+    changes="fcil_adapters.methods.adapt_once.parts:weight_changes",
     presets={"short": {"adapt": SHORT}},
     frozen=True,
     cadence={

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.frozen_features import ReplaceableWeights
-from fcil_adapters.contract import Kind, Payload, TensorSpec
+from fcil_adapters.contract import Context, Kind, Payload, TensorSpec
 from fcil_adapters.methods.adapt_once.options import AdaptOnceHparams
 from fcil_adapters.numerics.task_parts import CURRENT, find_part, tagged
+from fcil_adapters.toolkit.lora.low_rank import Changes
 from fcil_adapters.toolkit.lora.merging import merged_backbone
 from fcil_adapters.toolkit.lora.tensors import lora_of
+from fcil_protocol.errors import DataError
 
 TRAIN, COLLECT = "train", "finish"  # kinds of rounds
 ADAPTER = "adapter"  # the part with the LoRA, and the digest of the backbone that it makes
@@ -60,3 +62,18 @@ def frozen_backbone(
         return backbone
     part = find_part(broadcast, ADAPTER)
     return merged_backbone(backbone, h.adapt, lora_of(part), digest_text(part, PART_DIGEST))
+
+
+def weight_changes(ctx: Context, broadcast: Mapping[str, Payload]) -> Changes:
+    """Return the change by the LoRA of the first task.
+
+    Raises:
+        DataError: the options train none.
+    """
+    h: AdaptOnceHparams = ctx.hparams
+    if not h.adapts:
+        raise DataError(
+            "this run has no adapter: method.adapt.rounds is 0, so it trained no LoRA.",
+            action="Export the whole model: --onnx model.onnx",
+        )
+    return Changes.of(h.adapt.scale, [lora_of(find_part(broadcast, ADAPTER))])

@@ -99,6 +99,7 @@ METHOD = lora_method(
     learner="fcil_adapters.methods.fed_talora.learner:Learner",
     aggregator="fcil_adapters.methods.fed_talora.aggregator:Aggregator",
     model="fcil_adapters.methods.fed_talora.model:Model",
+    changes="fcil_adapters.methods.fed_talora.parts:weight_changes",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import BackboneInfo, Payload
+from fcil_adapters.contract import BackboneInfo, Context, Payload
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.numerics.task_parts import CURRENT, find_part, meta_number
 from fcil_adapters.toolkit.lora import manifest as lora_head
+from fcil_adapters.toolkit.lora.low_rank import Change, Changes, lora_changes
 from fcil_adapters.toolkit.lora.manifest import places
 from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
 
@@ -72,6 +73,24 @@ def read_parts(h: FedTaloraHparams, broadcast: Mapping[str, Payload]) -> Receive
         base=_floats(dense),
         residuals=tuple(_floats(part) for part in log),
         room=lora_head.read_parts(h, broadcast),
+    )
+
+
+def weight_changes(ctx: Context, broadcast: Mapping[str, Payload]) -> Changes:
+    """Return B A with the residuals: their factors as further pairs, the base as a matrix."""
+    h: FedTaloraHparams = ctx.hparams
+    received = read_parts(h, broadcast)
+    plain = lora_changes(ctx, broadcast)
+    further = {
+        place: tuple((one[f"{place}.R"], one[f"{place}.L"]) for one in received.residuals)
+        for place in plain.places
+    }
+    return Changes(
+        plain.scale,
+        {
+            place: Change((*change.pairs, *further[place]), received.base.get(place))
+            for place, change in plain.places.items()
+        },
     )
 
 

@@ -118,6 +118,7 @@ METHOD = lora_method(
     learner="fcil_adapters.methods.lorm.learner:Learner",
     aggregator="fcil_adapters.methods.lorm.aggregator:Aggregator",
     model="fcil_adapters.methods.lorm.model:Model",
+    changes="fcil_adapters.methods.lorm.inputs:weight_changes",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
-from fcil_adapters.contract import Array, Context, ImageSet, Progress
+from fcil_adapters.contract import Array, Context, ImageSet, Payload, Progress
 from fcil_adapters.methods.lorm.merging import pack_triangle, root_of, task_shares
 from fcil_adapters.methods.lorm.options import LormHparams
-from fcil_adapters.methods.lorm.parts import HEAD_ROOT, TaskLora, no_roots, root_names
+from fcil_adapters.methods.lorm.parts import HEAD_ROOT, TaskLora, no_roots, read_tasks, root_names
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.lora.layer import LoRALinear, adapted_layers
+from fcil_adapters.toolkit.lora.low_rank import Change, Changes
 from fcil_adapters.toolkit.lora.manifest import places
 from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
 from fcil_adapters.toolkit.lora.views import changed_view
@@ -46,6 +48,24 @@ def merged_tasks_view(backbone: Backbone, h: LormHparams, tasks: Sequence[TaskLo
         return total
 
     return changed_view(backbone, h, change)
+
+
+def weight_changes(ctx: Context, broadcast: Mapping[str, Payload]) -> Changes:
+    """Return the merge of the tasks' LoRA as pairs, with each task's share in its A."""
+    h: LormHparams = ctx.hparams
+    tasks = read_tasks(h, broadcast)
+    trained = [task for task in tasks if task.trained]
+    found: dict[str, Change] = {}
+    for place in places(h):
+        squares = [None if t.squares is None else to_torch(t.squares[place]) for t in trained]
+        shares = task_shares(squares).numpy()
+        pairs = [
+            ((t.lora[f"lora.{place}.A"] * share).astype(np.float32), t.lora[f"lora.{place}.B"])
+            for t, share in zip(trained, shares, strict=True)
+        ]
+        untrained = (tasks[-1].lora[f"lora.{place}.A"], tasks[-1].lora[f"lora.{place}.B"])
+        found[place] = Change(tuple(pairs) or (untrained,))
+    return Changes(h.scale, found)
 
 
 def input_roots(

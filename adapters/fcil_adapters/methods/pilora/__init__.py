@@ -88,6 +88,7 @@ METHOD = Method(
     learner=_half("learner:Learner"),
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
+    changes=_half("composition:weight_changes"),
     presets=PRESETS,
     cadence={"current": Cadence.OPENING, "task": Cadence.OWN},
     averagings=every_rule,

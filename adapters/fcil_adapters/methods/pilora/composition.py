@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.pilora.options import PiloraHparams
-from fcil_adapters.methods.pilora.parts import TaskPart
+from fcil_adapters.contract import Context, Payload
+from fcil_adapters.methods.pilora.parts import TaskPart, read_parts
+from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_adapters.toolkit.lora.layer import NONE, Pairs, attach, read_pairs, sum_pairs
+from fcil_adapters.toolkit.lora.low_rank import Change, Changes
 
 
 def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart]) -> Any:
@@ -42,6 +45,19 @@ def _composed(h: PiloraHparams, pairs: Sequence[Pairs]) -> Sequence[Pairs]:
     if h.compose == "task0_plus_current" and len(pairs) > 1:
         return [sum_pairs([pairs[0], pairs[-1]])]
     return pairs[:1]
+
+
+def weight_changes(ctx: Context, broadcast: Mapping[str, Payload]) -> Changes:
+    """Return the composition of all tasks' LoRAs (Eq. 6) for the export of an adapter."""
+    h: PiloraHparams = ctx.hparams
+    tasks = read_parts(broadcast)
+    places: dict[str, Change] = {}
+    for block in h.blocks:
+        composed = _composed(h, [read_pairs(task.lora, block, "cpu") for task in tasks])
+        for module in composed[0]:
+            pairs = ((to_numpy(one[module].A), to_numpy(one[module].B)) for one in composed)
+            places[f"{block}.{module}"] = Change(tuple(pairs))
+    return Changes(h.scale, places)
 
 
 def _background(h: PiloraHparams, past: Sequence[Pairs]) -> tuple[Sequence[Pairs], Pairs]:

@@ -85,6 +85,7 @@ METHOD = Method(
     learner=_half("learner:Learner"),
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
+    changes=_half("parts:weight_changes"),
     presets=PRESETS,
     cadence={"current": Cadence.OPENING, "task": Cadence.OWN, "lora": Cadence.TRAINED},
     averagings=every_rule,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Payload
+from fcil_adapters.contract import Context, Payload
 from fcil_adapters.numerics.task_parts import find_part, of_all_tasks
+from fcil_adapters.toolkit.lora.low_rank import Changes
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_adapters.toolkit.prototypes.rows import PrototypeRows
 
@@ -63,3 +64,8 @@ def read_parts(broadcast: Mapping[str, Payload], *, with_teacher: bool) -> Recei
         teacher=None if teacher is None else lora_of(teacher),
         tasks=tuple(PrototypeRows.of(part.tensors) for part in tasks),
     )
+
+
+def weight_changes(ctx: Context, broadcast: Mapping[str, Payload]) -> Changes:
+    """Return the change by the LoRA of all tasks, for the export of an adapter."""
+    return Changes.of(ctx.hparams.scale, [read_parts(broadcast, with_teacher=False).lora])

@@ -71,7 +71,10 @@ class LinearModel:
 def view_scorer(ctx: Context, backbone: Backbone, view: Any, head: Head) -> Scorer:
     """Return the classifier that puts a head on a view's features."""
 
-    def score(pixels: Tensor) -> Tensor:
-        return head.score(cls_features(view, backbone.normalise(pixels)))
+    def features(pixels: Tensor) -> Tensor:
+        return cls_features(view, backbone.normalise(pixels))
 
-    return Scorer(head.classes, score, ctx.micro_batch)
+    def score(pixels: Tensor) -> Tensor:
+        return head.score(features(pixels))
+
+    return Scorer(head.classes, score, ctx.micro_batch, features, head.linear_layer)

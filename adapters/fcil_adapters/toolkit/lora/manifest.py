@@ -38,6 +38,7 @@ SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_
 _LEARNER = "fcil_adapters.toolkit.lora.halves:LoraLearner"
 _AGGREGATOR = "fcil_adapters.toolkit.lora.halves:LoraAggregator"
 _MODEL = "fcil_adapters.toolkit.lora.halves:LinearModel"
+_CHANGES = "fcil_adapters.toolkit.lora.low_rank:lora_changes"
 
 LORA_ECONOMIES = (
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
@@ -187,6 +188,7 @@ def lora_method(
     learner: str = _LEARNER,
     aggregator: str = _AGGREGATOR,
     model: str = _MODEL,
+    changes: str = _CHANGES,
     **more: Any,
 ) -> Method:
     """Return the manifest of a method.
@@ -199,6 +201,7 @@ def lora_method(
         learner: ``package.module:Class``; by default cross-entropy alone (`lora.halves`).
         aggregator: likewise; by default plain averages.
         model: likewise; by default the head as it is trained.
+        changes: ``package.module:function``; by default of one LoRA (`lora.low_rank`).
         more: fields of `Method` that differ; ``cadence`` adds to that of the room's parts,
             which are those of the default options.
     """
@@ -224,7 +227,7 @@ def lora_method(
     cadence = stated | dict(more.pop("cadence", {}))
     return Method(
         name=name, title=title, citation=citation, hparams=hparams,
-        learner=learner, aggregator=aggregator, model=model,
+        learner=learner, aggregator=aggregator, model=model, changes=changes,
         **{**common, **more, "cadence": cadence},
     )  # fmt: skip
 

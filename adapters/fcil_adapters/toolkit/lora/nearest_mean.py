@@ -12,8 +12,9 @@ from fcil_adapters.numerics.class_reports import federated_means, report_tensors
 from fcil_adapters.numerics.scores import cosines
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.distances import squared_distances
-from fcil_adapters.toolkit.heads.scorer import Scorer
+from fcil_adapters.toolkit.heads.scorer import Head, LinearLayer, Scorer
 from fcil_adapters.toolkit.lora.class_means import MEAN, ClassMeans, with_means
+from fcil_adapters.toolkit.lora.halves import view_scorer
 from fcil_adapters.toolkit.lora.manifest import LoraBroadcast
 from fcil_adapters.toolkit.lora.views import merged_view
 from fcil_adapters.toolkit.training.optimise import sum_features
@@ -54,11 +55,12 @@ def nearest_scorer(
     """
     rows = to_torch(means.mean, backbone.device)  # (C, d)
 
-    def score(pixels: Tensor) -> Tensor:
-        features = cls_features(view, backbone.normalise(pixels))  # (b, d)
+    def score(features: Tensor) -> Tensor:
         if not cosine:
             return -squared_distances(features, rows)
         scores: Tensor = cosines(features, rows)
         return scores
 
-    return Scorer(tuple(int(c) for c in means.classes), score, ctx.micro_batch)
+    layer = LinearLayer.cosine(rows) if cosine else LinearLayer.nearest(rows)
+    head = Head(tuple(int(c) for c in means.classes), score, layer)
+    return view_scorer(ctx, backbone, view, head)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.distances import squared_distances
-from fcil_adapters.toolkit.heads.scorer import Scorer
+from fcil_adapters.toolkit.heads.scorer import LinearLayer, Scorer
 from fcil_adapters.toolkit.prototypes.rows import PrototypeRows, known
 
 
@@ -28,8 +28,10 @@ def nearest_prototype(
     classes, rows = known(tasks, backbone.info.dim)
     prototypes = to_torch(rows, backbone.device)  # (C, d)
 
-    def score(pixels: Tensor) -> Tensor:
-        features = cls_features(view, backbone.normalise(pixels))  # (b, d)
-        return -squared_distances(features, prototypes)
+    def features(pixels: Tensor) -> Tensor:
+        return cls_features(view, backbone.normalise(pixels))  # (b, d)
 
-    return Scorer(classes, score, micro_batch)
+    def score(pixels: Tensor) -> Tensor:
+        return -squared_distances(features(pixels), prototypes)
+
+    return Scorer(classes, score, micro_batch, features, LinearLayer.nearest(prototypes))
