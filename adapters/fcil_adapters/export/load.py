@@ -1,7 +1,8 @@
-"""Load the export to ONNX, which needs torch and onnx, where these are installed (torch-free)."""
+"""Load the exports, which need torch and a format's own packages, where installed (torch-free)."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shlex
 import sys
@@ -11,38 +12,51 @@ from types import ModuleType
 from fcil_adapters.backbones.engines import choose
 from fcil_protocol.errors import ConfigError
 
-# Of each package the extra that brings it. onnxruntime is not in `export`, since onnxruntime-gpu
-# serves as well and the two must not be installed together.
-_NEEDED = {"onnx": "export", "onnxscript": "export", "onnxruntime": "edge"}
+# Of each format its module here, its name, and of each package the extra that brings it.
+# onnxruntime is not in `export`, since onnxruntime-gpu serves as well and the two must not be
+# installed together.
+_FORMATS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "onnx": (
+        "model_file",
+        "an ONNX file",
+        {"onnx": "export", "onnxscript": "export", "onnxruntime": "edge"},
+    ),
+    "peft": (
+        "peft_folder",
+        "a PEFT adapter",
+        dict.fromkeys(("peft", "transformers", "accelerate"), "peft"),
+    ),
+}
 
 
-def exporter(extra: str) -> ModuleType:
-    """Return `fcil_adapters.export.model_file`, once all that an export needs is installed.
+def exporter(extra: str, form: str = "onnx") -> ModuleType:
+    """Return the module that writes a format, once all that it needs is installed.
 
     Args:
         extra: the package's extra of this program, which brings torch.
+        form: ``onnx`` (`fcil_adapters.export.model_file`) or ``peft`` (`peft_folder`).
 
     Raises:
         ConfigError: packages are missing; the message names all, with one command.
     """
-    needed = {"torch": extra, **_NEEDED}
+    module, what, packages = _FORMATS[form]
+    needed = {"torch": extra, **packages}
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise _lacking(", ".join(missing), [needed[name] for name in missing])
+        raise _lacking(what, ", ".join(missing), [needed[name] for name in missing])
     choose("torch")
     try:
-        from fcil_adapters.export import model_file
+        return importlib.import_module(f"fcil_adapters.export.{module}")
     except ImportError as error:
-        raise _lacking(str(error), list(needed.values())) from error
-    return model_file
+        raise _lacking(what, str(error), list(needed.values())) from error
 
 
-def _lacking(what: str, extras: list[str]) -> ConfigError:
+def _lacking(what: str, missing: str, extras: list[str]) -> ConfigError:
     # An installed fcil is found by its name, so the command is right in a clone's environment too,
     # which need not be active.
     own = sys.prefix != sys.base_prefix
     pip = shlex.quote(str(Path(sys.prefix, "bin", "pip"))) if own else "pip"
     return ConfigError(
-        f"writing an ONNX file needs packages that are not installed ({what}).",
+        f"writing {what} needs packages that are not installed ({missing}).",
         action=f"Install them: {pip} install 'fcil[{','.join(dict.fromkeys(extras))}]'",
     )

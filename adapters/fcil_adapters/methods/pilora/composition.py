@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.contract import Context, Payload
+from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.methods.pilora.parts import TaskPart, read_parts
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_adapters.toolkit.lora.layer import NONE, Pairs, attach, read_pairs, sum_pairs

@@ -1,0 +1,110 @@
+"""The model card of an exported adapter: what it is, and how to use it (torch-free)."""
+
+from __future__ import annotations
+
+import json
+
+from fcil_adapters.backbones.known import EMBEDDED
+from fcil_adapters.contract import Method
+from fcil_adapters.export.peft_adapter import ABOUT, AdapterInfo
+
+_SCORES = {
+    "same": "The outputs of the head are the scores of the federation's model.",
+    "shifted": "The model decides by the nearest prototype or class mean. The head is that as a linear "
+    "layer: its outputs are the model's scores and one number for each image, so the decisions and "
+    "the softmax are the same.",
+    "scaled": "The model decides by the largest cosine. The head is that as a linear layer: its outputs "
+    "are the model's scores times the length of the image's feature, so the decisions are the same, "
+    "and a softmax is not.",
+    "none": "The model's head is no linear layer of the features, so it is not in the adapter: this "
+    "gives the features alone. The whole model: `fcil-server export --onnx model.onnx`.",
+}
+
+_CODE = """\
+```python
+import json
+{imports}import timm
+import torch
+from peft import PeftModel
+from PIL import Image
+
+about = json.load(open("fcil.json"))
+base = {base}
+model = PeftModel.from_pretrained(base, ".").eval()
+p = about["preprocessing"]
+prepare = timm.data.create_transform(
+    input_size=(3, p["size"], p["size"]), interpolation=p["interpolation"],
+    crop_pct=p["crop_pct"], mean=p["mean"], std=p["std"])
+with torch.no_grad():
+    outputs = model(prepare(Image.open("photo.jpg").convert("RGB"))[None])
+{result}
+```
+"""
+# fcil brings these weights, and timm has no such model.
+_EMBEDDED_BASE = """\
+fcil_adapters.backbones.backbone.load_backbone("embedded").module
+base.reset_classifier({classes})"""
+
+
+def card_text(method: Method, info: AdapterInfo) -> str:
+    """Return the README.md of an adapter's folder.
+
+    Args:
+        method: of the model.
+        info: its description.
+    """
+    headed = info.scores != "none"
+    name = info.backbone.name
+    meta = {
+        "library_name": "peft",
+        **({} if name == EMBEDDED else {"base_model": f"timm/{name}"}),
+        **({"pipeline_tag": "image-classification"} if headed else {}),
+        "tags": ["lora", "federated-learning", "class-incremental-learning", info.method],
+    }
+    front = "".join(f"{key}: {json.dumps(value)}\n" for key, value in meta.items())
+    code = _CODE.format(
+        imports="import fcil_adapters.backbones.backbone\n" if name == EMBEDDED else "",
+        base=_base(info),
+        result='print(about["names"][outputs.argmax(1).item()])'
+        if headed
+        else "features = outputs",
+    )
+    return (
+        f"---\n{front}---\n# {method.title}\n\n"
+        f"LoRA of the run {info.run} of an fcil federation, state {info.state}, after task "
+        f"{info.task}; its method is {info.method} {info.method_version} ({method.citation}).\n\n"
+        f"- Base model: {name}, weights with digest {info.backbone.digest}. "
+        "Other weights give other results.\n"
+        f"- Classes: {len(info.classes)}; `{ABOUT}` has their ids and names, in the order of the outputs.\n"
+        f"- {_SCORES[info.scores]}\n"
+        f"- {_ranks(info)}\n"
+        f"- Loaded with {info.checked.provider} and compared with the federation's model on "
+        f"{info.checked.images} images: largest difference {info.checked.error:.1e} of the spread.\n\n"
+        f"## Use\n\nIn this folder, with `pip install peft timm pillow`:\n\n{code}"
+    )
+
+
+def _base(info: AdapterInfo) -> str:
+    classes = len(info.classes) if info.scores != "none" else 0
+    if info.backbone.name == EMBEDDED:
+        return _EMBEDDED_BASE.format(classes=classes)
+    return (
+        f'timm.create_model("{info.backbone.name}", pretrained=True, num_classes={classes}, '
+        f"img_size={info.preprocessing.size})"
+    )
+
+
+def _ranks(info: AdapterInfo) -> str:
+    ranks = sorted(set(info.ranks.values()))
+    span = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    own = (
+        "The pairs of q and v, and of several tasks or residuals, stand side by side as one of a higher "
+        "rank, with the run's own factors."
+    )
+    if not info.factored:
+        return f"Ranks: {span}. {own}"
+    some = f"{len(info.factored)} of {len(info.ranks)} layers have"
+    return (
+        f"Ranks: {span}. {some} a singular value decomposition of their summed changes, which have a "
+        f"dense part or more ranks than the matrix. {own if len(info.factored) < len(info.ranks) else ''}"
+    ).rstrip()
