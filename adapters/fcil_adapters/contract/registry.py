@@ -125,9 +125,18 @@ def load_half(path: str) -> Any:
     Raises:
         ConfigError: it needs torch, and torch is not installed.
     """
+    return load_object(path)()
+
+
+def load_object(path: str) -> Any:
+    """Return a class or function that a manifest names as ``package.module:name``.
+
+    Raises:
+        ConfigError: it needs torch, and torch is not installed.
+    """
     module, _, name = path.partition(":")
     try:
-        half = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _TORCH:
@@ -136,7 +145,6 @@ def load_half(path: str) -> Any:
             f"{module} needs {missing}, which is not installed here.",
             action="Install it: pip install 'fcil[client]'",
         ) from error
-    return half()
 
 
 def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:

@@ -1,7 +1,7 @@
 """Folders of exports, written so that at any moment the old or the new one is there, complete.
 
-Torch-free. A folder replaces an earlier one of the same kind, and nothing else: a file in it that no
-export writes stops it.
+Torch-free. A folder replaces an earlier one of the same kind, and nothing else: a file in it that
+no export writes stops it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import shlex
 import sys
@@ -12,17 +11,15 @@ from types import ModuleType
 from fcil_adapters.backbones.engines import choose
 from fcil_protocol.errors import ConfigError
 
-# Of each format its module here, its name, and of each package the extra that brings it.
+# Of each format its name, and of each package the extra that brings it.
 # onnxruntime is not in `export`, since onnxruntime-gpu serves as well and the two must not be
 # installed together.
-_FORMATS: dict[str, tuple[str, str, dict[str, str]]] = {
+_FORMATS: dict[str, tuple[str, dict[str, str]]] = {
     "onnx": (
-        "model_file",
         "an ONNX file",
         {"onnx": "export", "onnxscript": "export", "onnxruntime": "edge"},
     ),
     "peft": (
-        "peft_folder",
         "a PEFT adapter",
         dict.fromkeys(("peft", "transformers", "accelerate"), "peft"),
     ),
@@ -39,16 +36,21 @@ def exporter(extra: str, form: str = "onnx") -> ModuleType:
     Raises:
         ConfigError: packages are missing; the message names all, with one command.
     """
-    module, what, packages = _FORMATS[form]
+    what, packages = _FORMATS[form]
     needed = {"torch": extra, **packages}
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise _lacking(what, ", ".join(missing), [needed[name] for name in missing])
     choose("torch")
     try:
-        return importlib.import_module(f"fcil_adapters.export.{module}")
+        if form == "peft":
+            from fcil_adapters.export import peft_folder
+
+            return peft_folder
+        from fcil_adapters.export import model_file
     except ImportError as error:
         raise _lacking(what, str(error), list(needed.values())) from error
+    return model_file
 
 
 def _lacking(what: str, missing: str, extras: list[str]) -> ConfigError:

@@ -1,7 +1,7 @@
 """An adapter in the format of the PEFT library: its layers, its files' contents, its description.
 
-Torch-free. PEFT adds ``alpha / r * B A`` to the weight of a whole Linear, and timm computes q, k and
-v of a block by one: so the factors of q and v become one pair for ``attn.qkv``, exactly.
+Torch-free. PEFT adds ``alpha / r * B A`` to the weight of a whole Linear, and timm computes q, k
+and v of a block by one: so the factors of q and v become one pair for ``attn.qkv``, exactly.
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 

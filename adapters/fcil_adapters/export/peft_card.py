@@ -10,14 +10,14 @@ from fcil_adapters.export.peft_adapter import ABOUT, AdapterInfo
 
 _SCORES = {
     "same": "The outputs of the head are the scores of the federation's model.",
-    "shifted": "The model decides by the nearest prototype or class mean. The head is that as a linear "
-    "layer: its outputs are the model's scores and one number for each image, so the decisions and "
-    "the softmax are the same.",
-    "scaled": "The model decides by the largest cosine. The head is that as a linear layer: its outputs "
-    "are the model's scores times the length of the image's feature, so the decisions are the same, "
-    "and a softmax is not.",
-    "none": "The model's head is no linear layer of the features, so it is not in the adapter: this "
-    "gives the features alone. The whole model: `fcil-server export --onnx model.onnx`.",
+    "shifted": "The model decides by the nearest prototype or class mean. The head is that as a "
+    "linear layer: its outputs are the model's scores and one number for each image, so the "
+    "decisions and the softmax are the same.",
+    "scaled": "The model decides by the largest cosine. The head is that as a linear layer: its "
+    "outputs are the model's scores times the length of the image's feature, so the decisions are "
+    "the same, and a softmax is not.",
+    "none": "The model's head is no linear layer of the features, so it is not in the adapter, "
+    "which gives the features alone. The whole model: `fcil-server export --onnx model.onnx`.",
 }
 
 _CODE = """\
@@ -62,25 +62,33 @@ def card_text(method: Method, info: AdapterInfo) -> str:
         "tags": ["lora", "federated-learning", "class-incremental-learning", info.method],
     }
     front = "".join(f"{key}: {json.dumps(value)}\n" for key, value in meta.items())
+    named = 'print(about["names"][outputs.argmax(1).item()])'
     code = _CODE.format(
         imports="import fcil_adapters.backbones.backbone\n" if name == EMBEDDED else "",
         base=_base(info),
-        result='print(about["names"][outputs.argmax(1).item()])'
-        if headed
-        else "features = outputs",
+        result=named if headed else "features = outputs",
     )
+    facts = (
+        f"Base model: {name}; its weights must have the digest {info.backbone.digest}.",
+        f"Classes: {len(info.classes)}; `{ABOUT}` has ids and names in the order of the outputs.",
+        _SCORES[info.scores],
+        _ranks(info),
+        _checked(info),
+    )
+    listed = "".join(f"- {fact}\n" for fact in facts)
     return (
         f"---\n{front}---\n# {method.title}\n\n"
         f"LoRA of the run {info.run} of an fcil federation, state {info.state}, after task "
         f"{info.task}; its method is {info.method} {info.method_version} ({method.citation}).\n\n"
-        f"- Base model: {name}, weights with digest {info.backbone.digest}. "
-        "Other weights give other results.\n"
-        f"- Classes: {len(info.classes)}; `{ABOUT}` has their ids and names, in the order of the outputs.\n"
-        f"- {_SCORES[info.scores]}\n"
-        f"- {_ranks(info)}\n"
-        f"- Loaded with {info.checked.provider} and compared with the federation's model on "
-        f"{info.checked.images} images: largest difference {info.checked.error:.1e} of the spread.\n\n"
-        f"## Use\n\nIn this folder, with `pip install peft timm pillow`:\n\n{code}"
+        f"{listed}\n## Use\n\nIn this folder, with `pip install peft timm pillow`:\n\n{code}"
+    )
+
+
+def _checked(info: AdapterInfo) -> str:
+    checked = info.checked
+    return (
+        f"Loaded by {checked.provider}, its results on {checked.images} images differ from the "
+        f"federation's model by at most {checked.error:.1e} of their spread."
     )
 
 
@@ -95,16 +103,15 @@ def _base(info: AdapterInfo) -> str:
 
 
 def _ranks(info: AdapterInfo) -> str:
-    ranks = sorted(set(info.ranks.values()))
-    span = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    least, most = min(info.ranks.values()), max(info.ranks.values())
+    span = f"Ranks: {least}" if least == most else f"Ranks: {least} to {most}"
     own = (
-        "The pairs of q and v, and of several tasks or residuals, stand side by side as one of a higher "
-        "rank, with the run's own factors."
+        "The run's own factors (of q and v, of several tasks, of residuals) stand side by side as "
+        "one pair of a higher rank."
     )
     if not info.factored:
-        return f"Ranks: {span}. {own}"
-    some = f"{len(info.factored)} of {len(info.ranks)} layers have"
+        return f"{span}. {own}"
     return (
-        f"Ranks: {span}. {some} a singular value decomposition of their summed changes, which have a "
-        f"dense part or more ranks than the matrix. {own if len(info.factored) < len(info.ranks) else ''}"
-    ).rstrip()
+        f"{span}. {own} In {len(info.factored)} of {len(info.ranks)} layers a pair is a singular "
+        "value decomposition of the sum, which has a dense part or more ranks than the matrix."
+    )

@@ -78,7 +78,7 @@ def export_adapter(
         DiskFull, StorageError: it cannot be written.
     """
     notify("putting the model together")
-    changes = registry.load_half(method.changes)(ctx, parts)
+    changes = registry.load_object(method.changes)(ctx, parts)
     predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
     if not predictor.classes:
         raise DataError("the model knows no class yet.", action="Export it after the first round.")
@@ -137,7 +137,7 @@ def _loaded(folder: Path, backbone: Backbone, classes: int, images: U8) -> tuple
     vit = model.base_model.model
     features, scores = [], []
     with torch.no_grad():
-        for image in images:  # a view's last block would else skip tokens, as timm's does not
+        for image in images:
             tokens: Tensor = vit.forward_features(backbone.normalise(image[None]))
             features.append(to_numpy(vit.forward_head(tokens, pre_logits=True)))
             scores.append(to_numpy(vit.forward_head(tokens)))
