@@ -97,7 +97,17 @@ def predict(
 
 
 def export(
-    onnx: Annotated[Path, typer.Option(help="The file to write; replaces an existing one.")],
+    onnx: Annotated[
+        Path | None,
+        typer.Option(help="Write the whole model to this file; replaces an existing one."),
+    ] = None,
+    peft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the LoRA and a linear head to this folder, for the PEFT library; replaces "
+            "an earlier export."
+        ),
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     slot: SlotOption = None,
@@ -119,30 +129,42 @@ def export(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Write the client's current model as one ONNX file, checked against torch; works offline."""
+    """Write the client's current model for other programs, checked against torch; works offline.
+
+    --onnx: one file with all of it, merged. --peft: the adapter of a method with LoRA.
+    """
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_adapters.backbones.onnx_session import default_threads
+        from fcil_adapters.export.load import check_options, chosen_form
         from fcil_client.predict.export import export_current
         from fcil_client.predict.predict import Means
 
         cores = threads or default_threads()
         means = Means(weights=weights, threads=cores, calibrate=calibrate)
+        kind, target = chosen_form(onnx=onnx, peft=peft)
+        check_options(kind, precision=precision != "fp32", opset=opset is not None, force=force)
         info = export_current(
             find_home(data, server, slot),
-            onnx,
+            kind,
+            target,
             precision=precision,
             opset=opset,
             force=force,
             means=means,
             notify=_say,
         )
-        told = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
-        emit(told, form, lambda: None)
+        files = target.iterdir() if target.is_dir() else (target,)
+        named: dict[str, Any] = {
+            "folder" if kind == "peft" else "file": str(target),
+            "bytes": sum(file.stat().st_size for file in files),
+        }
+        emit({**named, **info.model_dump(mode="json")}, form, lambda: None)
+        of = getattr(info, "precision", "adapter for PEFT")
         _say(
-            f"{onnx}: {info.method}, {count_of(len(info.classes), 'class')}, {info.precision}, "
-            f"{told['bytes'] / 1e6:.1f} MB; on {info.checked.images} images its largest difference "
-            f"from torch is {info.checked.error:.1e} of the scores' spread, and "
+            f"{target}: {info.method}, {count_of(len(info.classes), 'class')}, {of}, "
+            f"{named['bytes'] / 1e6:.1f} MB; on {info.checked.images} images its largest "
+            f"difference from torch is {info.checked.error:.1e} of the scores' spread, and "
             f"{info.checked.agreement:.1%} of the likeliest classes are the same"
         )
 

@@ -1,4 +1,4 @@
-"""The client's current model as one ONNX file, calibrated on its own images."""
+"""The client's current model in another format, calibrated on its own images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Predictor
-from fcil_adapters.export.exported_model import ExportInfo, Origin, check_target
-from fcil_adapters.export.load import exporter
+from fcil_adapters.export.exported_model import ExportInfo, Origin
+from fcil_adapters.export.load import check_has_adapter, exporter
+from fcil_adapters.export.peft_adapter import AdapterInfo
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.local_data import LocalData
@@ -32,6 +33,7 @@ MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
 
 def export_current(
     home: Home,
+    form: str,
     target: Path,
     *,
     precision: str,
@@ -39,13 +41,14 @@ def export_current(
     force: bool,
     means: Means,
     notify: Callable[[str], None],
-) -> ExportInfo:
+) -> ExportInfo | AdapterInfo:
     """Write the model, completely or not at all.
 
     Args:
         home: the client's.
-        target: the file; one that exists is replaced.
-        precision: fp32, fp16 or int8.
+        form: ``onnx`` or ``peft`` (`fcil_adapters.export.load.chosen_form`).
+        target: the file or folder; one that exists is replaced.
+        precision: fp32, fp16 or int8; of ``onnx``, as are the next two.
         opset: of ONNX's own operators; None: the default.
         force: write it even if it differs from the torch model by more than allowed.
         means: weights and threads; export runs in torch on the CPU.
@@ -54,11 +57,14 @@ def export_current(
     Raises:
         FcilError: it cannot be exported; the message says why.
     """
-    check_target(target)
-    module = exporter("client")
+    module = exporter("client", form)
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
-    options = module.ExportOptions(precision=precision, force=force, **given)
+    options = None
+    if form == "onnx":
+        options = module.ExportOptions(precision=precision, force=force, **given)
     model = current_model.load(home)
+    if form == "peft":
+        check_has_adapter(model.method)
     notify(f"loading {model.info.name}")
     means = replace(means, engine="torch", device="cpu")
     _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
@@ -66,16 +72,14 @@ def export_current(
     images = own_images(home, model, MOST_IMAGES.get(precision, 0), means.threads)
     if images is None:
         notify("none of the client's own images are here; only the probe images are compared")
-    info: ExportInfo = module.export_model(
-        model.method,
-        ctx,
-        model.parts,
-        _origin(home, model, backbone, means, notify),
-        target,
-        options,
-        images,
-        notify,
-    )
+    info: ExportInfo | AdapterInfo
+    common = (model.method, ctx, model.parts)
+    if form == "peft":
+        origin = _origin(home, model, backbone, replace(means, calibrate=False), notify)
+        info = module.export_adapter(*common, origin, target, images, notify)
+    else:
+        origin = _origin(home, model, backbone, means, notify)
+        info = module.export_model(*common, origin, target, options, images, notify)
     return info
 
 

@@ -1,4 +1,4 @@
-"""``fcil-server export``: a run's model as one ONNX file."""
+"""``fcil-server export``: a run's model as one ONNX file, or its LoRA as a PEFT adapter."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
 if TYPE_CHECKING:
     from fcil_adapters.export.exported_model import ExportInfo
+    from fcil_adapters.export.peft_adapter import AdapterInfo
 
 app = typer.Typer()
 
@@ -21,15 +22,23 @@ app = typer.Typer()
 @app.command()
 def export(
     onnx: Annotated[
-        Path, typer.Option("--onnx", help="The file to write; replaces an existing one.")
-    ],
+        Path | None,
+        typer.Option(help="Write the whole model to this file; replaces an existing one."),
+    ] = None,
+    peft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the LoRA and a linear head to this folder, for the PEFT library; replaces "
+            "an earlier export."
+        ),
+    ] = None,
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
     task: Annotated[
         int | None, typer.Option(min=0, help="The model at the end of this task.")
     ] = None,
     state: Annotated[int | None, typer.Option(min=0, help="The model of this state.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="Of ONNX: fp32, fp16 or int8.")] = "fp32",
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -53,16 +62,20 @@ def export(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Write the current model as one ONNX file, merged, with class names, checked against torch.
+    """Write the current model with class names for other programs, checked before it is written.
 
+    --onnx: one file with all of it, merged. --peft: the adapter of a method with LoRA.
     Works while the server runs. Without --task or --state it exports the newest state.
     """
     form = chosen(form, json_flag)
     with errors(form):
+        from fcil_adapters.export.load import check_options, chosen_form
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.runs.export import choose, export_state
 
+        kind, target = chosen_form(onnx=onnx, peft=peft)
+        check_options(kind, precision=precision != "fp32", opset=opset is not None, force=force)
         options: dict[str, Any] = {"precision": precision, "force": force}
         if opset is not None:
             options["opset"] = opset
@@ -73,18 +86,57 @@ def export(
                 directory,
                 row,
                 choose(ledger, directory, row, task=task, state=state),
-                onnx,
+                kind,
+                target,
                 options=options,
                 calibrate=calibrate,
                 overrides=settings or (),
                 notify=lambda text: typer.echo(printable(text), err=True),
             )
-        data = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
-        emit(data, form, lambda: show_exported(onnx, info))
+        named = {"folder" if kind == "peft" else "file": str(target), "bytes": size_of(target)}
+        emit({**named, **info.model_dump(mode="json")}, form, lambda: _show(target, info))
+
+
+def size_of(target: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder."""
+    files = target.iterdir() if target.is_dir() else (target,)
+    return sum(file.stat().st_size for file in files)
+
+
+def _show(target: Path, info: ExportInfo | AdapterInfo) -> None:
+    from fcil_adapters.export.peft_adapter import AdapterInfo
+
+    if isinstance(info, AdapterInfo):
+        show_adapter(target, info)
+    else:
+        show_exported(target, info)
+
+
+def show_adapter(folder: Path, info: AdapterInfo) -> None:
+    """Print what was written for PEFT."""
+    from fcil_protocol.formats import format_bytes
+
+    ranks = sorted(set(info.ranks.values()))
+    span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    head = "without a head, since that is not linear" if info.scores == "none" else "with the head"
+    typer.echo(f"{folder}  {format_bytes(size_of(folder))}, {span}, {head}")
+    typer.echo(
+        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
+        f"{info.task}: {count_of(len(info.classes), 'class')}"
+    )
+    if info.factored:
+        typer.echo(
+            f"  {count_of(len(info.factored), 'layer')} of {len(info.ranks)} "
+            "by singular value decomposition"
+        )
+    typer.echo(
+        f"  loaded by {info.checked.provider} on {count_of(info.checked.images, 'image')}: differs "
+        f"from the model by {info.checked.error:.1e} of the spread (at most 1e-4)"
+    )
 
 
 def show_exported(file: Path, info: ExportInfo) -> None:
-    """Print what was written."""
+    """Print what was written as ONNX."""
     from fcil_protocol.formats import format_bytes
 
     checked, allowed = info.checked, info.tolerance

@@ -1,4 +1,4 @@
-"""``fcil-server export``: a run's model as one ONNX file, whether its server runs or not.
+"""``fcil-server export``: a run's model in another format, whether its server runs or not.
 
 It reads the ledger and a state, and computes in the process of the command, never in the daemon.
 """
@@ -13,8 +13,9 @@ from fcil_adapters.backbones import engines
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.half_precision import forms_of
-from fcil_adapters.export.exported_model import ExportInfo, Origin, check_target
-from fcil_adapters.export.load import exporter
+from fcil_adapters.export.exported_model import ExportInfo, Origin
+from fcil_adapters.export.load import check_has_adapter, exporter
+from fcil_adapters.export.peft_adapter import AdapterInfo
 from fcil_adapters.images.sample import sample
 from fcil_protocol.errors import UsageError
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -38,13 +39,14 @@ def export_state(
     directory: Path,
     row: RunRow,
     chosen: StateRow,
+    form: str,
     target: Path,
     *,
     options: dict[str, Any],
     calibrate: Path | None,
     overrides: Sequence[str],
     notify: Callable[[str], None],
-) -> ExportInfo:
+) -> ExportInfo | AdapterInfo:
     """Write the model of one state, completely or not at all.
 
     Args:
@@ -52,8 +54,9 @@ def export_state(
         directory: the federation's.
         row: the run.
         chosen: the state (`choose`).
-        target: the file; one that exists is replaced.
-        options: of `fcil_adapters.export.model_file.ExportOptions`.
+        form: ``onnx`` or ``peft`` (`fcil_adapters.export.load.chosen_form`).
+        target: the file or folder; one that exists is replaced.
+        options: of `fcil_adapters.export.model_file.ExportOptions`; none for ``peft``.
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.
         notify: receives a sentence about each step.
@@ -61,11 +64,12 @@ def export_state(
     Raises:
         FcilError: it cannot be exported; the message says why.
     """
-    check_target(target)
-    module = exporter("server")
-    wanted = module.ExportOptions(**options)
-    config = _config(row, directory, overrides)
     method = registry.load_method(row.method)
+    if form == "peft":
+        check_has_adapter(method)
+    module = exporter("server", form)
+    wanted = module.ExportOptions(**options) if form == "onnx" else None
+    config = _config(row, directory, overrides)
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = method.hparams.model_validate(row.hparams)
     backbone, info = _backbone(method, config, notify)
@@ -89,9 +93,11 @@ def export_state(
     )
     origin = Origin(_federation(directory), row.run_id, chosen.task, chosen.state, classes.names())
     parts = _parts(method, ctx, hparams, StateStore(states_folder(directory, row.run_id)), chosen)
-    done: ExportInfo = module.export_model(
-        method, ctx, parts, origin, target, wanted, images, notify
-    )
+    done: ExportInfo | AdapterInfo
+    if form == "peft":
+        done = module.export_adapter(method, ctx, parts, origin, target, images, notify)
+    else:
+        done = module.export_model(method, ctx, parts, origin, target, wanted, images, notify)
     return done
 
 
