@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
+from adapters.kit import Federation, make_tasks, now, toy_backbone, toy_images
 from adapters.small import SMALL
 from fcil_adapters.contract import registry
 from fcil_adapters.export import load, peft_folder
@@ -156,8 +156,7 @@ def test_ranks_add_up_and_the_runs_own_factors_stay(tmp_path):
     tensors = safetensors.numpy.load_file(tmp_path / "adapter" / WEIGHTS)
     A = tensors["base_model.model.blocks.0.attn.qkv.lora_A.weight"]
     B = tensors["base_model.model.blocks.0.attn.qkv.lora_B.weight"]
-    parts = fed.parts()
-    last = parts["current"].f32("lora.0.v.A")
+    last = now(fed.parts())["lora.0.v.A"]
     assert any(np.array_equal(A[i : i + 2], last) for i in range(0, 12, 2))
     assert not B[16:32].any(), "k is not changed"
     config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
