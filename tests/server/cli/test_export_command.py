@@ -12,10 +12,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from click.testing import Result
+from PIL import Image
 from typer.testing import CliRunner
 
 from adapters.kit import Federation as Method
-from adapters.kit import make_tasks, toy_backbone, toy_images
+from adapters.kit import Images, make_tasks, toy_backbone, toy_images
+from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.contract.registry import schema_digest
 from fcil_adapters.export.exported_model import ExportedModel
@@ -176,3 +178,87 @@ def test_a_limit_that_is_none_is_not_told(
     out = capsys.readouterr().out
     assert "the same class for 100.0%" in out
     assert ("(at least" in out) is said
+
+
+# --- adapters -------------------------------------------------------------------------------
+
+
+def test_a_method_without_lora_has_no_adapter(built: Built) -> None:
+    said = " ".join(export("--peft", "adapter", code=4).stderr.split())
+    assert "running_mean trains no LoRA" in said
+    assert "--onnx model.onnx" in said
+    assert not Path("adapter").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected one of --onnx, --peft; got none"),
+        (["--onnx", "m.onnx", "--peft", "a"], "got --onnx and --peft"),
+        (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx"),
+        (["--peft", "no/such/a"], "expected a folder, in one that exists"),
+        (["--peft", "federation"], "which no export writes"),
+    ],
+)
+def test_bad_formats_get_one_sentence(built: Built, arguments: list[str], said: str) -> None:
+    assert said in " ".join(export(*arguments, code=4).stderr.split())
+
+
+@pytest.fixture
+def adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """One task of fedavg_lora on the embedded backbone: states 0 and 1."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "federation"
+    settings = ("method.name=fedavg_lora", "method.rank=2", "method.blocks=[0]")
+    federation = Federation.open(directory, None, settings)
+    try:
+        backbone = load_backbone()
+        small = toy_images({0: 4, 1: 3})
+        images = Images(small.pictures.repeat(2, 1).repeat(2, 2), small.labels)
+        options = {"rank": 2, "blocks": [0], "epochs": 1, "batch_size": 4}
+        method = Method.of("fedavg_lora", [images], backbone, **options)
+        ledger, run = federation.ledger, new_run_id()
+        ledger.runs.add(
+            run,
+            method="fedavg_lora",
+            method_version=method.method.version,
+            config=to_toml(load(None, settings)),
+            hparams=method.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(backbone.info),
+            schema_digest=schema_digest(method.method, method.hparams, backbone.info),
+            seed=1,
+        )
+        ledger.clients.add(ALICE, "alice", curve=b"c" * 32, signing=b"s" * 32, sealing=b"x" * 1216)
+        classes = ClassRegistry(ledger, run)
+        classes.announce(ALICE, NAMES[0])
+        states = StateStore(states_folder(directory, run))
+        assert classes.open_task(0) == TASKS[0]
+        method.run(TASKS[0])
+        digest = states.save(0, method.state, None, 0)
+        ledger.states.add(RoundKey(run, 0, "train", 0), 0, digest, None)
+        return Built(directory, run, method)
+    finally:
+        federation.close()
+
+
+def test_an_adapter_of_the_embedded_backbone_is_used_as_its_card_says(
+    adapted: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card's own lines, run in the folder."""
+    done = export("--peft", "adapter", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert (data["folder"], data["names"], data["scores"]) == ("adapter", ["ant", "bee"], "same")
+    assert data["checked"]["error"] < 1e-5
+    card = Path("adapter/README.md").read_text()
+    code = card.split("```python\n")[1].partition("```")[0]
+    picture = np.random.default_rng(1).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+    Image.fromarray(picture).save("adapter/photo.jpg")
+    monkeypatch.chdir("adapter")
+    values: dict[str, Any] = {}
+    exec(code, values)
+    assert values["outputs"].shape == (1, 2)
+    assert values["about"]["run"] == adapted.run
+    said = export("--dir", str(adapted.directory), "--peft", "../again").stdout
+    assert "rank" in said
+    assert "with the head" in said
+    assert "(at most 1e-4)" in said
