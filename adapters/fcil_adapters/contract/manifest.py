@@ -70,6 +70,16 @@ def _as_schemas(_h: Any, _b: BackboneInfo, _t: TaskInfo, _clients: int) -> Large
     return Largest()
 
 
+def cannot_start(_h: Any) -> str:
+    """Return why a run of a method, unless it declares otherwise, begins with no adapter."""
+    return "it trains no LoRA that all tasks share"
+
+
+def can_start(_h: Any) -> str:
+    """Return an empty text: the LoRA drawn for the first task is the one of all tasks."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Method:
     """The torch-free manifest of a method, found through the entry-point group ``fcil.methods``.
@@ -82,6 +92,8 @@ class Method:
         changes: ``package.module:function`` that reads a broadcast's LoRA as changes of weights,
             (ctx, broadcast) -> `toolkit.lora.low_rank.Changes`, for the export of an adapter; empty
             for methods without LoRA.
+        starts: hparams -> why the LoRA of a run cannot begin as that of an adapter; empty: it can,
+            and its state after the first opening has it as ``lora.<place>.<A|B>``.
         presets: name -> overrides of the defaults.
         cadence: part kind -> when it changes; ``ROUND`` for kinds without an entry.
         largest: (hparams, backbone, task, clients) -> largest traffic where schemas allow more.
@@ -119,6 +131,7 @@ class Method:
     aggregator: str
     model: str
     changes: str = ""
+    starts: Callable[[Any], str] = cannot_start
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs_backbone: bool = True
     frozen: bool = False

@@ -31,7 +31,7 @@ CARD = "README.md"
 FILES = (CONFIG, WEIGHTS, ABOUT, CARD)
 FORMAT = 1
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 HEAD = "head"  # timm's name of a transformer's last layer
 
 Scores = Literal["same", "shifted", "scaled", "none"]
@@ -140,12 +140,12 @@ def adapter_tensors(
         head: weight (C, d) and bias (C,); None: none.
     """
     tensors = {
-        f"{_PREFIX}{name}.lora_{factor}.weight": values
+        f"{PREFIX}{name}.lora_{factor}.weight": values
         for name, layer in layers.items()
         for factor, values in (("A", layer.A), ("B", layer.B))
     }
     if head is not None:
-        tensors |= {f"{_PREFIX}{HEAD}.weight": head[0], f"{_PREFIX}{HEAD}.bias": head[1]}
+        tensors |= {f"{PREFIX}{HEAD}.weight": head[0], f"{PREFIX}{HEAD}.bias": head[1]}
     return tensors
 
 

@@ -42,6 +42,7 @@ from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.combining import Combined, Combining, limit_s
 from fcil_server.aggregation.kept_updates import KeptUpdates
+from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.trials import Trials
 from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
@@ -88,6 +89,7 @@ class Aggregation:
         self._kept: KeptUpdates | None = None
         self._trials_at: Path | None = None
         self._trials: Trials | None = None
+        self._start: RunStart | None = None
         self._effort = Effort()
         self._host = WorkerHost(
             "fcil_server.aggregation.worker",
@@ -105,6 +107,7 @@ class Aggregation:
         spool: Spool,
         kept: KeptUpdates | None = None,
         trials: Path | None = None,
+        start: RunStart | None = None,
     ) -> None:
         """Provide everything needed to open updates.
 
@@ -114,7 +117,9 @@ class Aggregation:
             spool: the store of received updates.
             kept: the store of counted updates.
             trials: the file that keeps the results of tries to combine them.
+            start: the LoRA that the run begins with; None: as drawn.
         """
+        self._start = start
         self._info, self._keys, self._spool, self._kept = info, keys, spool, kept
         self._trials_at = trials
 
@@ -171,9 +176,15 @@ class Aggregation:
         return unpack(blobs[0])
 
     async def open_task(self, ctx: Context, state: State) -> State:
-        """Draw the parameters that a task starts with."""
+        """Draw the parameters that a task starts with.
+
+        Raises:
+            CorruptFile: the adapter that the run begins with is damaged.
+        """
         _, blobs = await self._call("open_task", self._fields(ctx), [state])
-        return unpack(blobs[0])
+        opened = unpack(blobs[0])
+        first = self._start if ctx.task.index == 0 else None
+        return opened if first is None else first.into(opened, ctx.forms)
 
     async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return all parts of a state, as clients receive them.

@@ -118,6 +118,11 @@ class RunSection(Section):
         description="side of the backbone's images in pixels, a multiple of its patch; the "
         "position embedding is resampled for another size than the model's own; 0: that",
     )
+    init_from: str = Field(
+        "",
+        description="folder of a PEFT adapter whose LoRA a new run begins with (docs/export.md); "
+        "empty: the LoRA is drawn",
+    )
     device: str = Field("auto", description="the server's device: auto, cpu, cuda, cuda:N")
     threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")
     worker_idle_s: float = Field(

@@ -204,6 +204,7 @@ def summary(data: RunData) -> dict[str, Any]:
             "central_evaluation": data.central and data.central.to_json(),
             "bytes": _all_bytes(data),
             "budget": run.environment.get("budget"),
+            "start": run.environment.get("start"),
             "seconds": data.seconds(),
             "final_state": None,
         },

@@ -28,6 +28,8 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, new_run_id
+from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
+from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import Aggregation, threads_of
 from fcil_server.aggregation.publisher import Publisher
 from fcil_server.federation import config as configuration
@@ -232,7 +234,12 @@ async def open_run(
             )
             if choice is not None:
                 facts["budget"] = choice.fields()
-            row = _begin(ledger, setup, facts, ports.notify)
+            begun = None
+            if config.run.init_from:
+                begun = start.read_new(config.run.init_from, method, hparams, info)
+                facts[start.FACT] = begun.facts
+                ports.notify("info", "start", begun.text())
+            row = _begin(federation, setup, facts, begun, ports.notify)
         else:
             check_resumed(row, method, info, digest)
         opened = _assemble(federation, given, row, setup, probe, chosen, ports)
@@ -256,9 +263,20 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
 
 
 def _begin(
-    ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
+    federation: Federation,
+    setup: RunSetup,
+    facts: dict[str, Any],
+    begun: start.NewStart | None,
+    notify: Callable[[str, str, str], None],
 ) -> RunRow:
+    """Add a run to the ledger; a file that it begins with is there before."""
+    ledger = federation.ledger
     run, config, method = new_run_id(), setup.config, setup.method
+    if begun is not None:
+        file = federation.run_directory(run) / start.NAME
+        with storage_errors("create the run directory", file.parent):
+            make_private(file.parent)
+        write_atomic(file, begun.data)
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
         row = ledger.runs.add(
             run,

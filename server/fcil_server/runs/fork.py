@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
-from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_server.aggregation import start
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import (
     StateStore,
@@ -51,6 +52,9 @@ def fork(
         if number < state and is_valid_state(old, number, digests):
             old.copy_to(new, number)
     old.copy_to(new, state)
+    begun = states_folder(directory, source).with_name(start.NAME)
+    if begun.exists():  # an opening is computed again from it
+        write_atomic(target.with_name(start.NAME), begun.read_bytes())
     share_kept(ledger, directory, source, run)
     with ledger.transaction():
         ledger.forks.begin(source, state, run)

@@ -14,6 +14,7 @@ from fcil_server.aggregation import trials
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.publisher import Publisher
+from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.store import PartStore, StateStore
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
@@ -59,7 +60,14 @@ def make_context(
     for text in spool.recovered:
         ports.notify("warning", "spool_recovered", text)
     kept = _kept(federation, run) if setup.keeps_updates else None
-    setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
+    setup.aggregation.use(
+        setup.info,
+        federation.keys,
+        spool,
+        kept,
+        trials=directory / trials.NAME,
+        start=RunStart.of(directory, row.environment),
+    )
     return RunContext(
         run=run,
         config=config,

@@ -37,7 +37,7 @@ _STEP_BYTES = 1 << 20
 _NAME = re.compile(
     r"federation\.toml|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
     r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/"
-    r"(states/\d{6,12}\.(safetensors|json)|kept/[0-9a-f]{64}\.update)"
+    r"(states/\d{6,12}\.(safetensors|json)|kept/[0-9a-f]{64}\.update|start\.safetensors)"
 )
 
 

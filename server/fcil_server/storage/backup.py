@@ -33,6 +33,7 @@ from fcil_protocol.storage.atomic_files import (
 )
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.passphrase import seal_with_passphrase
+from fcil_server.aggregation import start
 from fcil_server.aggregation.kept_updates import SUFFIX, KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore, check_state, states_folder
 from fcil_server.federation.config import load
@@ -159,6 +160,9 @@ def _write(
             for row in ledger.runs.all():
                 _add_states(writer, directory, ledger.states.all(row.run_id), newest)
                 _add_kept(writer, directory, ledger, row.run_id)
+                begun = states_folder(directory, row.run_id).with_name(start.NAME)
+                if begun.exists():
+                    writer.add_file(f"runs/{row.run_id}/{start.NAME}", begun)
         manifest = BackupManifest(
             fcil=version("fcil"),
             created_at=created,

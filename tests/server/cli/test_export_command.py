@@ -209,7 +209,7 @@ def adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """One task of fedavg_lora on the embedded backbone: states 0 and 1."""
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "federation"
-    settings = ("method.name=fedavg_lora", "method.rank=2", "method.blocks=[0]")
+    settings = ("method.name=fedavg_lora", "method.rank=2", "method.blocks=[0]", "wire.half=none")
     federation = Federation.open(directory, None, settings)
     try:
         backbone = load_backbone()

@@ -137,6 +137,7 @@ METHOD = Method(
     aggregator="fcil_adapters.methods.adapt_once.aggregator:Aggregator",
     model="fcil_adapters.methods.adapt_once.model:Model",
     changes="fcil_adapters.methods.adapt_once.parts:weight_changes",
+    starts=lambda _h: "its clients compare the digest of the LoRA that the server draws",
     presets={"short": {"adapt": SHORT}},
     frozen=True,
     cadence={

@@ -89,6 +89,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     changes=_half("composition:weight_changes"),
+    starts=lambda _h: "each of its tasks trains a LoRA of its own",
     presets=PRESETS,
     cadence={"current": Cadence.OPENING, "task": Cadence.OWN},
     averagings=every_rule,

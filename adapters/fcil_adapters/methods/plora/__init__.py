@@ -25,6 +25,7 @@ from fcil_adapters.contract import (
     TensorSpec,
     every_rule,
 )
+from fcil_adapters.contract.manifest import can_start
 from fcil_adapters.methods.plora.options import ECONOMIES, PRESETS, PloraHparams
 from fcil_adapters.toolkit.lora.tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.toolkit.prototypes.rows import (
@@ -86,6 +87,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     changes=_half("parts:weight_changes"),
+    starts=can_start,
     presets=PRESETS,
     cadence={"current": Cadence.OPENING, "task": Cadence.OWN, "lora": Cadence.TRAINED},
     averagings=every_rule,

@@ -179,6 +179,11 @@ def lora_averagings(h: LoraHparams) -> tuple[AveragingRule, ...]:
     return mean_only(h) if h.head_average == "rows" else every_rule(h)
 
 
+def lora_starts(h: LoraHparams) -> str:
+    """Return why a run cannot begin with an adapter: options by which each task draws a LoRA."""
+    return "each of its tasks trains a LoRA of its own" if h.fresh_lora else ""
+
+
 def lora_method(
     name: str,
     title: str,
@@ -213,6 +218,7 @@ def lora_method(
         "largest": lora_largest,
         "statistics": lora_statistics,
         "averagings": lora_averagings,
+        "starts": lora_starts,
         "half": (Kind.LORA, Kind.HEAD),
         "presets": {"short": SHORT},
         "economies": LORA_ECONOMIES,
