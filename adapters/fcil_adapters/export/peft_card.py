@@ -23,12 +23,13 @@ _SCORES = {
 _CODE = """\
 ```python
 import json
+from pathlib import Path
 {imports}import timm
 import torch
 from peft import PeftModel
 from PIL import Image
 
-about = json.load(open("fcil.json"))
+about = json.loads(Path("fcil.json").read_text())
 base = {base}
 model = PeftModel.from_pretrained(base, ".").eval()
 p = about["preprocessing"]

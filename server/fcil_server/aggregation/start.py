@@ -20,7 +20,7 @@ from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.export.adapter_start import read_start
 from fcil_protocol.errors import ConfigError, CorruptFile
 from fcil_protocol.payloads.payload import Array, Payload, pack, unpack
-from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
 
 NAME = "start.safetensors"
 FACT = "start"  # of the run's environment
@@ -47,12 +47,26 @@ class NewStart:
 
     def text(self) -> str:
         """Return a sentence for the operator."""
-        head = "; its head is not used, since the run has classes of its own"
-        return (
-            f"the LoRA begins as that of {self.facts['adapter']} (digest "
-            f"{self.facts['digest'][:12]}, {len(self.facts['places'])} of {self.facts['of']} places): "
-            f"{_BASES[self.facts['base']]}{head if self.facts['head'] else ''}"
-        )
+        return start_text(self.facts)
+
+    def write(self, directory: Path) -> None:
+        """Write the file into the directory of the new run.
+
+        Raises:
+            DiskFull, StorageError: it cannot be written.
+        """
+        with storage_errors("create the run directory", directory):
+            make_private(directory)
+        write_atomic(directory / NAME, self.data)
+
+
+def start_text(facts: Mapping[str, Any]) -> str:
+    """Return a sentence about an adapter that a run begins with, from the run's facts."""
+    head = "; its head is not used, since the run has classes of its own" if facts["head"] else ""
+    return (
+        f"the LoRA begins as that of {facts['adapter']} (digest {facts['digest'][:12]}, "
+        f"{len(facts['places'])} of {facts['of']} places): {_BASES[facts['base']]}{head}"
+    )
 
 
 def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) -> NewStart:
@@ -66,8 +80,8 @@ def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) 
     if why_not:
         raise ConfigError(
             f"{method.name} cannot begin with an adapter: {why_not}.",
-            action="Set run.init_from to '', or choose a method whose tasks share one LoRA, such as "
-            "fedavg_lora.",
+            action="Set run.init_from to '', or choose a method whose tasks share one LoRA, such "
+            "as fedavg_lora.",
         )
     names = {
         spec.name

@@ -28,7 +28,6 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, new_run_id
-from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
 from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import Aggregation, threads_of
 from fcil_server.aggregation.publisher import Publisher
@@ -273,10 +272,7 @@ def _begin(
     ledger = federation.ledger
     run, config, method = new_run_id(), setup.config, setup.method
     if begun is not None:
-        file = federation.run_directory(run) / start.NAME
-        with storage_errors("create the run directory", file.parent):
-            make_private(file.parent)
-        write_atomic(file, begun.data)
+        begun.write(federation.run_directory(run))
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
         row = ledger.runs.add(
             run,

@@ -5,6 +5,7 @@
     federation.toml   certificate   [keys.sealed]   ledger.sqlite
     runs/<id>/states/NNNNNN.safetensors and .json
     runs/<id>/kept/<update>.update
+    runs/<id>/start.safetensors   the adapter that a run began with
     manifest.json     what it is, and the SHA-256 and size of every other member
 
 A manifest at the end also proves that the file is complete. The content of a backup is used only
