@@ -70,7 +70,7 @@ def read_start(
     checked = _check_base(folder, config, info)
     layers, ignored = _layers(folder)
     found: dict[str, F32] = {}
-    for (block, linear), (A, B) in sorted(layers.items(), key=lambda item: str(item[0][0])):
+    for (block, linear), (A, B) in layers.items():
         name = f"blocks.{block}.{linear.owner}.{linear.name}"
         factor = _scaling(config, name, len(A)) / scale
         for module, (down, up) in _modules(folder, name, linear, places, block, A, B, info).items():

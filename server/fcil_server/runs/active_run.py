@@ -31,6 +31,7 @@ from fcil_protocol.ids import ClientId, RoundKey, new_run_id
 from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import Aggregation, threads_of
 from fcil_server.aggregation.publisher import Publisher
+from fcil_server.aggregation.store import states_folder
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
@@ -237,8 +238,7 @@ async def open_run(
             if config.run.init_from:
                 begun = start.read_new(config.run.init_from, method, hparams, info)
                 facts[start.FACT] = begun.facts
-                ports.notify("info", "start", begun.text())
-            row = _begin(federation, setup, facts, begun, ports.notify)
+            row = _begin(ledger, setup, facts, ports.notify, begun)
         else:
             check_resumed(row, method, info, digest)
         opened = _assemble(federation, given, row, setup, probe, chosen, ports)
@@ -262,17 +262,16 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
 
 
 def _begin(
-    federation: Federation,
+    ledger: Ledger,
     setup: RunSetup,
     facts: dict[str, Any],
-    begun: start.NewStart | None,
     notify: Callable[[str, str, str], None],
+    begun: start.NewStart | None = None,
 ) -> RunRow:
-    """Add a run to the ledger; a file that it begins with is there before."""
-    ledger = federation.ledger
+    """Add a run to the ledger; the file that it begins with is there before."""
     run, config, method = new_run_id(), setup.config, setup.method
     if begun is not None:
-        begun.write(federation.run_directory(run))
+        begun.write(states_folder(ledger.path.parent, run).parent)
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
         row = ledger.runs.add(
             run,
@@ -289,7 +288,8 @@ def _begin(
         if config.tasks.schedule == "listed":
             ClassRegistry(ledger, run).register_listed(config.tasks.classes)
         ledger.audit.add(f"uid {os.getuid()}", "run_begun", run)
-    notify("info", "run_begun", f"run {run} begins with method {method.name}")
+    more = f"; {begun.text()}" if begun is not None else ""
+    notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
     return row
 
 
