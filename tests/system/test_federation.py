@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from fcil_adapters.export.exported_model import ExportedModel
+from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.process import control_socket
+from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Outcome, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
@@ -65,6 +68,48 @@ def export_it(federation, file, images):
     assert info.names == ("0", "1", "2", "3")
     assert info.checked.images > 4  # beside the probe images
     assert info.checked.agreement == 1
+
+
+ADAPTED = {
+    "method__name": "fedavg_lora",
+    "method__rank": 2,
+    "method__blocks": [0],
+    "tasks__classes": [["0", "1"]],
+}
+
+
+@pytest.mark.full
+def test_a_run_begins_with_the_adapter_of_another_even_after_a_restart(tmp_path):
+    """The adapter is gone by then: the run has what it read."""
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(**ADAPTED))
+        federation.join("a", write_client(tmp_path / "a", range(2)))
+        federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        command = [sys.executable, "-m", "fcil_server", "export", "--dir", federation.federation]
+        subprocess.run([*command, "--peft", tmp_path / "adapter"], check=True)
+        options = settings(**ADAPTED, run__init_from=str(tmp_path / "adapter"), method__epochs=1)
+        federation.serve("--until-done", "--new-run", *options)
+        federation.until("task_opened")
+        federation.kill_server()
+        (tmp_path / "adapter").rename(tmp_path / "elsewhere")
+        federation.serve("--until-done", *options)
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        old, new = ledger.runs.all()
+        assert new.environment["start"]["places"] == ["0.fc1", "0.fc2", "0.q", "0.v"]
+        last = ledger.states.newest(old.run_id).state
+    first = unpack(states_of(federation, new).path(0).read_bytes())
+    learned = unpack(states_of(federation, old).path(last).read_bytes())
+    for name in learned.tensors:
+        if name.startswith("lora."):
+            np.testing.assert_array_equal(first.f32(name), learned.f32(name))
+    report = (federation.federation / "runs" / new.run_id / "report.html").read_text()
+    assert "the LoRA begins as that of" in report
+
+
+def states_of(federation, row):
+    return StateStore(states_folder(federation.federation, row.run_id))
 
 
 @pytest.mark.full

@@ -206,9 +206,11 @@ def _modules(
     found = {}
     for module, up in zip(slices, np.split(B, len(slices)), strict=True):
         used = np.abs(up).max(axis=0, initial=0) > 0 if len(slices) > 1 else np.ones(len(A), bool)
+        if not used.any():
+            continue
         if module in own:
             found[module] = (A[used], up[:, used])
-        elif used.any():
+        else:
             raise DataError(
                 f"the adapter {folder} changes {name} ({module} of block {block}), which this run "
                 "does not adapt.",

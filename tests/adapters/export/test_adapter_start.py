@@ -71,11 +71,11 @@ def test_alpha_and_the_runs_scale_are_put_into_b(tmp_path):
     np.testing.assert_allclose(
         0.5 * product(read(plain, scale=0.5).tensors, "1.fc1"),
         6 / 2 * product(lora, "1.fc1"),
-        rtol=1e-6,
+        atol=1e-5,
     )
     other = write(tmp_path / "b", lora, alpha_pattern={"fc1": 8}, use_rslora=True)
     np.testing.assert_allclose(
-        product(read(other).tensors, "1.fc1"), 8 / 2**0.5 * product(lora, "1.fc1"), rtol=1e-6
+        product(read(other).tensors, "1.fc1"), 8 / 2**0.5 * product(lora, "1.fc1"), atol=1e-5
     )
 
 
@@ -85,12 +85,12 @@ def test_a_dense_b_on_qkv_gives_each_slice_all_ranks(tmp_path):
     folder = write(tmp_path / "a", lora)
     whole = product(lora, "0.qkv")
     np.testing.assert_allclose(
-        product(read(folder, ("0.qkv",), 3).tensors, "0.qkv"), whole, rtol=1e-6
+        product(read(folder, ("0.qkv",), 3).tensors, "0.qkv"), whole, atol=1e-6
     )
     thirds = read(folder, ("0.q", "0.k", "0.v"), 3).tensors
     for i, module in enumerate("qkv"):
         np.testing.assert_allclose(
-            product(thirds, f"0.{module}"), whole[16 * i : 16 * (i + 1)], rtol=1e-6
+            product(thirds, f"0.{module}"), whole[16 * i : 16 * (i + 1)], atol=1e-6
         )
 
 
