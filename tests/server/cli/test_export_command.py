@@ -21,6 +21,7 @@ from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.contract.registry import schema_digest
 from fcil_adapters.export.exported_model import ExportedModel
+from fcil_adapters.export.peft_adapter import CARD
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, new_run_id
 from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.cli.export import show_exported
@@ -249,7 +250,7 @@ def test_an_adapter_of_the_embedded_backbone_is_used_as_its_card_says(
     data = json.loads(done.stdout)["data"]
     assert (data["folder"], data["names"], data["scores"]) == ("adapter", ["ant", "bee"], "same")
     assert data["checked"]["error"] < 1e-5
-    card = Path("adapter/README.md").read_text()
+    card = Path("adapter", CARD).read_text()
     code = card.split("```python\n")[1].partition("```")[0]
     picture = np.random.default_rng(1).integers(0, 256, (40, 50, 3)).astype(np.uint8)
     Image.fromarray(picture).save("adapter/photo.jpg")
