@@ -117,7 +117,6 @@ KNOWN_SMALL = {
     "fcil_adapters.backbones.blocks",
     "fcil_adapters.backbones.mixed_precision",
     "fcil_adapters.backbones.precision",
-    "fcil_adapters.export.load",
     "fcil_adapters.images.sample",
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",

@@ -41,7 +41,7 @@ class AdapterStart:
     Attributes:
         tensors: ``lora.<place>.A`` (s, in) and ``.B`` (out, s), s at most the run's rank, so that
             the run's scale times B A is the adapter's change.
-        checked: what is known of the base model's weights: ``digest``, ``name`` or ``nothing``.
+        checked: the fact by which the base model was compared: ``digest``, ``name`` or ``nothing``.
         ignored: names of other modules that the adapter brings, such as a head.
     """
 

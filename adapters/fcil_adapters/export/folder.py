@@ -50,7 +50,7 @@ def place_folder(target: Path, files: Sequence[str]) -> Iterator[Path]:
     """Provide an empty folder that gets the name ``target`` at the end, unless the block fails.
 
     Args:
-        target: `check_folder` has passed it; what is there stays until then.
+        target: `check_folder` has passed it; a folder that is there stays until then.
         files: the names that the export writes.
 
     Raises:

@@ -60,7 +60,7 @@ def check_options(form: str, **given: bool) -> None:
 
     Args:
         form: the chosen format.
-        given: option -> whether it was given.
+        given: option -> True if the command has it.
 
     Raises:
         UsageError: one was given with another format.

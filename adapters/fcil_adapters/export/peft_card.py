@@ -1,4 +1,4 @@
-"""The model card of an exported adapter: what it is, and how to use it (torch-free)."""
+"""The model card of an exported adapter: its description, and its use (torch-free)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class NewStart:
 
     Attributes:
         data: the content of the file.
-        facts: for the run's environment: folder, digest, places, and what is known of the base.
+        facts: for the run's environment: folder, digest, places, `AdapterStart.checked`, and a
+            sentence with all that.
     """
 
     data: bytes
@@ -47,7 +48,7 @@ class NewStart:
 
     def text(self) -> str:
         """Return a sentence for the operator."""
-        return start_text(self.facts)
+        return str(self.facts["text"])
 
     def write(self, directory: Path) -> None:
         """Write the file into the directory of the new run.
@@ -60,8 +61,7 @@ class NewStart:
         write_atomic(directory / NAME, self.data)
 
 
-def start_text(facts: Mapping[str, Any]) -> str:
-    """Return a sentence about an adapter that a run begins with, from the run's facts."""
+def _text(facts: Mapping[str, Any]) -> str:
     head = "; its head is not used, since the run has classes of its own" if facts["head"] else ""
     return (
         f"the LoRA begins as that of {facts['adapter']} (digest {facts['digest'][:12]}, "
@@ -102,7 +102,7 @@ def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) 
         "base": found.checked,
         "head": "head" in found.ignored,
     }
-    return NewStart(data, facts)
+    return NewStart(data, {**facts, "text": _text(facts)})
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Change:
         return product if self.dense is None else product + self.dense
 
     def factors(self) -> tuple[F32, F32, bool]:
-        """Return one pair with the same product, and whether it is of a factorisation.
+        """Return one pair with the same product, and True if it is of a factorisation.
 
         The pairs one after the other, as they are: their ranks add up. Where there is a dense
         matrix, or the ranks would exceed the matrix's own, the sum's singular value decomposition.
