@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fcil_adapters.export.exported_model import ExportedModel
+from fcil_adapters.export.peft_adapter import WEIGHTS
 from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.process import control_socket
 from fcil_server.aggregation.store import StateStore, states_folder
@@ -88,6 +89,11 @@ def test_a_run_begins_with_the_adapter_of_another_even_after_a_restart(tmp_path)
         assert federation.server.wait(240) == 0, federation.last_words("server")
         command = [sys.executable, "-m", "fcil_server", "export", "--dir", federation.federation]
         subprocess.run([*command, "--peft", tmp_path / "adapter"], check=True)
+        of_client = [sys.executable, "-m", "fcil_client", "export", "--data", tmp_path / "a"]
+        env = federation.environment()
+        subprocess.run([*of_client, "--peft", tmp_path / "mine"], check=True, env=env)
+        weights = [(tmp_path / n / WEIGHTS).read_bytes() for n in ("adapter", "mine")]
+        assert weights[0] == weights[1]
         options = settings(**ADAPTED, run__init_from=str(tmp_path / "adapter"), method__epochs=1)
         federation.serve("--until-done", "--new-run", *options)
         federation.until("task_opened")

@@ -113,6 +113,26 @@ def test_bad_arguments_get_one_sentence(client, tmp_path, arguments, words):
     assert not (tmp_path / "m.onnx").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--peft", "adapter"], "running_mean trains no LoRA"),
+        (["--peft", "adapter", "--opset", "18"], "--opset goes with --onnx"),
+        (
+            ["--peft", "adapter", "--onnx", "m.onnx"],
+            "expected one of --onnx, --peft; got --onnx and",
+        ),
+        ([], "expected one of --onnx, --peft; got none"),
+    ],
+)
+def test_an_adapter_that_cannot_be_written_gets_one_sentence(
+    client, tmp_path, monkeypatch, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    assert words in " ".join(run("export", *arguments, code=4).stderr.split())
+    assert not (tmp_path / "adapter").exists()
+
+
 def test_a_damaged_file_is_one_sentence(client, tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no model")
     (tmp_path / "x.png").write_bytes(picture(1))

@@ -211,3 +211,12 @@ def test_the_opening_of_a_task_is_a_state_of_its_own(built: Built) -> None:
     with built.ledger() as ledger:
         kinds = [s.kind for s in ledger.states.all(built.run)]
     assert kinds == [OPENING, "train", "train"] * 2 + [OPENING]
+
+
+def test_a_fork_keeps_the_adapter_that_the_run_began_with(built: Built) -> None:
+    """Its first opening can be computed again, too."""
+    source = module.states_folder(built.directory, built.run).parent
+    (source / module.start.NAME).write_bytes(b"LoRA")
+    row = forked(built, 2)
+    copy = module.states_folder(built.directory, row.run_id).parent / module.start.NAME
+    assert copy.read_bytes() == b"LoRA"

@@ -81,6 +81,13 @@ class TestBackup:
         assert (manifest.run, manifest.state, manifest.keys) == (built.run, OPEN_STATE, True)
         assert file.stat().st_mode & 0o777 == 0o600
 
+    def test_it_holds_the_adapter_that_a_run_began_with(self, built: Built, tmp_path: Path) -> None:
+        begun = built.directory / "runs" / built.run / "start.safetensors"
+        begun.write_bytes(b"LoRA")
+        file = backup(built.directory, tmp_path / "c.tar", passphrase=PHRASE).file
+        again(file, tmp_path / "new")
+        assert (tmp_path / "new" / begun.relative_to(built.directory)).read_bytes() == b"LoRA"
+
     def test_no_key_is_in_it_in_clear(self, built: Built, tmp_path: Path) -> None:
         secrets = []
         for name in ("server.json", "root.json"):
