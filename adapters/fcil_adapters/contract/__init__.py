@@ -63,7 +63,7 @@ from fcil_adapters.contract.halves import (
 )
 from fcil_adapters.contract.image_digests import with_counted
 from fcil_adapters.contract.image_set import ImageSet
-from fcil_adapters.contract.manifest import Exchange, Method
+from fcil_adapters.contract.manifest import Exchange, Method, can_start
 from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
 from fcil_protocol.payloads.payload import Array, Payload
@@ -103,6 +103,7 @@ __all__ = [
     "TrainingMetrics",
     "Update",
     "Updates",
+    "can_start",
     "class_share",
     "every_rule",
     "herd",

@@ -23,9 +23,9 @@ from fcil_adapters.contract import (
     PayloadSchema,
     TaskInfo,
     TensorSpec,
+    can_start,
     every_rule,
 )
-from fcil_adapters.contract.manifest import can_start
 from fcil_adapters.methods.plora.options import ECONOMIES, PRESETS, PloraHparams
 from fcil_adapters.toolkit.lora.tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.toolkit.prototypes.rows import (
