@@ -17,6 +17,7 @@ settings.load_profile("fcil")
 # What a machine may lack, and where that is tested instead of here.
 MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
+    r"needs fcil\[peft\]": "an extra of 150 MB; scripts/test --full installs it",
     r"could not import 'mlflow'": "an extra of 18 packages",
     r"could not import 'wandb'": "an extra of 15 packages, with a binary of 50 MB",
     r"could not import 'datasets'": "an extra for few, with pyarrow",

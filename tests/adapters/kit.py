@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 
 from fcil_adapters.testing import (
@@ -26,12 +28,14 @@ __all__ = [
     "Images",
     "client_id",
     "make_tasks",
+    "needs_peft",
     "now",
     "toy_backbone",
     "toy_images",
 ]
 
 torch.set_num_threads(1)
+needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="needs fcil[peft]")
 Federation, Images = ToyFederation, ToyImages
 
 

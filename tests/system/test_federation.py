@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from adapters.kit import needs_peft
 from fcil_adapters.export.exported_model import ExportedModel
 from fcil_adapters.export.peft_adapter import WEIGHTS
 from fcil_protocol.payloads.payload import unpack
@@ -79,6 +80,7 @@ ADAPTED = {
 }
 
 
+@needs_peft
 @pytest.mark.full
 def test_a_run_begins_with_the_adapter_of_another_even_after_a_restart(tmp_path):
     """The adapter is gone by then: the run has what it read."""

@@ -31,7 +31,16 @@ _MOST_BYTES = 1 << 30
 _NAME = re.compile(
     re.escape(PREFIX) + r"(blocks\.(\d{1,4})\.(\w+)\.(\w+))\.lora_([AB])(?:\.default)?\.weight"
 )
-_PLAIN = {"bias": "none", "use_dora": False, "fan_in_fan_out": False, "lora_bias": False}
+# What makes a layer compute something else than W + alpha / r B A; all have a default that does not.
+_PLAIN = {"bias": "none"} | dict.fromkeys(
+    (
+        "use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "layer_replication",
+        "target_parameters", "alora_invocation_tokens", "arrow_config", "kasa_config",
+    ),
+    False,
+)  # fmt: skip
+# Each other way (PiSSA, OLoRA, CorDA, LoftQ, ...) changes the base's weights.
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         fields = json.loads(path.read_bytes())
         if not isinstance(fields, dict):
             raise TypeError("it is no object")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)[:100]
         raise DataError(
             f"{path} cannot be read as the description of a PEFT adapter: {why}.",
@@ -104,7 +113,9 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
-    others = [key for key, plain in _PLAIN.items() if config.get(key, plain) not in (plain, None)]
+    others = [key for key, plain in _PLAIN.items() if config.get(key) and config[key] != plain]
+    if config.get("init_lora_weights") not in _BEGINNINGS:
+        others.append("init_lora_weights")
     if kind != "LORA" or others:
         what = f"{others[0]} = {config[others[0]]!r}" if kind == "LORA" else f"peft_type {kind!r}"
         raise DataError(
@@ -220,16 +231,22 @@ def _modules(
 
 
 def _scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
-    """Return alpha / r of a layer, as PEFT computes it."""
+    """Return alpha / r of a layer, as PEFT computes it: the first pattern that fits counts.
+
+    To PEFT a pattern is a regular expression; only names are accepted here.
+    """
     alpha = config.get("lora_alpha", 8)
-    patterns = config.get("alpha_pattern") or {}
-    for pattern, value in patterns.items():
-        if name == pattern or name.endswith(f".{pattern}"):
-            alpha = value
     divisor = rank**0.5 if config.get("use_rslora") else rank
     try:
-        return float(alpha) / divisor
+        patterns = dict(config.get("alpha_pattern") or {})
+        if not all(re.fullmatch(r"[\w.]+", pattern) for pattern in patterns):
+            raise ValueError("alpha_pattern has more than names")
+        fits = (value for p, value in patterns.items() if f".{name}".endswith(f".{p}"))
+        scaling = float(next(fits, alpha)) / divisor
+        if not abs(scaling) <= TensorSpec.max_abs:
+            raise ValueError("it is not finite")
+        return scaling
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise DataError(
-            f"the adapter states no usable lora_alpha for {name}: {str(alpha)[:50]!r}."
+            f"the adapter states no usable lora_alpha for {name}: {str(error)[:100]}."
         ) from error

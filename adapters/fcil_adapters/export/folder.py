@@ -1,7 +1,7 @@
-"""Folders of exports, written so that at any moment the old or the new one is there, complete.
+"""Folders of exports: complete or not at all, and never in the place of anything else (torch-free).
 
-Torch-free. A folder replaces an earlier one of the same kind, and nothing else: a file in it that
-no export writes stops it.
+A folder replaces an earlier one of the same kind by two renames. A kill between them leaves none;
+the earlier one is then next to it, under a hidden name, until the next export.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def check_folder(target: Path, files: Sequence[str], option: str) -> None:
 
     Args:
         target: of the folder; it may be missing, empty, or of an earlier export.
-        files: the names that the export writes.
+        files: the names that the export writes; the first is one that nothing else writes.
         option: of the command, for the message.
 
     Raises:
@@ -29,18 +29,20 @@ def check_folder(target: Path, files: Sequence[str], option: str) -> None:
     try:
         free = target.resolve().parent.is_dir() and not target.is_symlink()
         free = free and (target.is_dir() or not target.exists())
-        others = sorted({p.name for p in target.iterdir()} - set(files)) if target.is_dir() else []
+        found = {p.name for p in target.iterdir()} if target.is_dir() else set()
     except OSError:  # too long a name, or one that this user may not see
-        free, others = False, []
+        free, found = False, set()
+    others = sorted(found - set(files))
     if not free:
         raise DataError(
             f"{str(target)[:200]} cannot be written: expected a folder, in one that exists.",
             action=action,
         )
-    if others:
+    if others or (found and files[0] not in found):
+        why = f"holds {others[0][:100]!r}" if others else f"lacks {files[0]!r}"
         raise DataError(
-            f"{str(target)[:200]} holds {others[0][:100]!r}, which no export writes; expected an "
-            "earlier export, or an empty folder.",
+            f"{str(target)[:200]} {why}, so it is no earlier export; expected one, or an empty "
+            "folder.",
             action=action,
         )
 

@@ -28,7 +28,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 ABOUT = "fcil.json"
 CARD = "README.md"
-FILES = (CONFIG, WEIGHTS, ABOUT, CARD)
+FILES = (ABOUT, CONFIG, WEIGHTS, CARD)  # PEFT writes the others too
 FORMAT = 1
 
 PREFIX = "base_model.model."

@@ -1,4 +1,4 @@
-"""The LoRA of an adapter that a run begins with: read once, kept beside the run's states.
+"""The LoRA of an adapter that a run begins with: read once, kept next to the run's states.
 
 The file in the run's directory has what the server read; its digest is among the run's facts. So an
 opening that is computed again gives the same bytes, wherever the adapter is then. Clients get the
@@ -137,7 +137,7 @@ class RunStart:
             StorageError: it cannot be read.
         """
         tensors: dict[str, Array] = dict(opened.tensors)
-        for name, values in self._load().tensors.items():
+        for name, values in self.load().tensors.items():
             full = np.array(opened.f32(name))
             if name.endswith(".A"):
                 full[: len(values)] = values
@@ -147,7 +147,13 @@ class RunStart:
             tensors |= forms.commit_named({name: full})
         return State(tensors, opened.meta)
 
-    def _load(self) -> Payload:
+    def load(self) -> Payload:
+        """Return the LoRA of the file.
+
+        Raises:
+            CorruptFile: it is missing, or not the one that the run began with.
+            StorageError: it cannot be read.
+        """
         if not self.path.exists():
             raise CorruptFile(f"{self.path}, the adapter that the run began with, is missing.")
         with storage_errors("read", self.path):

@@ -20,6 +20,7 @@ from fcil_protocol.process.terminal import count_of
 from fcil_protocol.storage.segment import Damage, RecordKind, RecordSpan, Segment
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.store import PartStore, StateStore, check_state, states_folder
 from fcil_server.federation.config import parse
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
@@ -42,6 +43,7 @@ def check_run(
         return
     found = [
         *_states(ledger, directory, run, about, newest=newest),
+        *_start(ledger, directory, run, about),
         *_kept(ledger, directory, run, about),
         *_history(ledger, run, about),
         *_classes(ledger, run, about),
@@ -112,6 +114,20 @@ def _states(
             check_state(store, number, digests)
         except CorruptFile as error:
             yield _damaged_state(error, about, is_last=newest and number == last)
+
+
+def _start(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
+    """Check the adapter that a run began with."""
+    begun = RunStart.of(states_folder(directory, run.run_id).parent, run.environment)
+    try:
+        if begun is not None:
+            begun.load()
+    except FcilError as error:
+        if ledger.states.all(run.run_id):
+            action = "The run does not need it to continue, only to compute its opening again."
+            yield warning(about, error.message, action)
+        else:
+            yield failure(about, error.message, "Restore a backup, or begin a new run.")
 
 
 def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> CheckFinding:

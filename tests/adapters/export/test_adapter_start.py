@@ -61,7 +61,7 @@ def test_what_an_export_wrote_comes_back_to_the_last_bit(tmp_path, scale):
     found = read(write(tmp_path / "a", lora, scale), scale=scale)
     assert found.tensors.keys() == lora.keys()
     for name, values in lora.items():
-        np.testing.assert_allclose(found.tensors[name], values, rtol=0 if scale == 1 else 1e-6)
+        np.testing.assert_array_equal(found.tensors[name], values)
     assert (found.checked, found.ignored) == ("digest", ("head",))
 
 
@@ -145,6 +145,18 @@ def text(name, content):
         (
             text(CONFIG, '{"peft_type": "LORA", "lora_alpha": []}'),
             "no usable lora_alpha for blocks",
+        ),
+        (
+            text(CONFIG, '{"peft_type": "LORA", "lora_alpha": NaN}'),
+            "no usable lora_alpha for blocks.*it is not finite",
+        ),
+        (
+            text(CONFIG, '{"peft_type": "LORA", "alpha_pattern": {".*qkv$": 3}}'),
+            "alpha_pattern has more than names",
+        ),
+        (
+            text(CONFIG, '{"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}'),
+            "init_lora_weights = 'pissa_niter_4'; expected plain",
         ),
         (text(WEIGHTS, "no weights"), "cannot be read as safetensors"),
         (text(ABOUT, '{"backbone": {"digest": "ffff"}}'), "backbone with digest ffff; the run's"),

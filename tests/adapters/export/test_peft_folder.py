@@ -1,5 +1,6 @@
 """Adapters for PEFT: the library computes what the model does, and nothing else is written.
 
+Importing the library takes seconds: one quick test does, where it is installed.
 `heads.scorer.LinearLayer` is tested by the scores of the methods that have each kind.
 """
 
@@ -14,11 +15,11 @@ import pytest
 import safetensors.numpy
 import torch
 
-from adapters.kit import Federation, make_tasks, now, toy_backbone, toy_images
+from adapters.kit import Federation, make_tasks, needs_peft, now, toy_backbone, toy_images
 from adapters.small import SMALL
 from fcil_adapters.contract import registry
 from fcil_adapters.export import load, peft_folder
-from fcil_adapters.export.exported_model import Origin
+from fcil_adapters.export.exported_model import Checked, Origin
 from fcil_adapters.export.load import check_has_adapter, check_options, chosen_form
 from fcil_adapters.export.peft_adapter import ABOUT, CARD, CONFIG, FILES, WEIGHTS, AdapterInfo
 from fcil_adapters.export.peft_folder import export_adapter
@@ -52,7 +53,7 @@ SCORES = {
     "adapt_once": "none",
     "ccvr": "none",
 }
-QUICK = ("fedavg_lora", "pilora", "fed_talora", "icarl", "adapt_once")
+QUICK = ("pilora",)
 
 
 def learned(name: str, **options) -> Federation:
@@ -101,6 +102,14 @@ def outputs(name, fed):
     return scores + lengths**2 if kind == "shifted" else scores * lengths
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Leave the library out."""
+    checked = Checked(images=4, provider="none", error=0.0, agreement=1.0)
+    monkeypatch.setattr(peft_folder, "_check", lambda *_: checked)
+
+
+@needs_peft
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in LORA]
 )
@@ -127,6 +136,8 @@ def test_the_library_computes_what_the_model_does(name, tmp_path):
         }  # fmt: skip
 
 
+@needs_peft
+@pytest.mark.full
 def test_what_was_learned_is_in_it_and_the_base_alone_is_refused(tmp_path, monkeypatch):
     """The comparison sees a change of a hundredth in one factor."""
     fed = learned("pilora", **FAST)
@@ -147,7 +158,7 @@ def test_what_was_learned_is_in_it_and_the_base_alone_is_refused(tmp_path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["adapter"]
 
 
-def test_ranks_add_up_and_the_runs_own_factors_stay(tmp_path):
+def test_ranks_add_up_and_the_runs_own_factors_stay(tmp_path, unchecked):
     """PILoRA's three tasks of rank 2 on q and v of one block, with no dense part."""
     fed = learned("pilora", **FAST)
     info = export(fed, tmp_path / "adapter")
@@ -164,7 +175,7 @@ def test_ranks_add_up_and_the_runs_own_factors_stay(tmp_path):
     assert config["modules_to_save"] == ["head"]
 
 
-def test_residuals_are_further_ranks_or_factored_where_they_are_dense(tmp_path):
+def test_residuals_are_further_ranks_or_factored_where_they_are_dense(tmp_path, unchecked):
     lora = export(learned("fed_talora", **FAST), tmp_path / "a")
     assert max(lora.ranks.values()) > 4, "the residual's"
     dense = learned("fed_talora", **FAST, residual="dense")
@@ -175,7 +186,7 @@ def test_residuals_are_further_ranks_or_factored_where_they_are_dense(tmp_path):
     assert "singular" not in (tmp_path / "a" / CARD).read_text()
 
 
-def test_the_card_says_what_it_is_and_how_to_use_it(tmp_path):
+def test_the_card_says_what_it_is_and_how_to_use_it(tmp_path, unchecked):
     fed = learned("fedavg_lora", **FAST)
     info = export(fed, tmp_path / "adapter")
     card = (tmp_path / "adapter" / CARD).read_text()
@@ -239,7 +250,8 @@ def link(tmp_path):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (lambda t: folder_with(t, "thesis.tex"), "holds 'thesis.tex', which no export writes"),
+        (lambda t: folder_with(t, "thesis.tex"), "holds 'thesis.tex', so it is no earlier export"),
+        (lambda t: folder_with(t, WEIGHTS), "lacks 'fcil.json', so it is no earlier export"),
         (lambda t: folder_with(t, "a") / "a", "expected a folder, in one that exists"),
         (lambda t: t / "none" / "adapter", "expected a folder, in one that exists"),
         (link, "expected a folder, in one that exists"),
@@ -253,11 +265,13 @@ def test_a_target_that_is_something_else_is_refused(target, said, tmp_path):
 
 def test_an_earlier_export_and_an_empty_folder_may_be_replaced(tmp_path):
     (tmp_path / "empty").mkdir()
-    for place in (folder_with(tmp_path, CONFIG), tmp_path / "empty", tmp_path / "new"):
+    for place in (folder_with(tmp_path, ABOUT), tmp_path / "empty", tmp_path / "new"):
         assert chosen_form(onnx=None, peft=place) == ("peft", place)
 
 
-def test_a_folder_that_gets_other_files_meanwhile_is_left_alone(tmp_path, monkeypatch):
+def test_a_folder_that_gets_other_files_meanwhile_is_left_alone(
+    tmp_path, unchecked, monkeypatch
+):  # fmt: skip
     fed = learned("pilora")
     check = peft_folder._check
 
@@ -271,7 +285,7 @@ def test_a_folder_that_gets_other_files_meanwhile_is_left_alone(tmp_path, monkey
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["notes.txt"]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_what_was_there(tmp_path, unchecked, monkeypatch):
     fed = learned("pilora")
     export(fed, tmp_path / "adapter")
 
@@ -318,6 +332,7 @@ def test_all_that_is_missing_is_named_with_one_command(monkeypatch):
 
 def test_a_predictor_without_features_is_refused(tmp_path, monkeypatch):
     fed = learned("pilora")
+    monkeypatch.setattr(peft_folder, "_loaded", lambda *_: (None, None))
     half = registry.load_half(fed.method.model)
 
     class Model:

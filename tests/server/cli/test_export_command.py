@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from adapters.kit import Federation as Method
-from adapters.kit import Images, make_tasks, toy_backbone, toy_images
+from adapters.kit import Images, make_tasks, needs_peft, toy_backbone, toy_images
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.contract.registry import schema_digest
@@ -198,7 +198,7 @@ def test_a_method_without_lora_has_no_adapter(built: Built) -> None:
         (["--onnx", "m.onnx", "--peft", "a"], "got --onnx and --peft"),
         (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx"),
         (["--peft", "no/such/a"], "expected a folder, in one that exists"),
-        (["--peft", "federation"], "which no export writes"),
+        (["--peft", "federation"], "so it is no earlier export"),
     ],
 )
 def test_bad_formats_get_one_sentence(built: Built, arguments: list[str], said: str) -> None:
@@ -242,6 +242,8 @@ def adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         federation.close()
 
 
+@needs_peft
+@pytest.mark.full
 def test_an_adapter_of_the_embedded_backbone_is_used_as_its_card_says(
     adapted: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:

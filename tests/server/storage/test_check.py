@@ -177,6 +177,10 @@ def stray_run(built: Built) -> None:
     (built.directory / "runs" / "r20260101-000000-abcd").mkdir()
 
 
+def lose_start(built: Built) -> None:
+    sql(built, f"UPDATE runs SET environment = '{json.dumps({'start': {'digest': 'd' * 64}})}'")
+
+
 WARNINGS: dict[str, tuple[Callable[[Built], None], str]] = {
     "no certificate": (remove("keys/certificate"), "certificate"),
     "older state": (lambda b: flip(b.state(2)), "000002.safetensors is damaged"),
@@ -189,6 +193,10 @@ WARNINGS: dict[str, tuple[Callable[[Built], None], str]] = {
     "killed backup": (
         lambda b: (b.directory / ".fcil-backup.1-0123abcd.file.tmp").write_bytes(b"half"),
         "belongs to a backup",
+    ),
+    "the adapter that it began with": (
+        lose_start,
+        "the adapter that the run began with, is missing",
     ),
     "stray run": (stray_run, "belongs to no run"),
     "open ledger": (lambda b: (b.directory / LEDGER_NAME).chmod(0o640), "permissions 0640"),
