@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 30
 _NAME = re.compile(
     re.escape(PREFIX) + r"(blocks\.(\d{1,4})\.(\w+)\.(\w+))\.lora_([AB])(?:\.default)?\.weight"
 )
-# What makes a layer compute something else than W + alpha / r B A; all have a default that does not.
+# What makes a layer compute something else than W + alpha / r B A.
 _PLAIN = {"bias": "none"} | dict.fromkeys(
     (
         "use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "layer_replication",
@@ -245,8 +245,8 @@ def _scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
         scaling = float(next(fits, alpha)) / divisor
         if not abs(scaling) <= TensorSpec.max_abs:
             raise ValueError("it is not finite")
-        return scaling
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise DataError(
             f"the adapter states no usable lora_alpha for {name}: {str(error)[:100]}."
         ) from error
+    return scaling
