@@ -57,14 +57,14 @@ def export_current(
     Raises:
         FcilError: it cannot be exported; the message says why.
     """
+    model = current_model.load(home)
+    if form == "peft":
+        check_has_adapter(model.method)
     module = exporter("client", form)
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
     options = None
     if form == "onnx":
         options = module.ExportOptions(precision=precision, force=force, **given)
-    model = current_model.load(home)
-    if form == "peft":
-        check_has_adapter(model.method)
     notify(f"loading {model.info.name}")
     means = replace(means, engine="torch", device="cpu")
     _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
