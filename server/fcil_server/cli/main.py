@@ -29,6 +29,7 @@ from fcil_server.cli import (
     members,
     methods_command,
     relay,
+    run_queue,
     storage,
 )
 from fcil_server.cli import (
@@ -120,7 +121,8 @@ def serve(
     new_run: Annotated[bool, typer.Option(help="Begin a new run instead of resuming.")] = False,
     budget: BudgetOption = None,
     until_done: Annotated[
-        bool, typer.Option(help="Exit when all listed tasks have been learned.")
+        bool,
+        typer.Option(help="Exit when all listed tasks have been learned and no run waits."),
     ] = False,
     drain_on_term: Annotated[
         bool,
@@ -174,6 +176,7 @@ def serve(
 async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
     from fcil_protocol.process.log_file import DaemonOutput
     from fcil_protocol.process.supervisor import Service
+    from fcil_server.daemon.journal import Journal
     from fcil_server.daemon.server import Server
 
     said, service = DaemonOutput(log), Service(log)
@@ -191,8 +194,14 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
         gc.collect()
         gc.freeze()
 
-    server = Server(federation, notify=say, service=service, listening=listening, **flags)
-    await server.serve()
+    journal = Journal(federation.ledger, say)
+    while True:
+        server = Server(federation, journal, service=service, listening=listening, **flags)
+        await server.serve()
+        if not server.goes_on:
+            return
+        federation.keep_port(server.port)
+        flags["new_run"] = False
 
 
 @app.command()
@@ -317,6 +326,8 @@ app.add_typer(forget.app)
 app.add_typer(storage.app)
 app.add_typer(cli_export.app)
 app.add_typer(cli_rounds.runs, name="run")
+for _verb in (run_queue.submit, run_queue.queue, run_queue.cancel):
+    cli_rounds.runs.command()(_verb)
 cli_rounds.runs.command("rollback")(storage.rollback)
 app.add_typer(relay.app)
 app.add_typer(cli_rounds.app)

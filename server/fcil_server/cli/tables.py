@@ -169,6 +169,12 @@ def show_status(data: dict[str, Any]) -> None:
     if asked:
         names = ", ".join(printable(n) for n in asked[:8]) + (" ..." if len(asked) > 8 else "")
         out.print(f"to admit    {names}: fcil-server classes admit")
+    if queue := data["queue"]:
+        count, refused = len(queue), sum(bool(entry["refused"]) for entry in queue)
+        text = f"{count_of(count - refused, 'run')} waiting"
+        out.print(
+            f"queue       {text}{f', {refused} refused' if refused else ''}: fcil-server run queue"
+        )
 
 
 def forked_from(run: dict[str, Any]) -> str:

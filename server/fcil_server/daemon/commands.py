@@ -18,6 +18,7 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.erase import ServedRun, erase, tidy
+from fcil_server.runs.run_queue import cancel, submit
 from fcil_server.sessions import handshake
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Commands:
                 return self._set_mode(op)
             case "stop_run":
                 return self._stop_run(fields)
+            case "submit_run":
+                return self._submit_run(fields)
+            case "cancel_run":
+                context = self._context
+                return cancel(context.federation.directory, context.ledger, fields, _actor(fields))
             case _:
                 raise UsageError(f"this server knows no command {op!r}.")
 
@@ -141,8 +147,18 @@ class Commands:
         row = context.ledger.runs.get(run)
         if row is not None and row.status is not RunStatus.DONE:
             context.ledger.runs.set_status(run, RunStatus.STOPPED)
+        if self._actions.begin_next():
+            return {"run": run, "next": True}
         self._actions.stop()
-        return {"run": run}
+        return {"run": run, "next": False}
+
+    def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context = self._context
+        directory, actor = context.federation.directory, _actor(fields)
+        reply = submit(directory, context.config, context.ledger, fields, actor)
+        row = context.ledger.runs.get(context.run.coordinator.context.run)
+        over = row is not None and row.status in (RunStatus.DONE, RunStatus.STOPPED)
+        return {**reply, "begins": over and self._actions.begin_next()}
 
     def _revoke(self, fields: dict[str, Any]) -> dict[str, Any]:
         roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)

@@ -24,7 +24,7 @@ from fcil_server.daemon.context import ServerActions, ServerContext, guard
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
-from fcil_server.daemon.journal import Journal, JournalNote
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.live import LiveReports, LiveStatus
 from fcil_server.daemon.parts import ServerParts, ServerPorts
 from fcil_server.daemon.sessions import ClientSessions
@@ -37,6 +37,7 @@ from fcil_server.federation.roster import Roster
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.active_run import OpenRun, open_run
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.floods import Floods
 from fcil_server.sessions.guests import Guests
@@ -69,6 +70,9 @@ class _Actions(ServerActions):
     def stop(self) -> None:
         self.server.stop()
 
+    def begin_next(self) -> bool:
+        return self.server.begin_next()
+
     def drain_rounds(self) -> None:
         if self.coordinator.progress.mode is not Mode.DRAINING:
             text = "no further round opens; stopping after the current one"
@@ -80,11 +84,15 @@ class _Actions(ServerActions):
 
 
 class Server:
-    """One federation being served.
+    """One run of a federation being served; a queued run gets the next server.
+
+    Attributes:
+        goes_on: the next run of the queue is to be served, by another server.
+        port: the port that clients know; 0 before it listens.
 
     Args:
-        notify: shows a note in the terminal or the log.
-        until_done: end when the run's listed tasks are learned.
+        journal: takes the notes for the operator; servers of one process share it.
+        until_done: end when the run's listed tasks are learned and no other run waits.
         drain_on_term: the first SIGTERM lets the round under way finish.
         service: signals, and the reports to a supervisor.
         listening: called once, when everything is loaded and clients can come.
@@ -93,8 +101,8 @@ class Server:
     def __init__(
         self,
         federation: Federation,
+        journal: Journal,
         *,
-        notify: Callable[[JournalNote], None],
         until_done: bool = False,
         new_run: bool = False,
         drain_on_term: bool = False,
@@ -104,7 +112,7 @@ class Server:
         self.federation = federation
         self.ledger = federation.ledger
         self.config = federation.config
-        self.journal = Journal(federation.ledger, notify)
+        self.journal = journal
         self.note = self.journal.note
         self.peers = Peers()
         self.lag = LagMeter()
@@ -116,6 +124,9 @@ class Server:
         self._listening = listening
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
+        self._queue = RunQueue(federation.directory)
+        self.goes_on = False
+        self.port = 0
 
     # --- life -------------------------------------------------------------------------------
 
@@ -129,13 +140,16 @@ class Server:
         self.ledger.database.checkpoint_by_hand()
         work: list[asyncio.Task[None]] = []
         async with contextlib.AsyncExitStack() as ends:  # closes the parts, the last one first
-            ends.callback(self._service.over)
+            ends.callback(self._over)
             try:
                 work += await self._start(ends)
                 await self._stopping.wait()
             finally:
                 self.lag.stop()
-                self._service.stopping()
+                if self.goes_on:  # for the supervisor it never stops
+                    self._service.ready(lambda: "the next run begins")
+                else:
+                    self._service.stopping()
                 for task in work:
                     task.cancel()
                 await asyncio.gather(*work, return_exceptions=True)
@@ -163,6 +177,8 @@ class Server:
             meter=self.lag,
             stop=self.stop,
             failed=self.fail,
+            ended=self._run_ended,
+            queue=self._queue,
             parts=made,
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
@@ -170,7 +186,12 @@ class Server:
         self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, metrics, page)
         parts = self._compose(context, listening)
-        for step in (parts.flusher.end, parts.sessions.say_goodbye, context.intake.drain):
+        self.port = listening.port
+
+        async def say_goodbye() -> None:
+            await parts.sessions.say_goodbye(next_run=self.goes_on)
+
+        for step in (parts.flusher.end, say_goodbye, context.intake.drain):
             ends.push_async_callback(self._last, step)
         await self._answer(commands, parts)
         return self._begin(parts)
@@ -350,11 +371,33 @@ class Server:
         """End the server after pending writes."""
         self._stopping.set()
 
+    def begin_next(self) -> bool:
+        """End this run's parts if another run waits, which another server begins."""
+        try:
+            waiting = self._queue.waiting()
+        except FcilError as error:
+            self.note("error", error.code, str(error))
+            return False
+        if not waiting or self._failure is not None:
+            return False
+        self.note("info", "next_run", f"submitted {waiting[0].name} is next")
+        self.goes_on = True
+        self.stop()
+        return True
+
     def fail(self, error: FcilError) -> None:
         """End the server with an error."""
         self.note("error", error.code, str(error))
-        self._failure = error
+        self._failure, self.goes_on = error, False
         self.stop()
+
+    def _run_ended(self) -> None:
+        if not self.begin_next() and self.until_done:
+            self.stop()
+
+    def _over(self) -> None:
+        if not self.goes_on:
+            self._service.over()
 
     async def _tick(self, parts: ServerParts) -> None:
         while True:

@@ -25,6 +25,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.runs.run_queue import QUEUE, RunQueue
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
 from fcil_server.storage.findings import CheckFinding, Severity, failed, failure, fine, warning
@@ -33,7 +34,7 @@ LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
-_OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
+_OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
@@ -96,6 +97,7 @@ def _look(directory: Path) -> Iterator[CheckFinding]:
             yield from _runs(ledger, directory)
     except FcilError as error:
         yield failed("ledger", error)
+    yield from _queue(directory)
     yield from _leftovers(directory)
     yield from _disk(directory)
 
@@ -140,6 +142,19 @@ def _page_key(directory: Path) -> Iterator[CheckFinding]:
             check_key(directory)
         except FcilError as error:
             yield failed("keys", error)
+
+
+def _queue(directory: Path) -> Iterator[CheckFinding]:
+    """Check the runs that wait, if any do."""
+    try:
+        entries = RunQueue(directory).entries()
+    except FcilError as error:
+        yield failed("queue", error)
+        return
+    for entry in entries:
+        if entry.refused:
+            action = f"Submit it again, corrected, and: fcil-server run cancel {entry.number}"
+            yield warning("queue", f"{entry.name} could not begin: {entry.refused}", action)
 
 
 def _certificate(
