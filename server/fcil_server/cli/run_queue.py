@@ -143,10 +143,13 @@ def _ask(directory: Path, op: str, **fields: Any) -> dict[str, Any]:
             Ledger(directory / LEDGER_NAME) as ledger,
         ):
             if op == "cancel_run":
-                return run_queue.cancel(directory, ledger, fields, actor)
+                entry = run_queue.cancel(directory, fields)
+                ledger.audit.add(actor, op, entry.name)
+                return {"number": entry.number, "title": entry.title}
             config = load(directory / CONFIG, environment_settings())
-            told = run_queue.submit(directory, config, ledger, fields, actor)
-            return {**told, "begins": None}
+            entry = run_queue.submit(directory, config, fields, actor)
+            ledger.audit.add(actor, op, entry.name)
+            return {**run_queue.describe_submitted(directory, entry), "begins": None}
 
 
 def _describe(told: dict[str, Any]) -> str:

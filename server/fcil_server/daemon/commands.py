@@ -18,7 +18,7 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.erase import ServedRun, erase, tidy
-from fcil_server.runs.run_queue import cancel, submit
+from fcil_server.runs.run_queue import cancel, describe_submitted, submit
 from fcil_server.sessions import handshake
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class Commands:
                 return await self._erase(fields)
             case "classes":
                 return change_classes(context, fields)
+            case "submit_run":
+                return await self._submit_run(fields)
+            case "cancel_run":
+                entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
+                _audit(context, fields, op, entry.name)
+                return {"number": entry.number, "title": entry.title}
             case "page_link":
                 return page_link(context, actor)
             case "page_enter":
@@ -113,11 +119,6 @@ class Commands:
                 return self._set_mode(op)
             case "stop_run":
                 return self._stop_run(fields)
-            case "submit_run":
-                return self._submit_run(fields)
-            case "cancel_run":
-                context = self._context
-                return cancel(context.federation.directory, context.ledger, fields, _actor(fields))
             case _:
                 raise UsageError(f"this server knows no command {op!r}.")
 
@@ -152,10 +153,11 @@ class Commands:
         self._actions.stop()
         return {"run": run, "next": False}
 
-    def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
-        context = self._context
-        directory, actor = context.federation.directory, _actor(fields)
-        reply = submit(directory, context.config, context.ledger, fields, actor)
+    async def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context, directory = self._context, self._context.federation.directory
+        entry = await asyncio.to_thread(submit, directory, context.config, fields, _actor(fields))
+        _audit(context, fields, "submit_run", entry.name)
+        reply = describe_submitted(directory, entry)
         row = context.ledger.runs.get(context.run.coordinator.context.run)
         over = row is not None and row.status in (RunStatus.DONE, RunStatus.STOPPED)
         return {**reply, "begins": over and self._actions.begin_next()}

@@ -20,7 +20,7 @@ from fcil_protocol.link.zmq_link import Router
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.supervisor import Service
 from fcil_server.daemon.commands import Commands
-from fcil_server.daemon.context import ServerActions, ServerContext, guard
+from fcil_server.daemon.context import ServerContext, guard
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
@@ -58,29 +58,6 @@ class _Listening:
     guests: Guests
     cut_offs: CutOffs
     port: int
-
-
-@dataclass(frozen=True)
-class _Actions(ServerActions):
-    """Ends a server for parts that do not know it."""
-
-    server: Server
-    coordinator: Coordinator
-
-    def stop(self) -> None:
-        self.server.stop()
-
-    def begin_next(self) -> bool:
-        return self.server.begin_next()
-
-    def drain_rounds(self) -> None:
-        if self.coordinator.progress.mode is not Mode.DRAINING:
-            text = "no further round opens; stopping after the current one"
-            self.server.journal.note("info", "draining", text)
-        self.coordinator.set_mode(Mode.DRAINING)
-
-    def fail(self, error: FcilError) -> None:
-        self.server.fail(error)
 
 
 class Server:
@@ -125,6 +102,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
         self._queue = RunQueue(federation.directory)
+        self._coordinator: Coordinator | None = None
         self.goes_on = False
         self.port = 0
 
@@ -234,13 +212,13 @@ class Server:
     async def _answer(self, ends: contextlib.ExitStack, parts: ServerParts) -> None:
         """Answer commands and signals."""
         context, directory = parts.context, self.federation.directory
-        actions = _Actions(self, context.run.coordinator)
-        commands = Commands(context, actions, parts.sessions, parts.live)
+        self._coordinator = context.run.coordinator
+        commands = Commands(context, self, parts.sessions, parts.live)
         listener = await control_socket.serve(directory, commands.answer)
         ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
         ends.callback(listener.close)
         self.federation.leave_join_file(context.addresses())
-        drain = actions.drain_rounds if self._drain_on_term else None
+        drain = self.drain_rounds if self._drain_on_term else None
         self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
         self._service.ready(lambda: LiveStatus.of(context).line())
 
@@ -370,6 +348,15 @@ class Server:
     def stop(self) -> None:
         """End the server after pending writes."""
         self._stopping.set()
+
+    def drain_rounds(self) -> None:
+        """End the server when the round under way is over; no further round opens."""
+        coordinator = self._coordinator
+        assert coordinator is not None, "commands and signals come once the run is open"
+        if coordinator.progress.mode is not Mode.DRAINING:
+            text = "no further round opens; stopping after the current one"
+            self.journal.note("info", "draining", text)
+        coordinator.set_mode(Mode.DRAINING)
 
     def begin_next(self) -> bool:
         """End this run's parts if another run waits, which another server begins."""

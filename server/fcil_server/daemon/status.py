@@ -53,7 +53,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
         "now": {**live.now(), "answers": {c: a.word for c, a in live.answers.items()}},
         "clients": await _clients(context),
         "classes": _classes(context.ledger, run.run_id),
-        "queue": describe_waiting(context.federation.directory),
+        "queue": await asyncio.to_thread(describe_waiting, context.federation.directory),
         "refused": context.journal.refused,
         "loop": live.lag.to_fields(),
         "notes": context.journal.latest(20),

@@ -196,20 +196,14 @@ class RunQueue:
             path.unlink(missing_ok=True)
 
 
-def submit(
-    directory: Path, config: Config, ledger: Ledger, fields: Mapping[str, Any], actor: str
-) -> dict[str, Any]:
-    """Carry out a command: append a run to a federation's queue.
+def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: str) -> QueuedRun:
+    """Append a run to a federation's queue, as an operator's command has it.
 
     Args:
         directory: the federation's; the caller has its lock.
         config: its configuration.
-        ledger: takes the audit log's line.
         fields: ``title`` and ``settings``, unchecked.
         actor: the operator.
-
-    Returns:
-        The entry's number, its title, and how many runs wait before it.
 
     Raises:
         ConfigError, UsageError, DiskFull, StorageError: nothing was submitted.
@@ -217,17 +211,11 @@ def submit(
     settings = fields.get("settings")
     if not isinstance(settings, dict):
         raise UsageError("a submitted run has settings, an object of sections.")
-    queue = RunQueue(directory)
-    entry = queue.submit(str(fields.get("title") or ""), settings, config, actor)
-    ledger.audit.add(actor, "submit_run", entry.name)
-    before = sum(other.number < entry.number for other in queue.waiting())
-    return {"number": entry.number, "title": entry.title, "before": before}
+    return RunQueue(directory).submit(str(fields.get("title") or ""), settings, config, actor)
 
 
-def cancel(
-    directory: Path, ledger: Ledger, fields: Mapping[str, Any], actor: str
-) -> dict[str, Any]:
-    """Carry out a command: remove the run ``number`` from a federation's queue.
+def cancel(directory: Path, fields: Mapping[str, Any]) -> QueuedRun:
+    """Remove the run ``number`` from a federation's queue, as an operator's command has it.
 
     Raises:
         UsageError: no such run waits. StorageError: it is still there.
@@ -235,9 +223,13 @@ def cancel(
     number = fields.get("number")
     if not isinstance(number, int):
         raise UsageError("the run to cancel is given by its number.")
-    entry = RunQueue(directory).cancel(number)
-    ledger.audit.add(actor, "cancel_run", entry.name)
-    return {"number": entry.number, "title": entry.title}
+    return RunQueue(directory).cancel(number)
+
+
+def describe_submitted(directory: Path, entry: QueuedRun) -> dict[str, Any]:
+    """Return an entry's number, its title, and how many runs wait before it."""
+    before = sum(other.number < entry.number for other in RunQueue(directory).waiting())
+    return {"number": entry.number, "title": entry.title, "before": before}
 
 
 def describe_waiting(directory: Path) -> list[dict[str, Any]]:
