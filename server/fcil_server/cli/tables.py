@@ -72,7 +72,7 @@ def matrix_tables(m: Metrics | None, out: Console) -> list[Table]:
 
 
 def _folded_matrix(m: Metrics, columns: int) -> list[Table]:
-    """Return the matrix in whole percents, with so many tasks in each of its tables."""
+    """Return the matrix in whole percents, with this number of tasks in each table."""
     tables = []
     for start in range(0, m.tasks, columns):
         tasks = range(start, min(start + columns, m.tasks))
