@@ -316,7 +316,12 @@ def demo(
         from fcil_server.cli.tables import show_demo
         from fcil_server.lab.local.demo import run_demo
 
-        show_demo(run_demo(directory, clients, with_budget(settings, budget)), form)
+        try:
+            ended = run_demo(directory, clients, with_budget(settings, budget))
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command resumes where it was", err=True)
+            raise
+        show_demo(ended, form)
 
 
 app.add_typer(methods_command.app)
