@@ -26,7 +26,7 @@ import pytest
 
 from fcil_adapters.backbones.backbone import load_backbone
 load_backbone().features(np.zeros((4, 32, 32, 3), np.uint8))
-print("torch._dynamo" in sys.modules, "torch._dynamo.utils" in sys.modules)
+print("torch._dynamo.eval_frame" in sys.modules, "torch._dynamo.utils" in sys.modules)
 import torch
 from torchvision.ops import roi_align
 x = torch.ones(1, 1, 8, 8)
@@ -47,7 +47,7 @@ with without_compiler():
     marked = torch.compiler.disable(lambda x: x + 1)
     half = torch.compiler.disable(recursive=False)(lambda x: x + 2)
     print("torch._dynamo" in sys.modules)
-    print(marked(1), half(1), "torch._dynamo" in sys.modules)
+    print(marked(1), half(1), "torch._dynamo.eval_frame" in sys.modules)
     from torch._dynamo.utils import counters
     print(type(sys.modules["torch._dynamo.utils"]).__name__)
 print(torch.compiler.disable is real)
@@ -68,3 +68,50 @@ with without_compiler():
     print(torch.compiler.disable is real, "torch._dynamo.utils" in sys.modules)
 """
     assert run(code) == ["True", "False"]
+
+
+TRAINING = """
+from fcil_adapters.backbones.backbone import load_backbone
+load_backbone()
+import torch
+
+def steps():
+    weight = torch.nn.Parameter(torch.ones(3))
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        optimiser = kind([weight], lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            (weight ** 2).sum().backward()
+            optimiser.step()
+            schedule.step()
+    return weight.tolist()
+"""
+
+
+@pytest.mark.full
+def test_a_training_does_without_it_and_gives_the_same_numbers():
+    code = """
+first = steps()
+print("torch._dynamo.eval_frame" in sys.modules)
+import torch._dynamo.eval_frame
+print("torch._dynamo.eval_frame" in sys.modules, steps() == first)
+"""
+    assert run(TRAINING + code) == ["False", "True", "True"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from torch._dynamo.utils import counters",
+        "import torch._dynamo.config as config; config.cache_size_limit",
+        "import torch._dynamo; torch._dynamo.reset()",
+        "torch.compiler.reset()",
+        "torch.compile(lambda x: 2 * x, backend='eager')(torch.ones(2))",
+        "torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))",
+    ],
+)
+def test_whoever_compiles_after_a_training_gets_the_real_one(code):
+    names = 'print(type(sys.modules["torch._dynamo"]).__name__, type(torch._dynamo).__name__)'
+    assert run(f"{TRAINING}\nsteps()\n{code}\nsteps()\n{names}") == ["module", "module"]
