@@ -120,9 +120,9 @@ def test_bad_arguments_get_one_sentence(client, tmp_path, arguments, words):
         (["--peft", "adapter", "--opset", "18"], "--opset goes with --onnx"),
         (
             ["--peft", "adapter", "--onnx", "m.onnx"],
-            "expected one of --onnx, --peft; got --onnx and",
+            "expected one of --onnx, --timm, --peft, --statistics; got --onnx and",
         ),
-        ([], "expected one of --onnx, --peft; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics; got none"),
     ],
 )
 def test_an_adapter_that_cannot_be_written_gets_one_sentence(

@@ -21,7 +21,7 @@ from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.contract.registry import schema_digest
 from fcil_adapters.export.exported_model import ExportedModel
-from fcil_adapters.export.peft_adapter import CARD
+from fcil_adapters.export.folder import CARD
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, new_run_id
 from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.cli.export import show_exported
@@ -194,7 +194,7 @@ def test_a_method_without_lora_has_no_adapter(built: Built) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected one of --onnx, --peft; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics; got none"),
         (["--onnx", "m.onnx", "--peft", "a"], "got --onnx and --peft"),
         (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx"),
         (["--peft", "no/such/a"], "expected a folder, in one that exists"),
