@@ -92,7 +92,9 @@ class Closing:
         self.context.spool.end_round()
         needed = needed_updates(self.context.ledger, self.context.run)
         victims = sorted(set(self.context.spool.keys()) - needed)
-        self._tidying = asyncio.create_task(self._tidy(victims))
+        best = self.context.ledger.evaluations.best(self.context.run)
+        kept = () if best is None else (best.state,)
+        self._tidying = asyncio.create_task(self._tidy(victims, kept))
 
     def _tell_pace(self, task: TaskInfo, step: Step, key: RoundKey) -> None:
         """Say after the first round of a kind how long the others take."""
@@ -102,11 +104,11 @@ class Closing:
             if text:
                 self.context.notify("info", "pace", text)
 
-    async def _tidy(self, victims: Sequence[str]) -> None:
-        """Remove updates and states that are no longer needed."""
+    async def _tidy(self, victims: Sequence[str], kept: Sequence[int]) -> None:
+        """Remove updates and states that are no longer needed; ``kept`` are further states."""
         try:
             await asyncio.to_thread(self.context.spool.remove, victims)
-            await asyncio.to_thread(self.context.states.prune)
+            await asyncio.to_thread(self.context.states.prune, kept)
         except StorageError as error:  # the next round tries again
             self.context.notify("warning", error.code, str(error))
 
