@@ -74,7 +74,7 @@ class Checked(_Model):
     agreement: float
 
 
-class Learned(_Model):
+class LearningFacts(_Model):
     """Facts about the learning that led to a model, for its card.
 
     Attributes:
@@ -157,7 +157,7 @@ class Origin:
     state: int
     names: Mapping[int, str]
     temperature: float | None = None
-    learned: Learned | None = None
+    learned: LearningFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fcil_adapters.contract import Context, Method, Predictor, Preprocessing
 from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_adapters.export.exported_model import BackboneName, Checked, Learned, Origin
+from fcil_adapters.export.exported_model import BackboneName, Checked, LearningFacts, Origin
 from fcil_protocol.errors import DataError
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_directory, write_atomic
@@ -57,7 +57,7 @@ class FolderInfo(BaseModel):
     backbone: BackboneName
     scores: Scores
     checked: Checked
-    learned: Learned | None = None
+    learned: LearningFacts | None = None
     created: str
 
 

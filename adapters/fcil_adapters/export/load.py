@@ -44,7 +44,7 @@ _FOLDERS = {"timm": timm_model.FILES, "peft": peft_adapter.FILES}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOrder:
     """A format, its target, and the options of a command.
 
     Attributes:
@@ -93,7 +93,7 @@ def wanted_form(
     precision: str = "fp32",
     opset: int | None = None,
     force: bool = False,
-) -> Wanted:
+) -> ExportOrder:
     """Return the format that a command was given, and its target.
 
     Args:
@@ -114,7 +114,7 @@ def wanted_form(
             action="Say what to write, such as --onnx FILE or --timm FOLDER.",
         )
     ((form, target),) = given
-    wanted = Wanted(form, target, precision, opset, force)
+    wanted = ExportOrder(form, target, precision, opset, force)
     if wanted.is_folder:
         check_folder(target, _FOLDERS[form], f"--{form}")
     else:
@@ -131,7 +131,7 @@ def wanted_form(
 
 def write(
     module: ModuleType,
-    wanted: Wanted,
+    wanted: ExportOrder,
     model: tuple[Method, Context, Mapping[str, Payload], Origin],
     state: State | None,
     images: NDArray[np.uint8] | None,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import Predictor
 from fcil_adapters.export.exported_model import Origin
-from fcil_adapters.export.load import Described, Wanted, check_method, exporter, write
+from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.local_data import LocalData
@@ -31,7 +31,7 @@ MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
 
 
 def export_current(
-    home: Home, wanted: Wanted, *, means: Means, notify: Callable[[str], None]
+    home: Home, wanted: ExportOrder, *, means: Means, notify: Callable[[str], None]
 ) -> Described:
     """Write the model, completely or not at all.
 

@@ -15,7 +15,7 @@ from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 if TYPE_CHECKING:
     from fcil_adapters.export.exported_model import ExportInfo
     from fcil_adapters.export.folder import FolderInfo
-    from fcil_adapters.export.load import Described, Wanted
+    from fcil_adapters.export.load import Described, ExportOrder
     from fcil_adapters.export.peft_adapter import AdapterInfo
     from fcil_adapters.export.statistics_file import StatisticsInfo
     from fcil_adapters.export.timm_model import TimmInfo
@@ -121,7 +121,7 @@ def export(
         emit({**named, **info.model_dump(mode="json")}, form, lambda: _show(wanted, info))
 
 
-def _show(wanted: Wanted, info: Described) -> None:
+def _show(wanted: ExportOrder, info: Described) -> None:
     from fcil_adapters.export.exported_model import ExportInfo
     from fcil_adapters.export.peft_adapter import AdapterInfo
     from fcil_adapters.export.statistics_file import StatisticsInfo
@@ -137,7 +137,7 @@ def _show(wanted: Wanted, info: Described) -> None:
         show_statistics(wanted, info)
 
 
-def show_timm(wanted: Wanted, info: TimmInfo) -> None:
+def show_timm(wanted: ExportOrder, info: TimmInfo) -> None:
     """Print what was written for timm."""
     from fcil_protocol.formats import format_bytes
 
@@ -149,7 +149,7 @@ def show_timm(wanted: Wanted, info: TimmInfo) -> None:
     _show_folder(info)
 
 
-def show_statistics(wanted: Wanted, info: StatisticsInfo) -> None:
+def show_statistics(wanted: ExportOrder, info: StatisticsInfo) -> None:
     """Print which statistics were written."""
     from fcil_protocol.formats import format_bytes
 
@@ -161,7 +161,7 @@ def show_statistics(wanted: Wanted, info: StatisticsInfo) -> None:
     )
 
 
-def show_adapter(wanted: Wanted, info: AdapterInfo) -> None:
+def show_adapter(wanted: ExportOrder, info: AdapterInfo) -> None:
     """Print what was written for PEFT."""
     from fcil_protocol.formats import format_bytes
 

@@ -13,8 +13,8 @@ from fcil_adapters.backbones import engines
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, State, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.contract.half_precision import forms_of
-from fcil_adapters.export.exported_model import Learned, Origin
-from fcil_adapters.export.load import Described, Wanted, check_method, exporter, write
+from fcil_adapters.export.exported_model import LearningFacts, Origin
+from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.sample import sample
 from fcil_protocol.errors import UsageError
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -41,7 +41,7 @@ def export_state(
     directory: Path,
     row: RunRow,
     chosen: StateRow,
-    wanted: Wanted,
+    wanted: ExportOrder,
     *,
     calibrate: Path | None,
     overrides: Sequence[str],
@@ -104,7 +104,7 @@ def export_state(
     return write(module, wanted, (method, ctx, parts, origin), state, images, notify)
 
 
-def learned_until(ledger: Ledger, chosen: StateRow) -> Learned:
+def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:
     """Return the facts about the learning that led to a state, for a model card."""
     run = chosen.run
     reader = RoundReader(ledger.database)
@@ -124,7 +124,7 @@ def learned_until(ledger: Ledger, chosen: StateRow) -> Learned:
     result = next(
         (r for r in ledger.evaluations.of_states(run, chosen.task) if r.state == chosen.state), None
     )
-    return Learned(
+    return LearningFacts(
         clients=len({client for _, client in trained}),
         images=sum(trained.values()),
         rounds=rounds,

@@ -17,7 +17,7 @@ from adapters.small import SMALL
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.export import timm_folder
-from fcil_adapters.export.exported_model import Learned, Origin
+from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.folder import ABOUT, CARD
 from fcil_adapters.export.load import check_method, wanted_form
 from fcil_adapters.export.timm_folder import export_timm
@@ -38,7 +38,7 @@ from fcil_protocol.formats import format_bytes
 TASKS = make_tasks([1, 0], [4], [6, 2])
 CLIENTS = [toy_images({1: 5, 0: 3, 4: 4, 2: 2}, 1), toy_images({1: 3, 2: 6}, 3)]
 NAMES = {0: "null", 1: "Käse", 2: "two", 6: "never seen"}
-LEARNED = Learned(
+LEARNED = LearningFacts(
     clients=2, images=23, rounds=7, accuracy=61.25, tested=80, up_bytes=4_000_000, down_bytes=90_000
 )
 ORIGIN = Origin("f" * 32, "r20260102-030405-abcd", 2, 9, NAMES, learned=LEARNED)
