@@ -25,6 +25,9 @@ from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_dir
 ABOUT = "fcil.json"
 CARD = "README.md"
 
+MLFLOW_DATA = "model.onnx"
+MLFLOW_FILES = (ABOUT, "MLmodel", MLFLOW_DATA, "python_env.yaml", "requirements.txt")
+
 Scores = Literal["same", "shifted", "scaled", "none"]
 
 

@@ -18,7 +18,7 @@ from fcil_adapters.backbones.engines import choose
 from fcil_adapters.contract import Context, Method, State
 from fcil_adapters.export import peft_adapter, statistics_file, timm_model
 from fcil_adapters.export.exported_model import ExportInfo, Origin, check_target
-from fcil_adapters.export.folder import FolderInfo, check_folder
+from fcil_adapters.export.folder import MLFLOW_FILES, FolderInfo, check_folder
 from fcil_adapters.export.statistics_file import StatisticsInfo
 from fcil_protocol.errors import ConfigError, DataError, UsageError
 from fcil_protocol.payloads.payload import Payload
@@ -39,8 +39,17 @@ _FORMATS: dict[str, tuple[str, dict[str, str]]] = {
         dict.fromkeys(("peft", "transformers", "accelerate"), "peft"),
     ),
     "statistics": ("class statistics", {}),
+    "mlflow": (
+        "a model of MLflow",
+        {
+            **dict.fromkeys(("onnx", "onnxscript"), "export"),
+            "onnxruntime": "edge",
+            "mlflow": "mlflow",
+        },
+    ),
 }
-_FOLDERS = {"timm": timm_model.FILES, "peft": peft_adapter.FILES}
+_FOLDERS = {"timm": timm_model.FILES, "peft": peft_adapter.FILES, "mlflow": MLFLOW_FILES}
+_GRAPHS = ("onnx", "mlflow")  # formats with the options of ONNX files
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,10 @@ class ExportOrder:
     """A format, its target, and the options of a command.
 
     Attributes:
-        form: ``onnx``, ``timm``, ``peft`` or ``statistics``.
+        form: ``onnx``, ``timm``, ``peft``, ``statistics`` or ``mlflow``.
         target: the file or folder; one that exists is replaced.
-        precision, opset, force: `model_file.ExportOptions` of ``onnx``; None: the default opset.
+        precision, opset, force: `model_file.ExportOptions` of ONNX files, alone or for MLflow;
+            None: the default opset.
     """
 
     form: str
@@ -75,13 +85,18 @@ class ExportOrder:
         files = self.target.iterdir() if self.is_folder else (self.target,)
         return sum(file.stat().st_size for file in files)
 
+    @property
+    def is_graph(self) -> bool:
+        """True if the format holds an ONNX file."""
+        return self.form in _GRAPHS
+
     def check(self, module: ModuleType) -> Any:
-        """Return the options as the exporter of ``onnx`` takes them; None for others.
+        """Return the options as the exporter of ONNX files takes them; None for other formats.
 
         Raises:
             ConfigError: one is unknown.
         """
-        if self.form != "onnx":
+        if not self.is_graph:
             return None
         given: dict[str, Any] = {} if self.opset is None else {"opset": self.opset}
         return module.ExportOptions(precision=self.precision, force=self.force, **given)
@@ -98,7 +113,7 @@ def wanted_form(
 
     Args:
         targets: the option of each format, by its name.
-        precision: of ONNX files alone, as are the next two.
+        precision: of ONNX files, as are the next two.
         opset: of ONNX's own operators; None: the default.
         force: write it even if it differs from the torch model by more than allowed.
 
@@ -121,9 +136,10 @@ def wanted_form(
         check_target(target)
     own = {"precision": precision != "fp32", "opset": opset is not None, "force": force}
     others = [f"--{name}" for name, on in own.items() if on]
-    if form != "onnx" and others:
+    if not wanted.is_graph and others:
         raise UsageError(
-            f"{others[0]} goes with --onnx; --{form} has the run's own numbers, in float32.",
+            f"{others[0]} goes with --onnx and --mlflow; --{form} has the run's own numbers, in "
+            "float32.",
             action=f"Leave {' and '.join(others)} out.",
         )
     return wanted
@@ -151,8 +167,9 @@ def write(
         FcilError: it cannot be written; the message says why.
     """
     done: Described
-    if wanted.form == "onnx":
-        done = module.export_model(*model, wanted.target, wanted.check(module), images, notify)
+    if wanted.is_graph:
+        export = module.export_mlflow if wanted.is_folder else module.export_model
+        done = export(*model, wanted.target, wanted.check(module), images, notify)
     elif wanted.form == "timm":
         done = module.export_timm(*model, wanted.target, images, notify)
     elif wanted.form == "peft":
@@ -193,8 +210,8 @@ def exporter(extra: str, form: str = "onnx") -> ModuleType:
 
     Args:
         extra: the package's extra of this program, which brings torch.
-        form: ``onnx`` (`model_file`), ``timm`` (`timm_folder`), ``peft`` (`peft_folder`) or
-            ``statistics`` (`statistics_file`).
+        form: ``onnx`` and ``mlflow`` (`model_file`), ``timm`` (`timm_folder`), ``peft``
+            (`peft_folder`) or ``statistics`` (`statistics_file`).
 
     Raises:
         ConfigError: packages are missing; the message names all, with one command.

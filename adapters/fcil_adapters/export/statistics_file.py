@@ -302,7 +302,7 @@ def pool(many: Sequence[Gaussian], *, diagonal: bool) -> Gaussian:
     scaled = [w**0.5 * g.factor.astype(np.float64) for w, g in zip(own, many, strict=True)]
     factor: F64 = np.concatenate([*scaled, apart] if len(many) > 1 else scaled)
     if len(factor) > len(mean):  # a smaller one with the same product
-        factor = np.linalg.qr(factor, mode="r")
+        factor = np.asarray(np.linalg.qr(factor, mode="r"))
     return Gaussian(int(total), mean, factor, rest)
 
 

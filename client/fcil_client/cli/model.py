@@ -122,6 +122,13 @@ def export(
             "one."
         ),
     ] = None,
+    mlflow: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the ONNX file as a model of MLflow to this folder; replaces an earlier "
+            "export."
+        ),
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     slot: SlotOption = None,
@@ -146,7 +153,8 @@ def export(
     """Write the client's current model for other programs, checked against torch; works offline.
 
     --onnx: one file with all of it. --timm: a folder with weights and a linear head. --peft: the
-    adapter of a method with LoRA. --statistics: class means or prototypes.
+    adapter of a method with LoRA. --statistics: class means or prototypes. --mlflow: the ONNX file
+    as a model of MLflow.
     """
     form = chosen(form, json_flag)
     with errors(form):
@@ -158,7 +166,7 @@ def export(
         cores = threads or default_threads()
         means = Means(weights=weights, threads=cores, calibrate=calibrate)
         wanted = wanted_form(
-            {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics},
+            {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics, "mlflow": mlflow},
             precision=precision,
             opset=opset,
             force=force,

@@ -49,7 +49,7 @@ def export_current(
     module = exporter("client", wanted.form)
     wanted.check(module)
     means = replace(means, engine="torch", device="cpu")
-    if wanted.form != "onnx":
+    if not wanted.is_graph:
         means = replace(means, calibrate=False)
     backbone = images = None
     if wanted.needs_backbone:

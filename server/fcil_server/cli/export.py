@@ -50,6 +50,13 @@ def export(
             "existing one."
         ),
     ] = None,
+    mlflow: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the ONNX file as a model of MLflow to this folder; replaces an earlier "
+            "export."
+        ),
+    ] = None,
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
     task: Annotated[
@@ -86,7 +93,8 @@ def export(
     """Write the current model with class names for other programs, checked before it is written.
 
     --onnx: one file with all of it. --timm: a folder with weights and a linear head. --peft: the
-    adapter of a method with LoRA. --statistics: class means, prototypes or Gaussians.
+    adapter of a method with LoRA. --statistics: class means, prototypes or Gaussians. --mlflow: the
+    ONNX file as a model of MLflow.
     Works while the server runs. Without --task or --state it exports the newest state.
     """
     form = chosen(form, json_flag)
@@ -97,7 +105,7 @@ def export(
         from fcil_server.runs.export import choose, export_state
 
         wanted = wanted_form(
-            {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics},
+            {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics, "mlflow": mlflow},
             precision=precision,
             opset=opset,
             force=force,
@@ -128,7 +136,7 @@ def _show(wanted: ExportOrder, info: Described) -> None:
     from fcil_adapters.export.timm_model import TimmInfo
 
     if isinstance(info, ExportInfo):
-        show_exported(wanted.target, info)
+        show_exported(wanted.target, info, wanted.bytes)
     elif isinstance(info, AdapterInfo):
         show_adapter(wanted, info)
     elif isinstance(info, TimmInfo):
@@ -188,8 +196,8 @@ def _show_folder(info: FolderInfo) -> None:
     )
 
 
-def show_exported(file: Path, info: ExportInfo) -> None:
-    """Print what was written as ONNX."""
+def show_exported(place: Path, info: ExportInfo, size_bytes: int) -> None:
+    """Print what was written as ONNX, alone or for MLflow."""
     from fcil_protocol.formats import format_bytes
 
     checked, allowed = info.checked, info.tolerance
@@ -197,8 +205,8 @@ def show_exported(file: Path, info: ExportInfo) -> None:
     limit = f"at most {allowed.error:g}" if allowed.error is not None else "not limited"
     unnamed = sum(not name for name in info.names)
     names = f", {unnamed} of them without a name" if unnamed else ""
-    size = format_bytes(file.stat().st_size)
-    typer.echo(f"{file}  {size}, {info.precision}, opset {info.opset}")
+    size = format_bytes(size_bytes)
+    typer.echo(f"{place}  {size}, {info.precision}, opset {info.opset}")
     typer.echo(
         f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
         f"{info.task}: {count_of(len(info.classes), 'class')}{names}"

@@ -317,7 +317,9 @@ def test_one_format_is_chosen(targets, said, tmp_path):
 def test_options_of_onnx_are_refused_with_an_adapter(tmp_path):
     wanted_form({"onnx": tmp_path / "m"}, precision="int8", force=True)
     wanted_form({"peft": tmp_path / "a"})
-    with pytest.raises(UsageError, match="--precision goes with --onnx.*--precision and --force"):
+    with pytest.raises(
+        UsageError, match="--precision goes with --onnx and --mlflow.*--precision and --force"
+    ):
         wanted_form({"peft": tmp_path / "a"}, precision="int8", force=True)
 
 

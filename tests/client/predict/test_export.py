@@ -136,9 +136,9 @@ def test_a_client_writes_the_statistics_that_it_has_received(client, tmp_path, m
         (["--peft", "adapter", "--opset", "18"], "--opset goes with --onnx"),
         (
             ["--peft", "adapter", "--onnx", "m.onnx"],
-            "expected one of --onnx, --timm, --peft, --statistics; got --onnx and",
+            "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got --onnx and",
         ),
-        ([], "expected one of --onnx, --timm, --peft, --statistics; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got none"),
     ],
 )
 def test_an_adapter_that_cannot_be_written_gets_one_sentence(

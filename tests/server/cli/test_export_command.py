@@ -217,7 +217,7 @@ def test_a_limit_that_is_none_is_not_told(
         classes=[0], precision="fp32", opset=20, method="m", method_version=1, run="r", state=1,
         task=0,
     )  # fmt: skip
-    show_exported(file, cast("Any", info))
+    show_exported(file, cast("Any", info), 1)
     out = capsys.readouterr().out
     assert "the same class for 100.0%" in out
     assert ("(at least" in out) is said
@@ -236,15 +236,18 @@ def test_a_method_without_lora_has_no_adapter(built: Built) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected one of --onnx, --timm, --peft, --statistics; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got none"),
         (["--onnx", "m.onnx", "--peft", "a"], "got --onnx and --peft"),
-        (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx"),
+        (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx and --mlflow"),
         (["--peft", "no/such/a"], "expected a folder, in one that exists"),
         (["--timm", "no/such/a"], "expected a folder, in one that exists"),
         (["--timm", "federation"], "so it is no earlier export"),
-        (["--timm", "a", "--opset", "18"], "--opset goes with --onnx; --timm has"),
+        (["--timm", "a", "--opset", "18"], "--opset goes with --onnx and --mlflow; --timm has"),
         (["--timm", "a"], "running_mean works on pixels"),
-        (["--statistics", "s", "--force"], "--force goes with --onnx; --statistics has"),
+        (
+            ["--statistics", "s", "--force"],
+            "--force goes with --onnx and --mlflow; --statistics has",
+        ),
         (["--statistics", "federation"], "expected a file in a folder that exists"),
         (["--peft", "federation"], "so it is no earlier export"),
     ],
