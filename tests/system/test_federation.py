@@ -86,7 +86,8 @@ def test_the_best_round_is_kept_and_leaves_for_timm(tmp_path):
     tested = write_client(tmp_path / "tested", range(2), per_class=8, offset=40)
     options = {
         **ADAPTED, "run__central_test": str(tested), "run__central_test_every": 1,
-        "round__rounds_per_task": 3, "storage__keep_states": 1,
+        "round__rounds_per_task": 3, "storage__keep_states": 1, "method__epochs": 1,
+        "method__augment": "none",
     }  # fmt: skip
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(**options))

@@ -249,8 +249,13 @@ class EvaluationTable:
         They are the tested states of the last task that has any: accuracies on fewer classes cannot
         be compared with theirs. Of equal ones it is the newest.
         """
-        tasks = self._db.rows("SELECT task FROM tasks WHERE run = ? ORDER BY task DESC", (run,))
-        for row in tasks:
+        sql = (
+            "SELECT task FROM tasks AS t WHERE run = ? AND (EXISTS (SELECT 1 FROM evaluations AS e "
+            "WHERE e.run = t.run AND e.task = t.task AND e.total > 0) OR EXISTS (SELECT 1 FROM "
+            "rounds AS r WHERE r.run = t.run AND r.task = t.task "
+            "AND json_extract(r.metrics, '$.test_total') > 0)) ORDER BY task DESC"
+        )
+        for row in self._db.rows(sql, (run,)):
             results = self.of_states(run, int(row["task"]))
             if results:
                 return max(results, key=lambda r: (r.correct / r.total, r.state))
