@@ -24,8 +24,7 @@ from fcil_adapters.contract import Context, Method, Preprocessing, State
 from fcil_adapters.contract.backbone_info import backbone_fields
 from fcil_adapters.export.exported_model import BackboneName, Origin
 from fcil_adapters.toolkit.closed_form.sums import ProductSums
-from fcil_adapters.toolkit.gaussians.gaussian import Gaussian
-from fcil_adapters.toolkit.gaussians.store import read_entries
+from fcil_adapters.toolkit.gaussians.gaussian import Gaussian, stored_gaussians
 from fcil_protocol.errors import CorruptFile, DataError, InternalError
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
@@ -36,6 +35,7 @@ F64 = NDArray[np.float64]
 FORMAT = 1
 KEY = "fcil"  # of the metadata
 _SUMS = "total"  # prefix of `ProductSums` in a state
+_STORED = ("count", "mean", "rest", "rows", "factor")  # of `gaussian.store_gaussians`
 
 Source = Literal["means", "prototypes", "gaussians", "sums"]
 Form = Literal["full", "lowrank", "diag", "none"]
@@ -259,8 +259,11 @@ def _tasks_with_gaussians(state: State) -> list[int]:
 def _gaussians(state: State, tasks: Sequence[int], form: Form) -> Statistics:
     """Return one Gaussian for each described class: that of all clients' images together."""
     by_class: dict[int, list[Gaussian]] = {}
-    for entry in read_entries(state, tasks):
-        by_class.setdefault(entry.label, []).append(entry.gaussian)
+    for t in tasks:
+        own = {name: state.tensors[f"gauss.{t}.{name}"] for name in _STORED}
+        labels = state.i64(f"gauss.{t}.label").tolist()
+        for label, gaussian in zip(labels, stored_gaussians(own), strict=True):
+            by_class.setdefault(label, []).append(gaussian)
     pooled = [pool(many, diagonal=form == "diag") for many in by_class.values()]
     d = next((state.tensors[f"gauss.{t}.mean"].shape[1] for t in tasks), 0)
     none = np.zeros((0, d))
