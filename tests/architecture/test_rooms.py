@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "fcil_adapters": "",
     "fcil_adapters.backbones": "contract images numerics resources",
     "fcil_adapters.contract": "",
-    "fcil_adapters.export": "backbones contract numerics toolkit.heads toolkit.lora",
+    "fcil_adapters.export": "backbones contract numerics toolkit.closed_form toolkit.gaussians toolkit.heads toolkit.lora",
     "fcil_adapters.images": "contract resources",
     "fcil_adapters.methods": "backbones contract numerics toolkit.closed_form toolkit.gaussians toolkit.heads toolkit.lora toolkit.prompts toolkit.prototypes toolkit.training",
     "fcil_adapters.numerics": "contract",

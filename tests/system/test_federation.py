@@ -80,6 +80,48 @@ ADAPTED = {
 }
 
 
+@pytest.mark.full
+def test_the_best_round_is_kept_and_leaves_for_timm(tmp_path):
+    """With one newest state kept; a client's folder has the weights of the server's last state."""
+    tested = write_client(tmp_path / "tested", range(2), per_class=8, offset=40)
+    options = {
+        **ADAPTED, "run__central_test": str(tested), "run__central_test_every": 1,
+        "round__rounds_per_task": 3, "storage__keep_states": 1, "method__epochs": 1,
+        "method__augment": "none",
+    }  # fmt: skip
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(**options))
+        federation.join("a", write_client(tmp_path / "a", range(2)))
+        federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        command = [sys.executable, "-m", "fcil_server", "export", "--dir", federation.federation]
+        for name in ("best", "last"):
+            subprocess.run([*command, "--timm", tmp_path / name, "--state", name], check=True)
+        of_client = [sys.executable, "-m", "fcil_client", "export", "--data", tmp_path / "a"]
+        env = federation.environment()
+        subprocess.run([*of_client, "--timm", tmp_path / "mine"], check=True, env=env)
+    about = {
+        n: json.loads((tmp_path / n / "fcil.json").read_text()) for n in ("best", "last", "mine")
+    }
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest()
+        tests = {
+            r.new_state: r.metrics["test_correct"] / r.metrics["test_total"]
+            for r in ledger.rounds.all(run.run_id)
+            if "test_total" in r.metrics
+        }
+    assert len(tests) == 3
+    best = max(tests, key=lambda state: (tests[state], state))
+    assert (about["best"]["state"], about["last"]["state"]) == (best, max(tests))
+    assert set(states_of(federation, run).numbers()) == {best, max(tests)}
+    learned = about["best"]["learned"]
+    assert learned["accuracy"] == pytest.approx(100 * tests[best])
+    assert (learned["clients"], learned["tested"], learned["tester"]) == (2, 16, "server")
+    assert learned["up_bytes"] > 0
+    assert about["mine"]["weights_sha256"] == about["last"]["weights_sha256"]
+    assert about["mine"]["learned"] is None
+
+
 @needs_peft
 @pytest.mark.full
 def test_a_run_begins_with_the_adapter_of_another_even_after_a_restart(tmp_path):

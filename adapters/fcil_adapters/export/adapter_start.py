@@ -19,7 +19,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import BackboneInfo
-from fcil_adapters.export.peft_adapter import ABOUT, CONFIG, HEAD, PREFIX, WEIGHTS
+from fcil_adapters.export.folder import ABOUT
+from fcil_adapters.export.peft_adapter import CONFIG, HEAD, PREFIX, WEIGHTS
 from fcil_adapters.toolkit.lora.tensors import PLACES, AdaptedLinear, module_shape
 from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.schema import TensorSpec

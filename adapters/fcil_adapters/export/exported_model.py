@@ -74,6 +74,29 @@ class Checked(_Model):
     agreement: float
 
 
+class LearningFacts(_Model):
+    """Facts about the learning that led to a model, for its card.
+
+    Attributes:
+        clients: number of those whose updates are in it.
+        images: they trained on, each counted once for a task and client.
+        rounds: with updates.
+        accuracy: in percent, over the images of all classes seen; None: this state is not tested.
+        tested: number of test images; 0 without an accuracy.
+        tester: holder of the test images: ``clients`` or ``server``.
+        up_bytes, down_bytes: TCP payload of the run until the state was made.
+    """
+
+    clients: int = Field(ge=0)
+    images: int = Field(ge=0)
+    rounds: int = Field(ge=0)
+    accuracy: float | None = Field(default=None, ge=0, le=100)
+    tested: int = Field(default=0, ge=0)
+    tester: Literal["clients", "server"] = "clients"
+    up_bytes: int = Field(ge=0)
+    down_bytes: int = Field(ge=0)
+
+
 class ExportInfo(_Model):
     """Metadata of an exported model.
 
@@ -125,6 +148,7 @@ class Origin:
         state: number of the state.
         names: class id -> name, of the known ones.
         temperature: see `ExportInfo`.
+        learned: facts for a model card; None: the exporting side does not know them.
     """
 
     federation: str
@@ -133,6 +157,7 @@ class Origin:
     state: int
     names: Mapping[int, str]
     temperature: float | None = None
+    learned: LearningFacts | None = None
 
 
 @dataclass(frozen=True)

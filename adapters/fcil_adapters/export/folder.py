@@ -6,12 +6,119 @@ the earlier one is then next to it, under a hidden name, until the next export.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from fcil_adapters.contract import Context, Method, Predictor, Preprocessing
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.export.exported_model import BackboneName, Checked, LearningFacts, Origin
 from fcil_protocol.errors import DataError
-from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_directory
+from fcil_protocol.formats import format_bytes
+from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_directory, write_atomic
+
+ABOUT = "fcil.json"
+CARD = "README.md"
+
+MLFLOW_DATA = "model.onnx"
+MLFLOW_FILES = (ABOUT, "MLmodel", MLFLOW_DATA, "python_env.yaml", "requirements.txt")
+
+Scores = Literal["same", "shifted", "scaled", "none"]
+
+
+class FolderInfo(BaseModel):
+    """Description of a model in a folder, `ABOUT` in it.
+
+    Attributes:
+        federation, run, task, state: origin of the model; the task is the last one in it.
+        classes: class ids, one for each output of the head; without a head those of the model.
+        names: of the classes; "" where the exporting side did not know one.
+        scores: what the head's outputs are: ``same``, ``shifted`` or ``scaled``
+            (`heads.scorer.LinearLayer`), or ``none`` without a head.
+        checked: result of the comparison with the torch model; ``provider`` is the library.
+        learned: None: the exporting side does not know it.
+        created: ISO 8601, UTC.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    format: int = 1
+    method: str
+    method_version: str
+    federation: str
+    run: str
+    task: int = Field(ge=0)
+    state: int = Field(ge=0)
+    classes: tuple[int, ...]
+    names: tuple[str, ...]
+    preprocessing: Preprocessing
+    backbone: BackboneName
+    scores: Scores
+    checked: Checked
+    learned: LearningFacts | None = None
+    created: str
+
+
+def common_fields(
+    method: Method, ctx: Context, predictor: Predictor, origin: Origin, scores: Scores
+) -> dict[str, Any]:
+    """Return the fields of a `FolderInfo`, without the result of the comparison."""
+    backbone = ctx.backbone_info
+    return {
+        "method": method.name,
+        "method_version": method.version,
+        "federation": origin.federation,
+        "run": origin.run,
+        "task": origin.task,
+        "state": origin.state,
+        "classes": predictor.classes,
+        "names": [origin.names.get(c, "") for c in predictor.classes],
+        "preprocessing": backbone_fields(backbone)["preprocessing"],
+        "backbone": {"name": backbone.name, "digest": backbone.digest},
+        "scores": scores,
+        "learned": origin.learned,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_description(folder: Path, info: FolderInfo, card: str) -> None:
+    """Write `ABOUT` and `CARD`."""
+    about = json.dumps(info.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+    write_atomic(folder / ABOUT, about.encode(), mode=0o644)
+    write_atomic(folder / CARD, card.encode(), mode=0o644)
+
+
+def learned_facts(info: FolderInfo) -> tuple[str, ...]:
+    """Return sentences about data, accuracy and bytes for a model card; none if unknown."""
+    known = info.learned
+    if known is None:
+        return ()
+    data = (
+        f"Data: {known.images} training images of {known.clients} clients, which stayed on their "
+        f"devices; {known.rounds} rounds."
+    )
+    tested = "Accuracy: this state is not tested."
+    if known.accuracy is not None:
+        whose = "the clients" if known.tester == "clients" else "the server"
+        tested = (
+            f"Accuracy: {known.accuracy:.2f} % of {known.tested} test images of {whose}, over all "
+            "classes seen, without a task id."
+        )
+    up, down = format_bytes(known.up_bytes), format_bytes(known.down_bytes)
+    return data, tested, f"Traffic: {up} from the clients and {down} to them, as TCP payload."
+
+
+def checked_fact(checked: Checked) -> str:
+    """Return the result of the comparison as a sentence for a model card."""
+    return (
+        f"Loaded by {checked.provider}, its results on {checked.images} images differ from the "
+        f"federation's model by at most {checked.error:.1e} of their spread."
+    )
 
 
 def check_folder(target: Path, files: Sequence[str], option: str) -> None:

@@ -1,4 +1,4 @@
-"""The current global model of any method as one ONNX file: merged, checked, described (torch).
+"""The current global model of any method as one ONNX file, alone or as a model of MLflow (torch).
 
 It exports the very function that evaluates (`heads.scorer.Scorer.score`,
 `frozen_features.FeatureScorer.score`), from the pixels on. `exported_model` reads the file.
@@ -7,6 +7,8 @@ It exports the very function that evaluates (`heads.scorer.Scorer.score`,
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.backbones.frozen_features import FeatureScorer
+from fcil_adapters.backbones.onnx_session import CPU
 from fcil_adapters.backbones.probes import probe_images
 from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
 from fcil_adapters.contract.backbone_info import backbone_fields
@@ -30,16 +33,18 @@ from fcil_adapters.export.exported_model import (
     KEY,
     OUTPUT,
     Checked,
+    ExportedModel,
     ExportInfo,
     Origin,
     Precision,
     with_seal,
 )
+from fcil_adapters.export.folder import ABOUT, MLFLOW_DATA, MLFLOW_FILES, place_folder
 from fcil_adapters.export.precision import quantised, to_half
 from fcil_adapters.export.trace import OPSET, OPSETS, share_equal, strip_exporter_notes, trace
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.heads.scorer import Scorer
-from fcil_protocol.errors import ConfigError, DataError
+from fcil_protocol.errors import ConfigError, DataError, InternalError
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import write_atomic
 
@@ -137,6 +142,72 @@ def export_model(
     info = _info(method, ctx.backbone_info, predictor.classes, origin, options, checked)
     write_atomic(target, *with_seal(body, _entry(info)), mode=0o644)
     return info
+
+
+def export_mlflow(
+    method: Method,
+    ctx: Context,
+    parts: Mapping[str, Payload],
+    origin: Origin,
+    target: Path,
+    options: ExportOptions = ExportOptions(),
+    images: U8 | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+) -> ExportInfo:
+    """Write the model as a folder that MLflow loads: the file of `export_model`, as its flavours.
+
+    The arguments and errors are those of `export_model`; ``target`` is a folder (`check_folder`).
+
+    Raises:
+        InternalError: what MLflow loads computes something else.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before it is imported
+    from mlflow import pyfunc
+
+    with place_folder(target, MLFLOW_FILES) as folder:
+        file = folder / MLFLOW_DATA
+        info = export_model(method, ctx, parts, origin, file, options, images, notify)
+        _describe_for_mlflow(folder, info)
+        probes = probe_images(ctx.backbone_info)
+        notify("loading it with MLflow")
+        got = pyfunc.load_model(str(folder)).predict(probes)[OUTPUT]
+        right = ExportedModel.load(file, "cpu").logits(probes)
+        if not np.allclose(got, right, rtol=1e-5, atol=1e-5 * float(np.abs(right).max())):
+            raise InternalError(
+                "the model as MLflow loads it differs from the ONNX file in it. No file was "
+                "written.",
+                action="Report it with the versions of mlflow and onnxruntime.",
+            )
+    return info
+
+
+def _describe_for_mlflow(folder: Path, info: ExportInfo) -> None:
+    """Write MLflow's description of a model, its requirements, and ours."""
+    import onnx
+    from mlflow import pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    side = info.preprocessing.size
+    pixels = TensorSpec(np.dtype(np.uint8), (-1, side, side, 3))
+    scores = TensorSpec(np.dtype(np.float32), (-1, len(info.classes)), OUTPUT)
+    fields = info.model_dump(mode="json")
+    model = Model(
+        signature=ModelSignature(Schema([pixels]), Schema([scores])), metadata={KEY: fields}
+    )
+    pyfunc.add_to_model(
+        model, loader_module="mlflow.onnx", data=MLFLOW_DATA, python_env="python_env.yaml"
+    )
+    model.add_flavor("onnx", onnx_version=onnx.__version__, data=MLFLOW_DATA, providers=[CPU])
+    texts = {
+        "MLmodel": model.to_yaml(),
+        "requirements.txt": "mlflow\nnumpy\nonnx\nonnxruntime>=1.14\n",
+        "python_env.yaml": f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
+        "dependencies: [-r requirements.txt]\n",
+        ABOUT: json.dumps(fields, indent=2, ensure_ascii=False) + "\n",
+    }
+    for name, text in texts.items():
+        write_atomic(folder / name, text.encode(), mode=0o644)
 
 
 def torch_score(predictor: Predictor) -> Callable[[Tensor], Tensor]:

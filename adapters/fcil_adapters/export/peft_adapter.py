@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
-from fcil_adapters.contract import BackboneInfo, Preprocessing
-from fcil_adapters.export.exported_model import BackboneName, Checked
+from fcil_adapters.contract import BackboneInfo
+from fcil_adapters.export.folder import ABOUT, CARD, FolderInfo
 from fcil_adapters.toolkit.lora.low_rank import Change, Changes
 from fcil_adapters.toolkit.lora.tensors import PLACES, AdaptedLinear, module_shape
 
@@ -26,50 +25,22 @@ F32 = NDArray[np.float32]
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-ABOUT = "fcil.json"
-CARD = "README.md"
 FILES = (ABOUT, CONFIG, WEIGHTS, CARD)  # PEFT writes the others too
-FORMAT = 1
 
 PREFIX = "base_model.model."
 HEAD = "head"  # timm's name of a transformer's last layer
 
-Scores = Literal["same", "shifted", "scaled", "none"]
 
-
-class AdapterInfo(BaseModel):
-    """Description of an exported adapter, `ABOUT` in its folder.
+class AdapterInfo(FolderInfo):
+    """Description of an exported adapter.
 
     Attributes:
-        federation, run, task, state: origin of the model; the task is the last one in it.
-        classes: class ids, one for each output of the head; without a head those of the model.
-        names: of the classes; "" where the exporting side did not know one.
-        scores: what the head's outputs are: ``same``, ``shifted`` or ``scaled``
-            (`heads.scorer.LinearLayer`), or ``none`` without a head.
         ranks: layer -> rank.
         factored: layers whose pair is of a singular value decomposition.
-        checked: result of the comparison with the torch model; ``provider`` is the library.
-        created: ISO 8601, UTC.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    format: int = FORMAT
-    method: str
-    method_version: str
-    federation: str
-    run: str
-    task: int = Field(ge=0)
-    state: int = Field(ge=0)
-    classes: tuple[int, ...]
-    names: tuple[str, ...]
-    preprocessing: Preprocessing
-    backbone: BackboneName
-    scores: Scores
     ranks: dict[str, int]
     factored: tuple[str, ...]
-    checked: Checked
-    created: str
 
 
 @dataclass(frozen=True)
@@ -94,14 +65,18 @@ def adapter_layers(changes: Changes, info: BackboneInfo) -> dict[str, AdapterLay
         changes: of the modules of the blocks.
         info: widths of the modules.
     """
-    found: dict[str, AdapterLayer] = {}
+    return {name: _joined(own, linear, info) for name, linear, own in changed_linears(changes)}
+
+
+def changed_linears(
+    changes: Changes,
+) -> Iterator[tuple[str, AdaptedLinear, dict[str, Change]]]:
+    """Yield each changed Linear: its name in timm's model, itself, its modules' changes."""
     for block in sorted({int(place.partition(".")[0]) for place in changes.places}):
         for linear in PLACES:
             own = linear.own(_of_block(changes.places, block))
             if own:
-                name = f"blocks.{block}.{linear.owner}.{linear.name}"
-                found[name] = _joined(own, linear, info)
-    return found
+                yield f"blocks.{block}.{linear.owner}.{linear.name}", linear, own
 
 
 def _of_block(places: Mapping[str, Change], block: int) -> dict[str, Change]:

@@ -6,7 +6,8 @@ import json
 
 from fcil_adapters.backbones.known import EMBEDDED
 from fcil_adapters.contract import Method
-from fcil_adapters.export.peft_adapter import ABOUT, AdapterInfo
+from fcil_adapters.export.folder import ABOUT, checked_fact, learned_facts
+from fcil_adapters.export.peft_adapter import AdapterInfo
 
 _SCORES = {
     "same": "The outputs of the head are the scores of the federation's model.",
@@ -74,7 +75,8 @@ def card_text(method: Method, info: AdapterInfo) -> str:
         f"Classes: {len(info.classes)}; `{ABOUT}` has ids and names in the order of the outputs.",
         _SCORES[info.scores],
         _ranks(info),
-        _checked(info),
+        *learned_facts(info),
+        checked_fact(info.checked),
     )
     listed = "".join(f"- {fact}\n" for fact in facts)
     return (
@@ -82,14 +84,6 @@ def card_text(method: Method, info: AdapterInfo) -> str:
         f"LoRA of the run {info.run} of an fcil federation, state {info.state}, after task "
         f"{info.task}; its method is {info.method} {info.method_version} ({method.citation}).\n\n"
         f"{listed}\n## Use\n\nIn this folder, with `pip install peft timm pillow`:\n\n{code}"
-    )
-
-
-def _checked(info: AdapterInfo) -> str:
-    checked = info.checked
-    return (
-        f"Loaded by {checked.provider}, its results on {checked.images} images differ from the "
-        f"federation's model by at most {checked.error:.1e} of their spread."
     )
 
 

@@ -101,11 +101,32 @@ def export(
         Path | None,
         typer.Option(help="Write the whole model to this file; replaces an existing one."),
     ] = None,
+    timm: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the merged model with a linear head to this folder, for timm and Hugging "
+            "Face; replaces an earlier export."
+        ),
+    ] = None,
     peft: Annotated[
         Path | None,
         typer.Option(
             help="Write the LoRA and a linear head to this folder, for the PEFT library; replaces "
             "an earlier export."
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write class means or prototypes to this safetensors file; replaces an existing "
+            "one."
+        ),
+    ] = None,
+    mlflow: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the ONNX file as a model of MLflow to this folder; replaces an earlier "
+            "export."
         ),
     ] = None,
     data: DataOption = None,
@@ -131,42 +152,45 @@ def export(
 ) -> None:
     """Write the client's current model for other programs, checked against torch; works offline.
 
-    --onnx: one file with all of it, merged. --peft: the adapter of a method with LoRA.
+    --onnx: one file with all of it. --timm: a folder with weights and a linear head. --peft: the
+    adapter of a method with LoRA. --statistics: class means or prototypes. --mlflow: the ONNX file
+    as a model of MLflow.
     """
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_adapters.backbones.onnx_session import default_threads
-        from fcil_adapters.export.load import check_options, chosen_form
+        from fcil_adapters.export.load import wanted_form
         from fcil_client.predict.export import export_current
         from fcil_client.predict.predict import Means
 
         cores = threads or default_threads()
         means = Means(weights=weights, threads=cores, calibrate=calibrate)
-        kind, target = chosen_form(onnx=onnx, peft=peft)
-        check_options(kind, precision=precision != "fp32", opset=opset is not None, force=force)
-        info = export_current(
-            find_home(data, server, slot),
-            kind,
-            target,
+        wanted = wanted_form(
+            {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics, "mlflow": mlflow},
             precision=precision,
             opset=opset,
             force=force,
-            means=means,
-            notify=_say,
         )
-        files = target.iterdir() if target.is_dir() else (target,)
+        info = export_current(find_home(data, server, slot), wanted, means=means, notify=_say)
         named: dict[str, Any] = {
-            "folder" if kind == "peft" else "file": str(target),
-            "bytes": sum(file.stat().st_size for file in files),
+            "folder" if wanted.is_folder else "file": str(wanted.target),
+            "bytes": wanted.bytes,
         }
         emit({**named, **info.model_dump(mode="json")}, form, lambda: None)
-        of = getattr(info, "precision", "adapter for PEFT")
+        of = getattr(info, "precision", f"for {wanted.form}")
+        if wanted.form == "statistics":
+            of = getattr(info, "source", "")
         _say(
-            f"{target}: {info.method}, {count_of(len(info.classes), 'class')}, {of}, "
-            f"{named['bytes'] / 1e6:.1f} MB; on {info.checked.images} images its largest "
-            f"difference from torch is {info.checked.error:.1e} of the scores' spread, and "
-            f"{info.checked.agreement:.1%} of the likeliest classes are the same"
+            f"{wanted.target}: {info.method}, {count_of(len(info.classes), 'class')}, {of}, "
+            f"{wanted.bytes / 1e6:.1f} MB"
         )
+        checked = getattr(info, "checked", None)
+        if checked is not None:
+            _say(
+                f"on {checked.images} images its largest difference from torch is "
+                f"{checked.error:.1e} of the scores' spread, and {checked.agreement:.1%} of the "
+                "likeliest classes are the same"
+            )
 
 
 def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Predictor
-from fcil_adapters.export.exported_model import ExportInfo, Origin
-from fcil_adapters.export.load import check_has_adapter, exporter
-from fcil_adapters.export.peft_adapter import AdapterInfo
+from fcil_adapters.export.exported_model import Origin
+from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.local_data import LocalData
@@ -32,25 +31,13 @@ MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
 
 
 def export_current(
-    home: Home,
-    form: str,
-    target: Path,
-    *,
-    precision: str,
-    opset: int | None,
-    force: bool,
-    means: Means,
-    notify: Callable[[str], None],
-) -> ExportInfo | AdapterInfo:
+    home: Home, wanted: ExportOrder, *, means: Means, notify: Callable[[str], None]
+) -> Described:
     """Write the model, completely or not at all.
 
     Args:
         home: the client's.
-        form: ``onnx`` or ``peft`` (`fcil_adapters.export.load.chosen_form`).
-        target: the file or folder; one that exists is replaced.
-        precision: fp32, fp16 or int8; of ``onnx``, as are the next two.
-        opset: of ONNX's own operators; None: the default.
-        force: write it even if it differs from the torch model by more than allowed.
+        wanted: format, target and options (`fcil_adapters.export.load.wanted_form`).
         means: weights and threads; export runs in torch on the CPU.
         notify: receives a sentence before each step.
 
@@ -58,44 +45,41 @@ def export_current(
         FcilError: it cannot be exported; the message says why.
     """
     model = current_model.load(home)
-    if form == "peft":
-        check_has_adapter(model.method)
-    module = exporter("client", form)
-    given: dict[str, Any] = {} if opset is None else {"opset": opset}
-    options = None
-    if form == "onnx":
-        options = module.ExportOptions(precision=precision, force=force, **given)
-    notify(f"loading {model.info.name}")
+    check_method(wanted.form, model.method)
+    module = exporter("client", wanted.form)
+    wanted.check(module)
     means = replace(means, engine="torch", device="cpu")
-    _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
+    if not wanted.is_graph:
+        means = replace(means, calibrate=False)
+    backbone = images = None
+    if wanted.needs_backbone:
+        notify(f"loading {model.info.name}")
+        _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
+        images = own_images(home, model, MOST_IMAGES.get(wanted.precision, 0), means.threads)
+        if images is None:
+            notify("none of the client's own images are here; only the probe images are compared")
     ctx = model.context(backbone, device="cpu")
-    images = own_images(home, model, MOST_IMAGES.get(precision, 0), means.threads)
-    if images is None:
-        notify("none of the client's own images are here; only the probe images are compared")
-    info: ExportInfo | AdapterInfo
-    common = (model.method, ctx, model.parts)
-    if form == "peft":
-        origin = _origin(home, model, backbone, replace(means, calibrate=False), notify)
-        info = module.export_adapter(*common, origin, target, images, notify)
-    else:
-        origin = _origin(home, model, backbone, means, notify)
-        info = module.export_model(*common, origin, target, options, images, notify)
-    return info
+    origin = _origin(home, model, backbone, means, notify)
+    return write(module, wanted, (model.method, ctx, model.parts, origin), None, images, notify)
 
 
 def _origin(
     home: Home, model: CurrentModel, backbone: Any, means: Means, notify: Callable[[str], None]
 ) -> Origin:
-    predictor: Predictor = model.compose(backbone, device="cpu", batch=means.batch)
     calibration = None
-    if predictor.classes and means.calibrate:
-        calibration = calibration_of(
-            home,
-            model,
-            predictor,
-            batch=means.batch,
-            threads=means.threads,
-            progress=lambda done, total: notify(f"calibrating: {done} of {total} images"),
+    if means.calibrate:
+        predictor: Predictor = model.compose(backbone, device="cpu", batch=means.batch)
+        calibration = (
+            calibration_of(
+                home,
+                model,
+                predictor,
+                batch=means.batch,
+                threads=means.threads,
+                progress=lambda done, total: notify(f"calibrating: {done} of {total} images"),
+            )
+            if predictor.classes
+            else None
         )
     record = model.record
     return Origin(

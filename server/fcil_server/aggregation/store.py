@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,7 +51,8 @@ class StateRecord:
 class StateStore:
     """The numbered states of one run, in one directory.
 
-    ``keep`` is the number of newest states that survive `prune`, besides each task's last.
+    ``keep`` is the number of newest states that survive `prune`, besides each task's last and those
+    that its caller names.
     """
 
     def __init__(self, directory: Path, *, keep: int = KEPT_STATES) -> None:
@@ -133,11 +134,14 @@ class StateStore:
         found = (_STATE_FILE.fullmatch(name) for name in names)
         return sorted({int(m[1]) for m in found if m is not None})
 
-    def prune(self) -> list[int]:
-        """Remove states that are neither among the newest nor the last of their task.
+    def prune(self, also: Collection[int] = ()) -> list[int]:
+        """Remove states that are neither among the newest, nor the last of their task, nor given.
 
         Files without a valid record are removed once ``keep`` valid ones are newer. Returns the
         numbers removed; a disk error postpones a removal.
+
+        Args:
+            also: further numbers to keep.
         """
         tasks: dict[int, int | None] = {}
         for number in self.numbers():
@@ -147,7 +151,7 @@ class StateStore:
                 tasks[number] = None
         valid = [n for n, task in tasks.items() if task is not None]
         last_of_task = {task: n for n, task in tasks.items() if task is not None}
-        kept = {*valid[-self.keep :], *last_of_task.values()}
+        kept = {*valid[-self.keep :], *last_of_task.values(), *also}
         limit = valid[-self.keep] if len(valid) >= self.keep else -1
         victims = [n for n in tasks if n not in kept and n < limit]
         return [number for number in victims if self._removed(number)]

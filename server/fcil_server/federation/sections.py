@@ -373,7 +373,9 @@ class TrustSection(Section):
 class StorageSection(Section):
     """Data kept on disk."""
 
-    keep_states: int = Field(3, ge=1, description="newest states to keep, besides one per task")
+    keep_states: int = Field(
+        3, ge=1, description="newest states to keep, besides one per task and the best tested one"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.rows import AliasRow, ClassRow, Evaluation, TaskRow
@@ -137,6 +139,26 @@ class TaskTable:
         return self._db.all(TaskRow, "SELECT * FROM tasks WHERE run = ? ORDER BY task", (run,))
 
 
+@dataclass(frozen=True)
+class StateResult:
+    """Test of a state on images of all classes seen.
+
+    Attributes:
+        central: True on the server's own folder, False on the clients' images.
+    """
+
+    state: int
+    task: int
+    correct: int
+    total: int
+    central: bool
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100 * self.correct / self.total
+
+
 class EvaluationTable:
     """Test results by task, evaluator and class. Table ``evaluations``."""
 
@@ -188,3 +210,53 @@ class EvaluationTable:
         )
         sql += f"e.client {'=' if central else '<>'} ?) ORDER BY task"
         return [int(row["task"]) for row in self._db.rows(sql, (run, since, CENTRAL))]
+
+    def of_states(self, run: RunId, task: int) -> list[StateResult]:
+        """Return the test results of a task's states, in order.
+
+        They are those on the server's folder, after rounds and at the task's end; without any, that
+        of the clients' evaluation.
+        """
+        sql = (
+            "SELECT new_state AS state, json_extract(metrics, '$.test_correct') AS correct, "
+            "json_extract(metrics, '$.test_total') AS total FROM rounds WHERE run = ? AND task = ? "
+            "AND new_state IS NOT NULL AND json_extract(metrics, '$.test_total') > 0"
+        )
+        found = {
+            int(r["state"]): (r["correct"], r["total"]) for r in self._db.rows(sql, (run, task))
+        }
+        last = self._db.number(
+            "SELECT max(state) FROM states WHERE run = ? AND task = ?", (run, task)
+        )
+        central = self.totals(run, task, central=True)
+        if last is not None and central[1]:
+            found[int(last)] = central
+        if found:
+            return [StateResult(s, task, *found[s], central=True) for s in sorted(found)]
+        evaluated = self._db.number(
+            "SELECT base_state FROM rounds WHERE run = ? AND task = ? AND kind = ? "
+            "AND closed_at IS NOT NULL ORDER BY seq DESC LIMIT 1",
+            (run, task, EVALUATE),
+        )
+        right, total = self.totals(run, task)
+        if evaluated is None or not total:
+            return []
+        return [StateResult(int(evaluated), task, right, total, central=False)]
+
+    def best(self, run: RunId) -> StateResult | None:
+        """Return the best tested state of those that know the most classes; None: none is tested.
+
+        They are the tested states of the last task that has any: accuracies on fewer classes cannot
+        be compared with theirs. Of equal ones it is the newest.
+        """
+        sql = (
+            "SELECT task FROM tasks AS t WHERE run = ? AND (EXISTS (SELECT 1 FROM evaluations AS e "
+            "WHERE e.run = t.run AND e.task = t.task AND e.total > 0) OR EXISTS (SELECT 1 FROM "
+            "rounds AS r WHERE r.run = t.run AND r.task = t.task "
+            "AND json_extract(r.metrics, '$.test_total') > 0)) ORDER BY task DESC"
+        )
+        for row in self._db.rows(sql, (run,)):
+            results = self.of_states(run, int(row["task"]))
+            if results:
+                return max(results, key=lambda r: (r.correct / r.total, r.state))
+        return None

@@ -63,6 +63,7 @@ class Closing:
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
     _noted_conflicts: set[int] = field(default_factory=set)  # classes that a note has named
     _tidying: asyncio.Task[None] | None = None
+    _best: tuple[int, ...] | None = None  # number of the best state, if any; None: look it up
 
     async def close(
         self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
@@ -70,6 +71,7 @@ class Closing:
         """Close a round in the ledger and notify the asked clients."""
         key = RoundKey(self.context.run, task.index, step.kind, step.round)
         if step.kind == EVALUATE:
+            self._best = None
             rows = self.context.ledger.updates.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
             evaluations = self.context.ledger.evaluations
@@ -92,7 +94,10 @@ class Closing:
         self.context.spool.end_round()
         needed = needed_updates(self.context.ledger, self.context.run)
         victims = sorted(set(self.context.spool.keys()) - needed)
-        self._tidying = asyncio.create_task(self._tidy(victims))
+        if self._best is None:
+            best = self.context.ledger.evaluations.best(self.context.run)
+            self._best = () if best is None else (best.state,)
+        self._tidying = asyncio.create_task(self._tidy(victims, self._best))
 
     def _tell_pace(self, task: TaskInfo, step: Step, key: RoundKey) -> None:
         """Say after the first round of a kind how long the others take."""
@@ -102,11 +107,11 @@ class Closing:
             if text:
                 self.context.notify("info", "pace", text)
 
-    async def _tidy(self, victims: Sequence[str]) -> None:
-        """Remove updates and states that are no longer needed."""
+    async def _tidy(self, victims: Sequence[str], kept: Sequence[int]) -> None:
+        """Remove updates and states that are no longer needed; ``kept`` are further states."""
         try:
             await asyncio.to_thread(self.context.spool.remove, victims)
-            await asyncio.to_thread(self.context.states.prune)
+            await asyncio.to_thread(self.context.states.prune, kept)
         except StorageError as error:  # the next round tries again
             self.context.notify("warning", error.code, str(error))
 
@@ -352,6 +357,7 @@ class Closing:
         self, task: TaskInfo, state: State, parts: Sequence[Part]
     ) -> dict[int, tuple[int, int]]:
         """Test a state on the server's own folder: class id -> (correct, total)."""
+        self._best = None
         aggregation, folder = self.context.aggregation, self.context.config.run.central_test
         ctx = method_context(self.context, task, Step(EVALUATE, 0, 1))
         seen = set(task.seen)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fcil_adapters.backbones import engines
-from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, registry
-from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, State, registry
+from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.contract.half_precision import forms_of
-from fcil_adapters.export.exported_model import ExportInfo, Origin
-from fcil_adapters.export.load import check_has_adapter, exporter
-from fcil_adapters.export.peft_adapter import AdapterInfo
+from fcil_adapters.export.exported_model import LearningFacts, Origin
+from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.sample import sample
 from fcil_protocol.errors import UsageError
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -26,12 +25,15 @@ from fcil_server.aggregation.store import StateStore, check_state, states_folder
 from fcil_server.federation.config import Config, load, parse
 from fcil_server.federation.directory import CONFIG
 from fcil_server.federation.environment import environment_settings
+from fcil_server.ledger.enums import UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
+from fcil_server.reports.results.round_views import RoundReader, sum_bytes
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.run_record import check_resumed
 
 _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
+_MOST_DIGITS = 10
 
 
 def export_state(
@@ -39,14 +41,12 @@ def export_state(
     directory: Path,
     row: RunRow,
     chosen: StateRow,
-    form: str,
-    target: Path,
+    wanted: ExportOrder,
     *,
-    options: dict[str, Any],
     calibrate: Path | None,
     overrides: Sequence[str],
     notify: Callable[[str], None],
-) -> ExportInfo | AdapterInfo:
+) -> Described:
     """Write the model of one state, completely or not at all.
 
     Args:
@@ -54,9 +54,7 @@ def export_state(
         directory: the federation's.
         row: the run.
         chosen: the state (`choose`).
-        form: ``onnx`` or ``peft`` (`fcil_adapters.export.load.chosen_form`).
-        target: the file or folder; one that exists is replaced.
-        options: of `fcil_adapters.export.model_file.ExportOptions`; none for ``peft``.
+        wanted: format, target and options (`fcil_adapters.export.load.wanted_form`).
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.
         notify: receives a sentence about each step.
@@ -65,14 +63,16 @@ def export_state(
         FcilError: it cannot be exported; the message says why.
     """
     method = registry.load_method(row.method)
-    if form == "peft":
-        check_has_adapter(method)
-    module = exporter("server", form)
-    wanted = module.ExportOptions(**options) if form == "onnx" else None
+    check_method(wanted.form, method)
+    module = exporter("server", wanted.form)
+    wanted.check(module)
     config = _config(row, directory, overrides)
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = method.hparams.model_validate(row.hparams)
-    backbone, info = _backbone(method, config, notify)
+    if wanted.needs_backbone:
+        backbone, info = _backbone(method, config, notify)
+    else:
+        backbone, info = None, backbone_from_fields(dict(row.backbone))
     digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
     check_resumed(row, method, info, digest)
     images = None
@@ -91,20 +91,66 @@ def export_state(
         backbone=backbone,
         forms=method.forms,
     )
-    origin = Origin(_federation(directory), row.run_id, chosen.task, chosen.state, classes.names())
-    parts = _parts(method, ctx, hparams, StateStore(states_folder(directory, row.run_id)), chosen)
-    done: ExportInfo | AdapterInfo
-    if form == "peft":
-        done = module.export_adapter(method, ctx, parts, origin, target, images, notify)
-    else:
-        done = module.export_model(method, ctx, parts, origin, target, wanted, images, notify)
-    return done
+    origin = Origin(
+        _federation(directory),
+        row.run_id,
+        chosen.task,
+        chosen.state,
+        classes.names(),
+        learned=learned_until(ledger, chosen),
+    )
+    state = StateStore(states_folder(directory, row.run_id)).load(chosen.state)
+    parts = _parts(method, ctx, hparams, state)
+    return write(module, wanted, (method, ctx, parts, origin), state, images, notify)
+
+
+def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:
+    """Return the facts about the learning that led to a state, for a model card."""
+    run = chosen.run
+    reader = RoundReader(ledger.database)
+    views = [reader.view(row) for row in ledger.rounds.all(run) if row.base_state < chosen.state]
+    trained: dict[tuple[int, str], int] = {}  # (task, client) -> its images
+    rounds = 0
+    for view in views:
+        counted = [
+            u
+            for u in ledger.updates.of_round(view.round.key)
+            if u.status is UpdateStatus.COUNTED and view.round.kind != EVALUATE
+        ]
+        rounds += bool(counted)
+        for update in counted:
+            place = (update.task, update.client)
+            trained[place] = max(trained.get(place, 0), update.samples)
+    result = next(
+        (r for r in ledger.evaluations.of_states(run, chosen.task) if r.state == chosen.state), None
+    )
+    return LearningFacts(
+        clients=len({client for _, client in trained}),
+        images=sum(trained.values()),
+        rounds=rounds,
+        accuracy=result and result.accuracy,
+        tested=result.total if result else 0,
+        tester="server" if result and result.central else "clients",
+        up_bytes=sum_bytes(v.up for v in views).true_wire,
+        down_bytes=sum_bytes(v.down for v in views).true_wire,
+    )
+
+
+BEST, LAST = "best", "last"
 
 
 def choose(
-    ledger: Ledger, directory: Path, row: RunRow, *, task: int | None, state: int | None
+    ledger: Ledger, directory: Path, row: RunRow, *, task: int | None, state: str | None
 ) -> StateRow:
-    """Return the state that the operator chose: the newest, the last of a task, or by number.
+    """Return the state that the operator chose.
+
+    Args:
+        ledger: the federation's.
+        directory: the federation's.
+        row: the run.
+        task: the last state of this task.
+        state: ``best`` (`EvaluationTable.best`), ``last`` or a number. Without a task and a state:
+            the newest.
 
     Raises:
         UsageError: there is none, or it is not kept; the message lists the kept ones.
@@ -112,20 +158,40 @@ def choose(
     """
     if task is not None and state is not None:
         raise UsageError("expected --task or --state, not both.")
+    number = _number(ledger, row, state)
     folder = states_folder(directory, row.run_id)
     store = StateStore(folder)
     held = set(store.numbers())
     rows = [r for r in ledger.states.all(row.run_id) if r.state in held and r.task >= 0]
-    fitting = [r for r in rows if task in (None, r.task) and state in (None, r.state)]
+    fitting = [r for r in rows if task in (None, r.task) and number in (None, r.state)]
     if not fitting:
         listed = ", ".join(f"{r.state} (task {r.task})" for r in rows) or "none"
-        what = "a state" if task is state else f"task {task}" if state is None else f"state {state}"
+        what = "a state" if task is number else f"state {number}"
+        what = what if task is None else f"task {task}"
         raise UsageError(
             f"run {row.run_id} has no file of {what}; kept are the states {listed}.",
-            action="Kept are the newest states and the last one of each task: docs/storage.md.",
+            action="Kept are the newest states, the last one of each task and the best tested one: "
+            "docs/storage.md.",
         )
     check_state(store, fitting[-1].state, {r.state: r.digest for r in rows})
     return fitting[-1]
+
+
+def _number(ledger: Ledger, row: RunRow, state: str | None) -> int | None:
+    """Return the number of a state by its name; None: the newest."""
+    if state is None or state == LAST:
+        return None
+    if state == BEST:
+        best = ledger.evaluations.best(row.run_id)
+        if best is None:
+            raise UsageError(
+                f"no state of run {row.run_id} is tested, so there is no best one.",
+                action="Set run.evaluate or run.central_test, or export the newest: --state last",
+            )
+        return best.state
+    if not (state.isascii() and state.isdigit() and len(state) < _MOST_DIGITS):
+        raise UsageError(f"unknown state {state[:40]!r}; expected best, last or a number.")
+    return int(state)
 
 
 def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:
@@ -158,15 +224,13 @@ def _backbone(
     return backbone, backbone.info
 
 
-def _parts(
-    method: Method, ctx: Context, hparams: Hparams, states: StateStore, chosen: StateRow
-) -> dict[str, Payload]:
+def _parts(method: Method, ctx: Context, hparams: Hparams, state: State) -> dict[str, Payload]:
     """Return the state's broadcast as clients receive it."""
     schemas = method.broadcast(hparams, ctx.backbone_info)
     aggregator = registry.load_half(method.aggregator)
     return {
         part.name: ctx.forms.widen(ctx.forms.narrow_exactly(part.payload, schemas[part.kind]))
-        for part in aggregator.broadcast(ctx, states.load(chosen.state))
+        for part in aggregator.broadcast(ctx, state)
     }
 
 

@@ -10,8 +10,8 @@ import safetensors.numpy
 
 from adapters.kit import toy_backbone
 from fcil_adapters.export.adapter_start import read_start
+from fcil_adapters.export.folder import ABOUT
 from fcil_adapters.export.peft_adapter import (
-    ABOUT,
     CONFIG,
     WEIGHTS,
     adapter_config,

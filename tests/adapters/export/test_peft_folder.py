@@ -20,8 +20,9 @@ from adapters.small import SMALL
 from fcil_adapters.contract import registry
 from fcil_adapters.export import load, peft_folder
 from fcil_adapters.export.exported_model import Checked, Origin
-from fcil_adapters.export.load import check_has_adapter, check_options, chosen_form
-from fcil_adapters.export.peft_adapter import ABOUT, CARD, CONFIG, FILES, WEIGHTS, AdapterInfo
+from fcil_adapters.export.folder import ABOUT, CARD
+from fcil_adapters.export.load import check_has_adapter, wanted_form
+from fcil_adapters.export.peft_adapter import CONFIG, FILES, WEIGHTS, AdapterInfo
 from fcil_adapters.export.peft_folder import export_adapter
 from fcil_protocol.errors import ConfigError, DataError, InternalError, StorageError, UsageError
 
@@ -260,13 +261,14 @@ def link(tmp_path):
 )
 def test_a_target_that_is_something_else_is_refused(target, said, tmp_path):
     with pytest.raises(DataError, match=said):
-        chosen_form(onnx=None, peft=target(tmp_path))
+        wanted_form({"onnx": None, "peft": target(tmp_path)})
 
 
 def test_an_earlier_export_and_an_empty_folder_may_be_replaced(tmp_path):
     (tmp_path / "empty").mkdir()
     for place in (folder_with(tmp_path, ABOUT), tmp_path / "empty", tmp_path / "new"):
-        assert chosen_form(onnx=None, peft=place) == ("peft", place)
+        wanted = wanted_form({"onnx": None, "peft": place})
+        assert (wanted.form, wanted.target, wanted.is_folder) == ("peft", place, True)
 
 
 def test_a_folder_that_gets_other_files_meanwhile_is_left_alone(
@@ -309,14 +311,16 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, unchecked, monkeypatch):
 def test_one_format_is_chosen(targets, said, tmp_path):
     given = {"onnx": None, "peft": None, **{k: tmp_path / v for k, v in targets.items()}}
     with pytest.raises(UsageError, match=said):
-        chosen_form(**given)
+        wanted_form(given)
 
 
-def test_options_of_onnx_are_refused_with_an_adapter():
-    check_options("onnx", precision=True, force=True)
-    check_options("peft", precision=False, force=False)
-    with pytest.raises(UsageError, match="--precision goes with --onnx.*--precision and --force"):
-        check_options("peft", precision=True, opset=False, force=True)
+def test_options_of_onnx_are_refused_with_an_adapter(tmp_path):
+    wanted_form({"onnx": tmp_path / "m"}, precision="int8", force=True)
+    wanted_form({"peft": tmp_path / "a"})
+    with pytest.raises(
+        UsageError, match="--precision goes with --onnx and --mlflow.*--precision and --force"
+    ):
+        wanted_form({"peft": tmp_path / "a"}, precision="int8", force=True)
 
 
 def test_all_that_is_missing_is_named_with_one_command(monkeypatch):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 import fcil_adapters.export
 from client.model_kit import give_model, picture, write_shades
+from fcil_adapters.export import load
+from fcil_adapters.export.statistics_file import read_statistics
 from fcil_adapters.images.decoding import open_source
 from fcil_client.cli import main as cli
 from fcil_client.data import manifest
@@ -113,16 +115,30 @@ def test_bad_arguments_get_one_sentence(client, tmp_path, arguments, words):
     assert not (tmp_path / "m.onnx").exists()
 
 
+def test_a_client_writes_the_statistics_that_it_has_received(client, tmp_path, monkeypatch):
+    """Without torch, too."""
+    monkeypatch.setattr(load, "choose", None)
+    done = run("export", "--statistics", tmp_path / "s", "--json")
+    data = json.loads(done.stdout)["data"]
+    info, tensors = read_statistics(tmp_path / "s")
+    assert (info.method, info.source, list(info.classes)) == (
+        "running_mean", "means", data["classes"],
+    )  # fmt: skip
+    assert len(tensors["mean"]) == len(info.classes)
+    assert "running_mean" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--peft", "adapter"], "running_mean trains no LoRA"),
+        (["--timm", "adapter"], "running_mean works on pixels"),
         (["--peft", "adapter", "--opset", "18"], "--opset goes with --onnx"),
         (
             ["--peft", "adapter", "--onnx", "m.onnx"],
-            "expected one of --onnx, --peft; got --onnx and",
+            "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got --onnx and",
         ),
-        ([], "expected one of --onnx, --peft; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got none"),
     ],
 )
 def test_an_adapter_that_cannot_be_written_gets_one_sentence(

@@ -145,6 +145,11 @@ class TestStates:
         assert [store.load(n).meta["step"] for n in store.numbers()] == [0, 3, 5, 7, 8, 9]
         assert store.prune() == []
 
+    def test_pruning_keeps_what_it_is_given(self, store: StateStore) -> None:
+        fill(store, [0] * 8)
+        assert store.prune((2, 99)) == [0, 1, 3, 4]
+        assert store.prune((3,)) == [2], "a state that was the best one until now"
+
     def test_pruning_does_not_count_unfinished_states(self, store: StateStore) -> None:
         fill(store, [0, 0, 0, 0])
         (store.directory / "000003.json").unlink()

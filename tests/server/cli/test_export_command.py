@@ -21,14 +21,16 @@ from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.contract.registry import schema_digest
 from fcil_adapters.export.exported_model import ExportedModel
-from fcil_adapters.export.peft_adapter import CARD
-from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, new_run_id
+from fcil_adapters.export.folder import CARD
+from fcil_adapters.export.statistics_file import read_statistics
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId, new_run_id
 from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.cli.export import show_exported
 from fcil_server.cli.main import app
 from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.directory import Federation
 from fcil_server.ledger.enums import OPENING
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.rounds.classes import ClassRegistry
 from server.storage_kit import flip
 
@@ -116,11 +118,51 @@ def test_an_earlier_task_and_a_state_by_number(built: Built) -> None:
     assert "state 2, after task 1: 2 classes" in export("--onnx", "s.onnx", "--state", "2").stdout
 
 
+def evaluated(built: Built, **right: int) -> None:
+    """Record that states of task 1 got so many of ten test images right."""
+    with Ledger(built.directory / LEDGER_NAME) as ledger:
+        for round_, (state, correct) in enumerate(right.items()):
+            key = RoundKey(built.run, 1, "train", round_)
+            ledger.rounds.open(key, asked=(ALICE,), base_state=1)
+            tested = {"test_correct": correct, "test_total": 10}
+            number = int(state.removeprefix("s"))
+            ledger.rounds.close(key, "done", new_state=number, metrics=tested)
+
+
+def test_the_best_and_the_last_state_are_exported_by_name(built: Built) -> None:
+    evaluated(built, s2=9, s3=7)
+    best = json.loads(export("--statistics", "b", "--state", "best", "--json").stdout)["data"]
+    last = json.loads(export("--statistics", "l", "--state", "last", "--json").stdout)["data"]
+    assert (best["state"], last["state"]) == (2, 3)
+    evaluated_again = json.loads(export("--statistics", "n", "--state", "3", "--json").stdout)
+    assert evaluated_again["data"]["state"] == 3
+
+
+def test_a_best_state_whose_file_was_removed_is_named(built: Built) -> None:
+    evaluated(built, s2=9)
+    for path in built.state(2).parent.glob("000002.*"):
+        path.unlink()
+    said = export("--onnx", "m.onnx", "--state", "best", code=4).stderr
+    assert "has no file of state 2; kept are the states 0 (task 0), 1 (task 0), 3" in said
+
+
+def test_statistics_are_written_with_the_names_of_classes(built: Built) -> None:
+    said = export("--statistics", "s.safetensors").stdout
+    assert f"running_mean 1, run {built.run}, state 3, after task 1: 3 classes of 64 " in said
+    info, tensors = read_statistics(Path("s.safetensors"))
+    assert (info.names, info.source, info.features) == (("ant", "bee", "cat"), "means", "pixels")
+    assert tensors["count"].tolist() == [4, 3, 5]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["--task", "2"], 4, "has no file of task 2; kept are the states 0 (task 0), 1 (task 0)"),
         (["--state", "9"], 4, "has no file of state 9; kept are"),
+        (["--state", "best"], 4, "is tested, so there is no best one"),
+        (["--state", "first"], 4, "unknown state 'first'; expected best, last or a number"),
+        (["--state", "-1"], 4, "unknown state '-1'; expected best, last or a number"),
+        (["--state", "\u0663"], 4, "expected best, last or a number"),
         (["--state", "1", "--task", "0"], 4, "expected --task or --state, not both"),
         (["--state", "0"], 4, "the model knows no class yet"),
         (["--run", "rx"], 4, "no run's id begins with 'rx'"),
@@ -175,7 +217,7 @@ def test_a_limit_that_is_none_is_not_told(
         classes=[0], precision="fp32", opset=20, method="m", method_version=1, run="r", state=1,
         task=0,
     )  # fmt: skip
-    show_exported(file, cast("Any", info))
+    show_exported(file, cast("Any", info), 1)
     out = capsys.readouterr().out
     assert "the same class for 100.0%" in out
     assert ("(at least" in out) is said
@@ -194,10 +236,19 @@ def test_a_method_without_lora_has_no_adapter(built: Built) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected one of --onnx, --peft; got none"),
+        ([], "expected one of --onnx, --timm, --peft, --statistics, --mlflow; got none"),
         (["--onnx", "m.onnx", "--peft", "a"], "got --onnx and --peft"),
-        (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx"),
+        (["--peft", "a", "--precision", "int8"], "--precision goes with --onnx and --mlflow"),
         (["--peft", "no/such/a"], "expected a folder, in one that exists"),
+        (["--timm", "no/such/a"], "expected a folder, in one that exists"),
+        (["--timm", "federation"], "so it is no earlier export"),
+        (["--timm", "a", "--opset", "18"], "--opset goes with --onnx and --mlflow; --timm has"),
+        (["--timm", "a"], "running_mean works on pixels"),
+        (
+            ["--statistics", "s", "--force"],
+            "--force goes with --onnx and --mlflow; --statistics has",
+        ),
+        (["--statistics", "federation"], "expected a file in a folder that exists"),
         (["--peft", "federation"], "so it is no earlier export"),
     ],
 )
@@ -240,6 +291,34 @@ def adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         return Built(directory, run, method)
     finally:
         federation.close()
+
+
+@pytest.mark.full
+def test_a_folder_for_timm_says_how_it_was_learned(adapted: Built) -> None:
+    """The adapter's run has one round of one client, which no test followed."""
+    key = RoundKey(adapted.run, 0, "train", 0)
+    with Ledger(adapted.directory / LEDGER_NAME) as ledger:
+        ledger.rounds.open(key, asked=(ALICE,), base_state=-1)
+        update = UpdateId("b" * 64)
+        with ledger.transaction():
+            ledger.updates.accept(
+                key, ALICE, update_id=update, samples=7, tensor_bytes=1, sealed_bytes=2
+            )
+        ledger.updates.mark_counted(key)
+        ledger.rounds.close(key, "done", new_state=0, metrics={"test_correct": 3, "test_total": 4})
+    data = json.loads(export("--timm", "model", "--json").stdout)["data"]
+    assert (data["folder"], data["names"], data["scores"]) == ("model", ["ant", "bee"], "same")
+    assert data["checked"]["error"] < 1e-5
+    assert data["learned"] == {
+        "clients": 1, "images": 7, "rounds": 1, "accuracy": 75.0, "tested": 4, "tester": "server",
+        "up_bytes": 0, "down_bytes": 0,
+    }  # fmt: skip
+    card = Path("model", CARD).read_text()
+    assert "7 training images of 1 clients" in card
+    assert "75.00 % of 4 test images of the server" in card
+    said = export("--timm", "again", "--state", "best").stdout
+    assert "with the classifier" in said
+    assert "(at most 1e-4)" in said
 
 
 @needs_peft

@@ -39,7 +39,7 @@ class Scene:
         self.notes, self.results, self.round = [], [], 0
         self.discarded, self.seen, self.told = [], [], []
         self.kept, self.kept_at_save = set(), []
-        self.settled = []
+        self.settled, self.pruned = [], []
         self.why = events.Why.ANSWERED
         self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "method_context", lambda *_: None)
@@ -69,7 +69,7 @@ class Scene:
                 aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
                 settled=lambda: self.settled.append(self.ledger.rounds.current(RUN)),
             ),
-            states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
+            states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=self.pruned.append),
             classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
         )  # fmt: skip
         self.at = RunProgress(
@@ -259,7 +259,7 @@ def test_nobody_hears_a_verdict_before_it_is_on_the_disk(scene):
 
 
 def test_a_disk_that_keeps_what_is_needed_no_more_ends_nothing(scene):
-    def full():
+    def full(_kept):
         raise DiskFull("the disk is full.")
 
     scene.kit.states.prune = full
@@ -372,6 +372,8 @@ def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
     views = [RoundReader(scene.ledger.database).view(scene.ledger.rounds.get(k)) for k in keys]
     assert [view.tested for view in views] == [None, None if fails else 0.6]
     assert all(view.round.outcome is Outcome.DONE for view in views)
+    best = scene.ledger.rounds.get(keys[1]).new_state
+    assert scene.pruned[-1] == (() if fails else (best,)), "the best tested state is kept"
     assert any("is not tested: the folder is gone." in note[2] for note in scene.notes) is fails
 
 

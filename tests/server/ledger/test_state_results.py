@@ -1,0 +1,97 @@
+"""Test results of states, and the best one: among those that know the most classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import sample_run
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_server.ledger.enums import CENTRAL
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.tasks import StateResult
+from sample_run import ALICE, BOB, RUN, Clock, digest
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    with Ledger(tmp_path / "ledger.sqlite", clock=Clock()) as opened:
+        sample_run.add_clients(opened)
+        sample_run.add_run(opened)
+        yield opened
+
+
+def rounds(ledger: Ledger, task: int, right: Sequence[int | None]) -> None:
+    """Add a task whose rounds make states; of 10 images each gets so many right, if tested."""
+    ledger.tasks.open(RUN, task, [2 * task, 2 * task + 1])
+    for number, correct in enumerate(right):
+        newest = ledger.states.newest(RUN)
+        state = 0 if newest is None else newest.state + 1
+        key = RoundKey(RUN, task, "train", number)
+        ledger.rounds.open(key, asked=(ALICE,), base_state=max(state - 1, 0))
+        ledger.states.add(key, state, digest(f"state {state}"), None)
+        tested = {} if correct is None else {"test_correct": correct, "test_total": 10}
+        ledger.rounds.close(key, "done", new_state=state, metrics=tested)
+
+
+def best(ledger: Ledger) -> StateResult:
+    found = ledger.evaluations.best(RUN)
+    assert found is not None
+    return found
+
+
+def test_no_state_is_the_best_before_any_is_tested(ledger: Ledger) -> None:
+    assert ledger.evaluations.best(RUN) is None
+    rounds(ledger, 0, [None, None])
+    assert ledger.evaluations.best(RUN) is None
+    assert ledger.evaluations.of_states(RUN, 0) == []
+
+
+def test_the_best_state_is_of_the_last_tested_task(ledger: Ledger) -> None:
+    """States that know fewer classes are no rivals, however well they do."""
+    rounds(ledger, 0, [9, 10, 8])
+    assert best(ledger) == StateResult(1, 0, 10, 10, central=True)
+    rounds(ledger, 1, [4, None, 6, 5])
+    assert best(ledger) == StateResult(5, 1, 6, 10, central=True)
+    assert best(ledger).accuracy == 60.0
+    rounds(ledger, 2, [None])
+    assert best(ledger).state == 5, "an untested task has none"
+
+
+def test_of_equal_states_the_newest_is_the_best(ledger: Ledger) -> None:
+    rounds(ledger, 0, [3, 7, 7, 2])
+    assert best(ledger).state == 2
+
+
+def test_the_test_after_a_task_is_of_its_last_state(ledger: Ledger) -> None:
+    rounds(ledger, 0, [3, 7, None])
+    ledger.evaluations.add(RUN, 0, CENTRAL, {0: (8, 10), 1: (9, 10)})
+    results = ledger.evaluations.of_states(RUN, 0)
+    assert [(r.state, r.correct, r.total) for r in results] == [(0, 3, 10), (1, 7, 10), (2, 17, 20)]
+    assert best(ledger).state == 2
+
+
+def test_clients_test_the_state_that_their_evaluation_began_with(ledger: Ledger) -> None:
+    """Their results count where the server's folder has none."""
+    rounds(ledger, 0, [None, None])
+    key = RoundKey(RUN, 0, EVALUATE, 0)
+    ledger.rounds.open(key, asked=(ALICE,), base_state=1)
+    ledger.evaluations.add(RUN, 0, ALICE, {0: (1, 4)})
+    assert ledger.evaluations.best(RUN) is None, "its evaluation is not over"
+    ledger.rounds.close(key, "done")
+    ledger.evaluations.add(RUN, 0, BOB, {1: (2, 2)})
+    assert best(ledger) == StateResult(1, 0, 3, 6, central=False)
+    ledger.evaluations.add(RUN, 0, CENTRAL, {0: (5, 5)})
+    assert best(ledger) == StateResult(1, 0, 5, 5, central=True)
+
+
+def test_a_withheld_evaluation_has_no_result(ledger: Ledger) -> None:
+    rounds(ledger, 0, [None])
+    key = RoundKey(RUN, 0, EVALUATE, 0)
+    ledger.rounds.open(key, asked=(ALICE,), base_state=0)
+    ledger.rounds.close(key, "done")
+    ledger.evaluations.add(RUN, 0, ALICE, {0: (0, 0)})
+    assert ledger.evaluations.best(RUN) is None
