@@ -22,9 +22,9 @@ from fcil_protocol.process import control_socket
 from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
+from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import HttpLimits, make_server
 from fcil_server.web.metrics.health import Health
-from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.access.guard import Guard
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes

@@ -1,18 +1,22 @@
-"""Rules for every request to the dashboard, and headers of every answer."""
+"""Rules for every request to the dashboard, headers of every answer, and errors as answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import FcilError, InternalError, UsageError
 from fcil_protocol.ids import RunId, is_run_id
-from fcil_server.web.page.access import errors as problems
+from fcil_server.reports.charts.render import template
+from fcil_server.web.errors import action_of, begun, status_of
 
 MAX_QUERY_BYTES = 1024
 MAX_VALUE = 200  # characters of one parameter
+DEFECT = "The dashboard has a defect; the server's log has the details."
 
 # Nothing is loaded from, sent to or shown on other sites; the HTML has no inline script or style.
 _POLICY = (
@@ -50,7 +54,7 @@ class Guard:
 
         if len(scope["query_string"]) > MAX_QUERY_BYTES:
             long = f"The query string may be at most {MAX_QUERY_BYTES} bytes long."
-            await problems.page(414, long)(scope, receive, guarded)
+            await problem_page(414, long)(scope, receive, guarded)
         else:
             await self._app(scope, receive, guarded)
 
@@ -103,3 +107,21 @@ def number_of(given: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise UsageError(f"expected {name} to be a number, got {text[:20]!r}.")
     return int(text)
+
+
+def error_response(error: FcilError, status: int | None = None) -> Response:
+    """Return an error in the form for scripts."""
+    says, action = begun(error.message), action_of(error)
+    content = {"error": {"code": error.code, "says": says, "action": action}}
+    return JSONResponse(content, status or status_of(error))
+
+
+def defect() -> Response:
+    """Return our own defect in the form for scripts."""
+    return error_response(InternalError(DEFECT))
+
+
+def problem_page(status: int, sentence: str) -> Response:
+    """Return an HTML page with one sentence."""
+    title = HTTPStatus(status).phrase
+    return HTMLResponse(template("problem.html", title=title, says=begun(sentence)), status)
