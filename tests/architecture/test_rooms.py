@@ -87,6 +87,7 @@ MAY_IMPORT = {
     "fcil_server.sessions.relay": "federation",
     "fcil_server.storage": "aggregation federation ledger runs web.page.access",
     "fcil_server.web": "federation",
+    "fcil_server.web.api": "federation ledger reports reports.results reports.traffic rounds web web.metrics",
     "fcil_server.web.metrics": "federation ledger reports.results web",
     "fcil_server.web.page": "federation ledger reports.charts reports.results reports.sections reports.traffic web web.metrics web.page.access web.page.actions",
     "fcil_server.web.page.access": "federation reports.charts web",

@@ -242,6 +242,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
     for key, address, certificate in (
         ("metrics", section.metrics, section.metrics_certificate),
         ("page", section.page, section.page_certificate),
+        ("api", section.api, section.api_certificate),
     ):
         try:
             if address:

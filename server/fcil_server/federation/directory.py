@@ -8,6 +8,8 @@
                           server.next.json while new keys are put in place
         page.key          signs the sessions of the dashboard (0600), once it was served
         page.left         its sessions that signed out (0600), once one did
+        api.tokens        digests of the API's tokens (0600), once one was made
+        api.requests      acts through the API with an Idempotency-Key (0600), for a day
         ledger.sqlite     members, runs, rounds, states, bytes
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results

@@ -28,7 +28,7 @@ class EventSource(Protocol):
         """End the stream."""
 
 
-def event(name: str, data: Mapping[str, Any], number: int | None = None) -> bytes:
+def event(name: str, data: Mapping[str, Any], number: int | str | None = None) -> bytes:
     """Return one event in its wire form.
 
     Args:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from fcil_protocol.errors import FcilError, NotNow, TooLarge, UsageError
+
+MAX_QUERY_BYTES = 1024
 
 T = TypeVar("T")
 
@@ -113,3 +116,36 @@ class Pool:
         self._under_way -= 1
         if not done.cancelled():
             done.exception()  # callers get the error; asyncio must not report it again
+
+
+class Guard:
+    """Refuses a query that is too long, and adds headers to every answer.
+
+    Args:
+        app: answers the other requests.
+        headers: for every answer that has no such header.
+        too_long: makes the answer to a query that is too long, from a sentence.
+    """
+
+    def __init__(
+        self, app: Any, headers: Mapping[str, str], too_long: Callable[[str], Response]
+    ) -> None:
+        self._app = app
+        self._raw = {name.encode(): value.encode() for name, value in headers.items()}
+        self._too_long = too_long
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on."""
+
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                more = [pair for pair in self._raw.items() if pair[0] not in given]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        if len(scope["query_string"]) > MAX_QUERY_BYTES:
+            long = f"The query string may be at most {MAX_QUERY_BYTES} bytes long."
+            await self._too_long(long)(scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)

@@ -30,13 +30,14 @@ from fcil_server.web.event_stream import EventStream
 from fcil_server.web.page import pictures
 from fcil_server.web.page.access.guard import (
     DEFECT,
-    Guard,
+    HEADERS,
     defect,
     error_response,
     number_of,
     parameters,
     problem_page,
     run_of,
+    too_long,
 )
 from fcil_server.web.page.access.sessions import (
     GET_A_LINK,
@@ -48,7 +49,7 @@ from fcil_server.web.page.client_view import client_html
 from fcil_server.web.page.compare_view import Comparison
 from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.watch import PageWatch
-from fcil_server.web.requests import Pool
+from fcil_server.web.requests import Guard, Pool
 
 STREAM_S = 3600.0  # lifetime of a stream; then the dashboard opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
@@ -287,7 +288,7 @@ def make_app(
         exception_handlers={FcilError: refused, HTTPException: wrong, Exception: failed},
     )
     app.router.redirect_slashes = False
-    return Guard(app)
+    return Guard(app, HEADERS, too_long)
 
 
 def _refused(request: Request, error: FcilError, status: int) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -14,7 +13,6 @@ from fcil_protocol.ids import RunId, is_run_id
 from fcil_server.reports.charts.render import template
 from fcil_server.web.errors import action_of, begun, status_of
 
-MAX_QUERY_BYTES = 1024
 MAX_VALUE = 200  # characters of one parameter
 DEFECT = "The dashboard has a defect; the server's log has the details."
 
@@ -33,30 +31,11 @@ HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-_RAW = {name.encode(): value.encode() for name, value in HEADERS.items()}
 
 
-class Guard:
-    """Refuses a query that is too long, and adds the headers to every answer."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on."""
-
-        async def guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                more = [pair for pair in _RAW.items() if pair[0] not in given]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        if len(scope["query_string"]) > MAX_QUERY_BYTES:
-            long = f"The query string may be at most {MAX_QUERY_BYTES} bytes long."
-            await problem_page(414, long)(scope, receive, guarded)
-        else:
-            await self._app(scope, receive, guarded)
+def too_long(sentence: str) -> Response:
+    """Return the answer to a query that is too long."""
+    return problem_page(414, sentence)
 
 
 def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, str]:
