@@ -167,6 +167,7 @@ class Server:
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
         ends.push_async_callback(self._last, run.close)
+        ends.callback(self.journal.write)  # before it: the sinks and webhooks get the last notes
         self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, doors)
         parts = self._compose(context, listening)

@@ -13,6 +13,7 @@
         ledger.sqlite     members, runs, rounds, states, bytes
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
+        webhooks/         the place in the news that each webhook has reached
         worker.log        what the worker and the method print
         lock  control.sock
 """
@@ -55,6 +56,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.wal_check import lost_frames
 
 CONFIG = "federation.toml"
+WEBHOOKS = "webhooks"  # a folder: the place in the news that each webhook has reached
 
 
 class Federation:

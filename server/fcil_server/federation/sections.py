@@ -398,13 +398,21 @@ class StorageSection(Section):
         return fields
 
 
-class SinksSection(BaseModel):
-    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
+class NamedTables(BaseModel):
+    """Base of the sections whose keys are names, each with a table of options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
 
     @property
     def options(self) -> dict[str, dict[str, Any]]:
-        """Sink -> its options, as given."""
+        """Name -> its options, as given."""
         return dict(self.__pydantic_extra__)
+
+
+class SinksSection(NamedTables):
+    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
+
+
+class WebhooksSection(NamedTables):
+    """Addresses that get the federation's news: each key a name with options (docs/api.md)."""

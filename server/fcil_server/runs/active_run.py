@@ -27,7 +27,7 @@ from fcil_protocol.errors import (
     StorageError,
 )
 from fcil_protocol.formats import format_bytes
-from fcil_protocol.ids import ClientId, RoundKey, new_run_id
+from fcil_protocol.ids import ClientId, RoundKey, RunId, new_run_id
 from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import Aggregation, threads_of
 from fcil_server.aggregation.publisher import Publisher
@@ -35,14 +35,15 @@ from fcil_server.aggregation.store import states_folder
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
-from fcil_server.federation.sections import SinksSection, TrustSection
+from fcil_server.federation.sections import SinksSection, TrustSection, WebhooksSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
 from fcil_server.reports import run_directory
 from fcil_server.reports.sinks import registry as doors
-from fcil_server.reports.sinks.process import Sinks
+from fcil_server.reports.sinks.process import FollowerProcess, SinkProcess, Sinks, WebhookProcess
 from fcil_server.reports.sinks.registry import Chosen
+from fcil_server.reports.sinks.webhooks import Webhook, choose_webhooks
 from fcil_server.reports.traffic.budget import applied, fitted, over_budget
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
@@ -54,6 +55,26 @@ from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.run_ports import RunPorts
+
+# They belong to the server, not to the run; and an address may hold a password.
+_APART = {"sinks": SinksSection(), "webhooks": WebhooksSection()}
+
+
+@dataclass(frozen=True)
+class _Followers:
+    """The sinks and webhooks of a configuration, checked."""
+
+    sinks: list[Chosen]
+    webhooks: list[Webhook]
+
+    def processes(self, federation: Federation, run: RunId, ports: RunPorts) -> Sinks:
+        """Return their processes, which are not started yet."""
+        directory, name = federation.directory, federation.config.federation.name
+        made: list[FollowerProcess] = [
+            SinkProcess(directory, run, one, ports.notify) for one in self.sinks
+        ]
+        made += [WebhookProcess(directory, name, one, ports.notify) for one in self.webhooks]
+        return Sinks(made)
 
 
 @dataclass
@@ -203,7 +224,10 @@ async def open_run(
     row = None if new else ledger.runs.newest()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
-    chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
+    chosen = _Followers(
+        [doors.choose(name, options) for name, options in given.sinks.options.items()],
+        choose_webhooks(given.webhooks.options),
+    )
     config = config_of(row, given, ports.notify)
     choice = None
     if row is None and config.wire.budget_mb:
@@ -277,8 +301,7 @@ def _begin(
             run,
             method=method.name,
             method_version=method.version,
-            # Sinks belong to the server, not to the run; and an address may hold a password.
-            config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
+            config=configuration.to_toml(config.model_copy(update=_APART)),
             hparams=setup.hparams.model_dump(mode="json"),
             backbone=backbone_fields(setup.info),
             schema_digest=setup.schema_digest,
@@ -319,10 +342,10 @@ def _assemble(
     row: RunRow,
     setup: RunSetup,
     probe: NDArray[np.float32] | None,
-    chosen: list[Chosen],
+    chosen: _Followers,
     ports: RunPorts,
 ) -> OpenRun:
-    sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
+    sinks = chosen.processes(federation, row.run_id, ports)
     context = make_context(federation, row, setup, ports)
     coordinator = Coordinator(context, ports, task_closed=sinks.wake)
     terms = RunTerms(

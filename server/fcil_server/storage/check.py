@@ -23,7 +23,7 @@ from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_server.federation.api_tokens import REQUESTS_NAME, TOKENS_NAME, read_tokens
 from fcil_server.federation.config import load
-from fcil_server.federation.directory import CONFIG, describe_lost_frames
+from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage.backup import SCRATCH
@@ -34,7 +34,7 @@ LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
-_OURS |= {TOKENS_NAME, REQUESTS_NAME}
+_OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS}
 _OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
