@@ -215,8 +215,8 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
         until("note", code="enrolled")
         until("progress", ready=2)
         assert [c["state"] for c in api.get_clients()["clients"]] == ["ready", "ready"]
-        with pytest.raises(ValueError, match="400 usage: No round is under way"):
-            api.post_rounds_close()
+        with pytest.raises(ValueError, match="409 not_now: Nothing was done: the round"):
+            api.post_rounds_close(only={"task": 9, "kind": "train", "round": 0})
         assert api.post_rounds_resume()["mode"] == "running"
         first = until("round_closed", task=0, kind="train", round=0)
         assert (first["outcome"], first["counted"]) == ("done", 2)
@@ -260,12 +260,14 @@ def same_as_the_commands(federation, api):
     run = command(federation, "run", "ls", "--json")
     assert api.get_runs() == run
     assert api.get_runs_run_classes(run="newest") == command(federation, "classes", "ls", "--json")
+    moving = ("last_seen", "wire_up", "wire_down", "up_s", "loop")
     found = api.get_runs_run_rounds(run="newest", limit=1000)
     del found["next"]
-    assert found == command(federation, "rounds", "--json")
+    assert without_times(found, *moving) == without_times(
+        command(federation, "rounds", "--json"), *moving
+    )
     report = command(federation, "report", "--json")
     assert without_times(api.get_runs_run(run="newest")) == without_times(report)
-    moving = ("last_seen", "wire_up", "wire_down", "up_s", "loop")
     for ours, theirs in (
         (api.get_clients(), command(federation, "clients", "--json")),
         (api.get_status(), command(federation, "status", "--json")),
@@ -334,6 +336,6 @@ def test_tokens_are_made_listed_and_revoked_by_commands(tmp_path):
         assert acts == ["ci, read", "b, operate", "ci", "late, read"]
         secrets = [made["token"], late["token"], file.read_text().strip()]
         for path in federation.directory.rglob("*"):
-            if path.is_file():
+            if path.is_file() and path != file:
                 content = path.read_bytes()
                 assert not [s for s in secrets if s.encode() in content], path
