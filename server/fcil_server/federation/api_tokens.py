@@ -94,7 +94,7 @@ def read_tokens(directory: Path) -> list[ApiToken]:
         version = content["version"]
         rows = content["tokens"] if version == VERSION else []
         found = [_token(row) for row in rows]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         text = f"{path} is damaged: it lists the API's tokens."
         raise CorruptFile(text, action=_REMEDY) from error
     if version != VERSION:

@@ -116,6 +116,9 @@ def choose_webhook(name: str, given: Any) -> Webhook:
             for e in error.errors(include_url=False, include_input=False, include_context=False)
         ]
         raise ConfigError(f"{'; '.join(faults)}.") from error
+    # Relative to where the server is started, also for the process.
+    place = str(Path(options.secret_file).absolute())
+    options = options.model_copy(update={"secret_file": place})
     read_secret(name, options)
     return Webhook(name, options)
 

@@ -29,7 +29,7 @@ from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import mark_as_stream
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
-MAX_BODY_BYTES = 64 << 10
+MAX_BODY_BYTES = 256 << 10  # `inputs.MOST_NAMES` names fit
 MAX_PATH_VALUE = 300  # characters of a variable in an address
 MAX_FAULTS = 5  # of an input that are named
 HEADERS = {

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fcil_server.federation.roster import MAX_WHY
 
 MOST_ROWS = 1000
-MOST_NAMES = 1000
+MOST_NAMES = 200
 MAX_NAME = 256  # characters of a class name; the server has the exact rule
 MOST_NUMBER = 2**53 - 1  # that JSON keeps exactly
 
@@ -20,6 +20,10 @@ MOST_NUMBER = 2**53 - 1  # that JSON keeps exactly
 ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ClassNames = Annotated[list[ClassName], Field(max_length=MOST_NAMES)]
 Number = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+
+
+# 1 minute to 90 days, as `operator_text.seconds` reads it.
+_LASTS = r"^([1-9][0-9]{0,3}m|[1-9][0-9]{0,2}h|([1-9]|[1-8][0-9]|90)d)$"
 
 
 class InputModel(BaseModel):
@@ -52,8 +56,8 @@ class EventsPage(InputModel):
 class MethodsSetting(InputModel):
     """The setting for which a method's traffic is predicted."""
 
-    classes: int = Field(10, ge=1, le=100_000, description="per task")
-    past: int = Field(0, ge=0, le=100_000, description="classes of earlier tasks")
+    classes: int = Field(10, ge=1, le=1000, description="per task")
+    past: int = Field(0, ge=0, le=1000, description="classes of earlier tasks")
     clients: int = Field(10, ge=1, le=1_000_000, description="that answer each round")
 
 
@@ -83,7 +87,7 @@ class EnrolBody(ActBody):
     """A ticket for one new client or relay."""
 
     name: str = Field(min_length=1, max_length=128, description="of the new member")
-    lasts: str = Field("24h", pattern=r"^[0-9]{1,4}[mhd]$", description="1 minute to 90 days")
+    lasts: str = Field("24h", pattern=_LASTS, description="1 minute to 90 days")
     relay: bool = Field(False, description="enrol a relay for a site, not a client")
     via: str | None = Field(None, max_length=128, description="the relay it connects to")
 

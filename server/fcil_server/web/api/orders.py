@@ -8,12 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from fcil_protocol.errors import FcilError, InternalError, Starting, Timeout, Unreachable
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    Starting,
+    Timeout,
+    Unreachable,
+    UsageError,
+)
 from fcil_server.federation.api_tokens import ApiToken
 from fcil_server.federation.operator_text import describe_done, seconds, start_command
 from fcil_server.web.api import inputs
 from fcil_server.web.api.past_acts import PastActs, key_of, request_digest
-from fcil_server.web.requests import in_thread, one_of
+from fcil_server.web.requests import RefusedRequest, in_thread, one_of
 
 ORDERS = 2  # acts that are sent to the server at the same time
 ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
@@ -31,7 +38,7 @@ class Order:
     Attributes:
         op: the command. fields: its fields.
         view: makes the answer.
-        status: of the answer.
+        status: of the answer. refused: of the answer when the server refuses.
         secret: the answer is never written to disk.
     """
 
@@ -39,6 +46,7 @@ class Order:
     fields: dict[str, Any] = field(default_factory=dict)
     view: Callable[[Told], dict[str, Any]] = dict
     status: int = 200
+    refused: int = 409
     secret: bool = False
 
 
@@ -69,15 +77,19 @@ class Orders:
             key: its ``Idempotency-Key``; None: it is carried out each time.
 
         Raises:
-            UsageError: the server refuses.
-            RefusedRequest: there are too many, or the key is of another or a lost act.
+            UsageError: the key is none.
+            RefusedRequest: the server refuses; there are too many; or the key is of another or a
+                lost act.
             Unreachable, Timeout: the server does not run, or does not answer.
         """
         name = None if key is None else key_of(token.name, key)
         request = request_digest(*place, dict(body))
 
         def work() -> tuple[int, dict[str, Any]]:
-            return self._once(order, token, name, request)
+            try:
+                return self._once(order, token, name, request)
+            except UsageError as error:  # the input is as it should be: things are otherwise
+                raise RefusedRequest(order.refused, error) from error
 
         async with one_of(self._turns, ORDER_WAIT_S, _MANY):
             return await in_thread(self._threads, work)
@@ -138,7 +150,7 @@ def enrol(body: inputs.EnrolBody) -> Order:
 def revoke(client: str, body: inputs.RevokeBody) -> Order:
     """End a membership, or withdraw an open ticket of this name."""
     fields = {"name": client, "why": body.why, "keep": body.keep_update}
-    return Order("revoke", fields, lambda told: {"withdrawn": False, **told})
+    return Order("revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404)
 
 
 def set_mode(op: str) -> Order:

@@ -26,6 +26,15 @@ MAX_ACTS = 1000
 MAX_KEY = 200  # characters
 MAX_BYTES = 8 << 20  # of the file
 VERSION = 1  # of its format
+# What reading it may raise.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _REMEDY = "Remove it: requests that are repeated would then be carried out again."
 _LOOK = "Look at the state or the audit log, and use another Idempotency-Key to do it again."
 
@@ -71,8 +80,8 @@ class PastActs:
             request: digest of the request.
 
         Raises:
-            UsageError: the key was used for another request.
-            RefusedRequest: the first request is under way, or its answer was lost.
+            RefusedRequest: the key was used for another request; or the first request is under
+                way, or its answer was lost.
             CorruptFile, DiskFull, StorageError: nothing may be carried out.
         """
         with self._lock:
@@ -91,7 +100,7 @@ class PastActs:
                     "this Idempotency-Key was used for another request.",
                     action="Give each act a key of its own.",
                 )
-                raise RefusedRequest(422, used)
+                raise RefusedRequest(409, used)
             return self._replay(key, past)
 
     def _replay(self, key: str, past: PastAct) -> tuple[int, dict[str, Any]]:
@@ -181,8 +190,22 @@ def _load(path: Path) -> dict[str, PastAct]:
         content = json.loads(data) if len(data) <= MAX_BYTES else {}
         if content["version"] != VERSION:
             raise ValueError(content["version"])
-        return {str(key): PastAct(**row) for key, row in content["acts"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return {str(key): _act(row) for key, row in content["acts"].items()}
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CorruptFile(
             f"{path} is damaged: it has the acts of the last day.", action=_REMEDY
         ) from error
+
+
+def _act(row: dict[str, Any]) -> PastAct:
+    content = row["content"]
+    if content is not None and not isinstance(content, dict):
+        raise TypeError("an answer is an object")
+    return PastAct(str(row["request"]), float(row["at"]), int(row["status"]), content)

@@ -47,6 +47,7 @@ class Readings:
     def __init__(self, directory: Path, ask: Callable[[str], dict[str, Any]]) -> None:
         self._directory = directory
         self._pool = Pool("ledger", threads=THREADS)
+        self._aside = Pool("aside")  # predictions of bytes take seconds
         self._status: Fresh[dict[str, Any]] = Fresh(functools.partial(ask, "status"))
 
     # --- the server's answers -------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Readings:
             given = setting.model_dump()
             return {"methods": describe_methods(name, directory=self._directory, **given)}
 
-        return await self._pool.do(read)
+        return await self._aside.do(read)
 
     async def _read(self, work: Callable[[Ledger], T]) -> T:
         def read() -> T:
