@@ -54,11 +54,13 @@ class EventsPage(InputModel):
 
 
 class MethodsSetting(InputModel):
-    """The setting for which a method's traffic is predicted."""
+    """The setting for which a method's traffic is predicted: its first task.
+
+    Later tasks can take minutes to predict: `fcil-server methods --past`.
+    """
 
     classes: int = Field(10, ge=1, le=1000, description="per task")
-    past: int = Field(0, ge=0, le=1000, description="classes of earlier tasks")
-    clients: int = Field(10, ge=1, le=1_000_000, description="that answer each round")
+    clients: int = Field(10, ge=1, le=10_000, description="that answer each round")
 
 
 class StreamStart(InputModel):
