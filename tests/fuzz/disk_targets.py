@@ -181,11 +181,14 @@ MEMBER = Enrolment(
 
 
 def token_seeds():
-    folder = scratch()
+    folder = scratch() / "tokens"
+    folder.mkdir(exist_ok=True)
     (folder / TOKENS_NAME).unlink(missing_ok=True)
+    seeds = []
     for name, lasts_s in (("a", None), ("b", 60.0)):
         make_token(folder, name, "operate", lasts_s=lasts_s, now=1.0)
-        yield (folder / TOKENS_NAME).read_bytes()
+        seeds.append((folder / TOKENS_NAME).read_bytes())
+    return seeds
 
 
 @target("api_tokens", token_seeds, form="json")

@@ -24,7 +24,7 @@ from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint
 from fcil_server.web.api.feed import Feeds
 from fcil_server.web.api.openapi import KEY_HEADER, document
 from fcil_server.web.api.orders import Orders
-from fcil_server.web.api.readings import FILES, Readings
+from fcil_server.web.api.readings import FILES, Readings, missing
 from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import mark_as_stream
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
@@ -176,9 +176,8 @@ def _path(request: Request) -> dict[str, str]:
     found = {name: str(value) for name, value in request.path_params.items()}
     for name, value in found.items():
         if len(value) > MAX_PATH_VALUE or not value.isprintable():
-            raise UsageError(
-                f"{name} in the address has at most {MAX_PATH_VALUE} printable characters."
-            )
+            few = f"{name} in the address has at most {MAX_PATH_VALUE} printable characters."
+            raise missing(few)
     return found
 
 

@@ -2,13 +2,15 @@
 
 They are remembered for a day, the newest `MAX_ACTS` of them, in ``api.requests`` (0600), so that
 they outlive this process. An act is noted before it is sent to the server: one whose answer was
-lost with a process is never carried out a second time. A new ticket's secret stays in memory.
+lost with a process is never carried out a second time. New tickets, which are secret, and long
+answers stay in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +26,8 @@ from fcil_server.web.requests import RefusedRequest
 LIFE_S = 86_400.0
 MAX_ACTS = 1000
 MAX_KEY = 200  # characters
-MAX_BYTES = 8 << 20  # of the file
+MAX_CONTENT = 1000  # characters of an answer that is written
+MAX_BYTES = 2 << 20  # of the file
 VERSION = 1  # of its format
 # What reading it may raise.
 _DAMAGE = (
@@ -47,7 +50,7 @@ class PastAct:
         request: digest of its method, address and body.
         at: unix seconds of its request.
         status: of the answer; 0: there is none yet, or it was lost.
-        content: of the answer; None: it holds a secret, or there is none.
+        content: of the answer; None: it is not written, or there is none.
     """
 
     request: str
@@ -70,7 +73,7 @@ class PastActs:
         self._lock = threading.Lock()
         self._acts: dict[str, PastAct] | None = None  # by key; the oldest first
         self._under_way: set[str] = set()
-        self._secret: dict[str, dict[str, Any]] = {}  # answers that are not written
+        self._unwritten: dict[str, dict[str, Any]] = {}  # answers that are not written
 
     def begin(self, key: str, request: str) -> tuple[int, dict[str, Any]] | None:
         """Note an act that will be carried out now; or return the answer to the same one.
@@ -113,19 +116,20 @@ class PastActs:
         if not past.status:
             lost = "the first request with this Idempotency-Key may have been carried out"
             raise RefusedRequest(409, NotNow(f"{lost}; its answer was lost.", action=_LOOK))
-        content = self._secret.get(key) if past.content is None else past.content
+        content = self._unwritten.get(key) if past.content is None else past.content
         if content is None:
-            gone = "this was carried out; its answer held a secret that is not kept"
-            raise RefusedRequest(409, NotNow(f"{gone}, and it was lost.", action=_LOOK))
+            gone = "this was carried out; its answer was secret or long, and is not kept."
+            raise RefusedRequest(409, NotNow(gone, action=_LOOK))
         return past.status, content
 
     def done(self, key: str, status: int, content: dict[str, Any], *, secret: bool) -> None:
         """Remember an answer; a disk that is full costs no more than its repetition."""
         with self._lock:
             acts = self._read()
-            kept = None if secret else content
-            if secret:
-                self._secret[key] = content
+            unwritten = secret or len(json.dumps(content)) > MAX_CONTENT
+            kept = None if unwritten else content
+            if unwritten:
+                self._unwritten[key] = content
             self._under_way.discard(key)
             if key in acts:
                 self._write({**acts, key: replace(acts[key], status=status, content=kept)})
@@ -152,7 +156,7 @@ class PastActs:
         rows = {key: asdict(act) for key, act in kept.items()}
         write_atomic(self._path, json.dumps({"version": VERSION, "acts": rows}).encode())
         self._acts = kept
-        self._secret = {key: told for key, told in self._secret.items() if key in kept}
+        self._unwritten = {key: told for key, told in self._unwritten.items() if key in kept}
 
 
 def key_of(token: str, given: str) -> str:
@@ -183,11 +187,12 @@ def _load(path: Path) -> dict[str, PastAct]:
     with storage_errors("read", path):
         try:
             with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+                size = os.fstat(file.fileno()).st_size
+                data = file.read() if size <= MAX_BYTES else b""
         except FileNotFoundError:
             return {}
     try:
-        content = json.loads(data) if len(data) <= MAX_BYTES else {}
+        content = json.loads(data)
         if content["version"] != VERSION:
             raise ValueError(content["version"])
         return {str(key): _act(row) for key, row in content["acts"].items()}

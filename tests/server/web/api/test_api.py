@@ -223,7 +223,7 @@ def test_only_the_reports_files_can_be_fetched(federation: Path) -> None:
         ("/v1/status?x=1", 400, "Unknown parameter x; known here: none"),
         ("/v1/stream?last=abc", 400, "is not the id of an event"),
         (f"/v1/status?x={'y' * 1100}", 414, "may be at most 1024 bytes"),
-        (f"/v1/clients/{'y' * 400}", 400, "at most 300 printable characters"),
+        (f"/v1/clients/{'y' * 400}", 404, "at most 300 printable characters"),
         ("/v1/status", 503, "No daemon runs"),
     ],
 )

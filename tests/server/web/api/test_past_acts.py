@@ -44,7 +44,7 @@ def test_a_secret_is_answered_by_this_process_only(tmp_path: Path) -> None:
     acts.done("k", 201, {"ticket": "SECRET"}, secret=True)
     assert acts.begin("k", "r") == (201, {"ticket": "SECRET"})
     assert "SECRET" not in (tmp_path / REQUESTS_NAME).read_text()
-    with pytest.raises(RefusedRequest, match="held a secret that is not kept"):
+    with pytest.raises(RefusedRequest, match="was secret or long, and is not kept"):
         PastActs(tmp_path).begin("k", "r")
 
 
@@ -62,7 +62,7 @@ def test_after_a_day_and_a_number_of_acts_the_oldest_are_forgotten(
         acts.begin(str(n), "r")
         acts.done(str(n), 200, {"n": n}, secret=True)
     assert list(json.loads((tmp_path / REQUESTS_NAME).read_text())["acts"]) == ["1", "2", "3"]
-    assert list(acts._secret) == ["1", "2", "3"]
+    assert list(acts._unwritten) == ["1", "2", "3"]
 
 
 def test_keys_of_two_tokens_never_meet() -> None:
