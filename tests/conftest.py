@@ -19,6 +19,7 @@ MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
     r"needs fcil\[peft\]": "an extra of 150 MB; scripts/test --full installs it",
     r"could not import 'mlflow'": "an extra of 18 packages",
+    r"could not import 'opentelemetry": "an extra of 9 packages",
     r"could not import 'wandb'": "an extra of 15 packages, with a binary of 50 MB",
     r"could not import 'datasets'": "an extra for few, with pyarrow",
     r"could not import 'mkdocs'": "scripts/test --full installs it",

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import releasing
 
+from system.newcomer_kit import fences, shape
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT_TEXT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 PROJECT = tomllib.loads(PROJECT_TEXT)["project"]
@@ -315,6 +317,10 @@ def test_the_demo_learns_the_digits_with_the_installed_package(installed, tmp_pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout
+    shown = fences((ROOT / "README.md").read_text(encoding="utf-8"), "text")[0]
+    said = [shape(" ".join(line.split())) for line in done.stdout.splitlines()]
+    for line in shown.splitlines():  # README's numbers are another method's
+        assert shape(" ".join(line.split())) in said
     (page,) = tmp_path.glob("fcil-demo/federation/runs/*/report.html")
     assert "uPlot" in page.read_text(encoding="utf-8")
 

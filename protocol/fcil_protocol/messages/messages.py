@@ -15,6 +15,7 @@ from fcil_protocol.ids import RoundKey, RunId
 
 LEFT = "left"  # code of a client's Bye that ends its membership
 RUN_DONE = "run_done"  # code of a server's Bye: the run needs nothing more
+NEXT_RUN = "next_run"  # the same: the server is back in a moment, with another run
 MAX_WANTED = 1024  # most chunks that one Want can request
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16

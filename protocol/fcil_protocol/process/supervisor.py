@@ -111,6 +111,8 @@ class Service:
         # nohup: the signal that would stop the daemon is ignored; reopening its log is not.
         if self._log is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        if self._asked:  # while another part of the daemon's life had the signals
+            stop()
 
     def ready(self, describe: Callable[[], str]) -> None:
         """Report that the daemon works now; ``describe`` returns its activity at any moment."""

@@ -55,13 +55,12 @@ class Column:
 
 
 def table(rows: Iterable[Any], columns: Sequence[Column], **look: Any) -> Table:
-    """Return a table of rows, without lines.
+    """Return a table of rows, without lines; for `show`.
 
     Args:
         rows: anything that the columns make cells of.
         columns: from left to right.
-        look: of a table with a title or lines, as `rich.table.Table` takes it. Such a table is cut
-            at the edge of a narrow terminal.
+        look: of a table with a title or lines, as `rich.table.Table` takes it.
     """
     made = Table(**(look or {"box": None, "pad_edge": False}))
     for column in columns:
@@ -69,7 +68,7 @@ def table(rows: Iterable[Any], columns: Sequence[Column], **look: Any) -> Table:
             column.title,
             justify="right" if column.right else "left",
             no_wrap=not column.wraps,
-            overflow="ellipsis" if look else "fold",
+            overflow="fold",
             style=column.style,
         )
     for row in rows:
@@ -77,15 +76,24 @@ def table(rows: Iterable[Any], columns: Sequence[Column], **look: Any) -> Table:
     return made
 
 
-def show_table(out: Console, rows: Iterable[Any], columns: Sequence[Column]) -> None:
-    """Print a table; lines that do not fit continue beyond the edge of the terminal."""
-    shown = table(rows, columns)
+def least_width(out: Console, shown: Table) -> int:
+    """Return the columns of a terminal that a table needs to have each cell in one piece."""
     wide = out.options.update(width=_NO_WIDTH)
     for column in shown.columns:
         if column.no_wrap:
             cells = [column.header, *column.cells]
             column.min_width = max(Measurement.get(out, wide, cell).maximum for cell in cells)
-    least = Measurement.get(out, wide, shown).minimum
+    return Measurement.get(out, wide, shown).minimum
+
+
+def show(out: Console, shown: Table) -> None:
+    """Print a table; lines that do not fit continue beyond the edge of the terminal."""
+    least = least_width(out, shown)
     if least > out.width:
         shown.width = least
     out.print(shown)
+
+
+def show_table(out: Console, rows: Iterable[Any], columns: Sequence[Column]) -> None:
+    """Print a table of rows, as `show` does."""
+    show(out, table(rows, columns))

@@ -29,6 +29,7 @@ from fcil_server.cli import (
     members,
     methods_command,
     relay,
+    run_queue,
     storage,
 )
 from fcil_server.cli import (
@@ -128,7 +129,8 @@ def serve(
     new_run: Annotated[bool, typer.Option(help="Begin a new run instead of resuming.")] = False,
     budget: BudgetOption = None,
     until_done: Annotated[
-        bool, typer.Option(help="Exit when all listed tasks have been learned.")
+        bool,
+        typer.Option(help="Exit when all listed tasks have been learned and no run waits."),
     ] = False,
     drain_on_term: Annotated[
         bool,
@@ -183,6 +185,7 @@ def serve(
 async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
     from fcil_protocol.process.log_file import DaemonOutput
     from fcil_protocol.process.supervisor import Service
+    from fcil_server.daemon.journal import Journal
     from fcil_server.daemon.server import Server
 
     said, service = DaemonOutput(log), Service(log)
@@ -200,8 +203,14 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
         gc.collect()
         gc.freeze()
 
-    server = Server(federation, notify=say, service=service, listening=listening, **flags)
-    await server.serve()
+    journal = Journal(federation.ledger, say)
+    while True:
+        server = Server(federation, journal, service=service, listening=listening, **flags)
+        await server.serve()
+        if not server.goes_on:
+            return
+        federation.keep_port(server.port)
+        flags["new_run"] = False
 
 
 @app.command()
@@ -316,7 +325,12 @@ def demo(
         from fcil_server.cli.tables import show_demo
         from fcil_server.lab.local.demo import run_demo
 
-        show_demo(run_demo(directory, clients, with_budget(settings, budget)), form)
+        try:
+            ended = run_demo(directory, clients, with_budget(settings, budget))
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command resumes where it was", err=True)
+            raise
+        show_demo(ended, form)
 
 
 app.add_typer(methods_command.app)
@@ -326,6 +340,8 @@ app.add_typer(forget.app)
 app.add_typer(storage.app)
 app.add_typer(cli_export.app)
 app.add_typer(cli_rounds.runs, name="run")
+for _verb in (run_queue.submit, run_queue.queue, run_queue.cancel):
+    cli_rounds.runs.command()(_verb)
 cli_rounds.runs.command("rollback")(storage.rollback)
 app.add_typer(relay.app)
 app.add_typer(cli_rounds.app)

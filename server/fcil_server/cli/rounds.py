@@ -121,7 +121,7 @@ def _order(
         typer.echo(describe_done(op, told), err=True)
 
 
-runs = typer.Typer(cls=verbs_in_panels({}), help="List and end runs.", no_args_is_help=True)
+runs = typer.Typer(cls=verbs_in_panels({}), help="List, queue and end runs.", no_args_is_help=True)
 
 
 @runs.command("ls")
@@ -147,6 +147,7 @@ def run_ls(
                 typer.echo(
                     f"{r['id']}  {r['status']:8}  {r['method']}, {count_of(r['tasks'], 'task')}, "
                     f"{count_of(r['rounds'], 'round')}{forked_from(r)}"
+                    f"{', ' + r['title'] if r['title'] else ''}"
                     f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
                 )
 
@@ -159,7 +160,7 @@ def run_stop(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """End the newest run for good; the next `serve` begins a new one."""
+    """End the newest run for good; the next one of the queue begins, or a new one at `serve`."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.errors import Unreachable
@@ -181,6 +182,7 @@ def run_stop(
                 ledger.audit.add(f"uid {os.getuid()}", "stop_run", run.run_id)
                 if run.status is not RunStatus.DONE:
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
-                told = {"run": run.run_id}
+                told = {"run": run.run_id, "next": False}
         emit(told, form, lambda: None)
-        typer.echo("The run is stopped.", err=True)
+        more = " The next one begins." if told.get("next") else ""
+        typer.echo(f"The run is stopped.{more}", err=True)

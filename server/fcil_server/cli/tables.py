@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.table import Table
 
 from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_protocol.formats import NOTHING, ago, duration, format_bytes, percent, points
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_protocol.process.tables import Column, console, show_table, table
+from fcil_protocol.process.tables import Column, console, least_width, show, show_table, table
 from fcil_protocol.process.terminal import Format, count_of, emit, printable
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.labels import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison, run_directory
+from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.round_views import Bytes, sum_bytes
 from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.results.run_paths import HEAD
@@ -34,51 +36,80 @@ if TYPE_CHECKING:
 
 _OPEN_ROUNDS = 40  # more are summed by task and kind
 _WIDE_TASKS = 8  # with more tasks the matrix has whole percents and no lines
+_CELL = len("100 ")  # of a matrix in whole percents, and of its task's number
+_SIDES = len("task 100 100.0 ")
 
 
-def summary_tables(ledger: Ledger, run: RunId) -> list[RenderableType]:
-    """Return what `fcil-server report` and the demo print: matrix, headline numbers, bytes."""
+def summary_tables(ledger: Ledger, run: RunId, out: Console) -> list[Table]:
+    """Return what `fcil-server report` and the demo print: matrix, headline numbers, bytes.
+
+    The matrix is folded to the width of ``out``: further columns are a table below.
+    """
     data = collect(ledger, run)
-    return [*_matrix_table(data), _headline_table(data), _bytes_table(data)]
+    return [*matrix_tables(data.metrics, out), _headline_table(data), _bytes_table(data)]
 
 
-def _matrix_table(data: RunData) -> list[RenderableType]:
-    m = data.metrics
+def matrix_tables(m: Metrics | None, out: Console) -> list[Table]:
+    """Return the accuracy matrix as tables that fit ``out``; none without an evaluation."""
     if m is None:
         return []
-    few = m.tasks <= _WIDE_TASKS
     rows = [
-        (f"task {t}", *(_number(v, 1 if few else 0) for v in row), *[""] * (m.tasks - 1 - t), mean)
+        (f"task {t}", *(_number(v) for v in row), *[""] * (m.tasks - 1 - t), mean)
         for t, (row, mean) in enumerate(zip(m.matrix, map(_number, m.task_mean), strict=True))
     ]
-    titles = [f"task {i}" if few else str(i) for i in range(m.tasks)]
     columns = [
-        Column("after", 0),
-        *(Column(title, i, right=True) for i, title in enumerate(titles, 1)),
+        _AFTER,
+        *(Column(f"task {i}", i + 1, right=True) for i in range(m.tasks)),
         Column("mean", -1, right=True, style="bold"),
     ]
-    made = table(
-        rows,
-        columns,
-        title="Accuracy [%] on the classes of each task",
-        title_justify="left",
-        box=box.HEAVY_HEAD if few else None,
-        padding=(0, 1) if few else (0, 1, 0, 0),
-    )
-    return [made]
+    full = table(rows, columns, **_MATRIX, box=box.HEAVY_HEAD)
+    if m.tasks <= _WIDE_TASKS and least_width(out, full) <= out.width:
+        return [full]
+    (whole,) = _folded_matrix(m, m.tasks)
+    if least_width(out, whole) <= out.width:
+        return [whole]
+    return _folded_matrix(m, max((out.width - _SIDES) // _CELL, 1))
+
+
+def _folded_matrix(m: Metrics, columns: int) -> list[Table]:
+    """Return the matrix in whole percents, with this number of tasks in each table."""
+    tables = []
+    for start in range(0, m.tasks, columns):
+        tasks = range(start, min(start + columns, m.tasks))
+        rows = [
+            (
+                f"task {t}",
+                *(_number(m.matrix[t][i], 0) if i <= t else "" for i in tasks),
+                _number(m.task_mean[t]),
+            )
+            for t in range(start, m.tasks)
+        ]
+        shown = [_AFTER, *(Column(str(i), 1 + i - start, right=True) for i in tasks)]
+        if start == 0:
+            shown.append(Column("mean", -1, right=True, style="bold"))
+        title = _MATRIX if start == 0 else _MATRIX | {"title": "Further tasks"}
+        tables.append(table(rows, shown, **title, box=None, padding=(0, 1, 0, 0)))
+    return tables
+
+
+_AFTER = Column("after", 0)
+_MATRIX: dict[str, Any] = {
+    "title": "Accuracy [%] on the classes of each task",
+    "title_justify": "left",
+}
 
 
 def _number(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
-def _headline_table(data: RunData) -> RenderableType:
+def _headline_table(data: RunData) -> Table:
     faa, aia, lost = data.headline
     time = duration(data.seconds()["total_s"])
     counts = f"{count_of(len(data.rounds), 'round')}, {count_of(len(data.tasks), 'task')}"
     rows = (
-        ("FAA", percent(faa), "accuracy after the last task"),
-        ("AIA", percent(aia), "mean accuracy over all tasks"),
+        ("FAA", percent(faa), "accuracy after the last task, mean over tasks"),
+        ("AIA", percent(aia), "the same after each task, mean over all of them"),
         ("forgetting", points(lost), "from each task's best accuracy to its last"),
         ("time", time, counts),
     )
@@ -86,7 +117,7 @@ def _headline_table(data: RunData) -> RenderableType:
     return table(rows, columns, show_header=False, box=None, padding=(0, 2, 0, 0))
 
 
-def _bytes_table(data: RunData) -> RenderableType:
+def _bytes_table(data: RunData) -> Table:
     look = {"title": "Bytes, all clients", "title_justify": "left", "box": box.SIMPLE_HEAD}
     shown = table(_byte_rows(data), _BYTES, **look)
     shown.add_section()
@@ -169,6 +200,12 @@ def show_status(data: dict[str, Any]) -> None:
     if asked:
         names = ", ".join(printable(n) for n in asked[:8]) + (" ..." if len(asked) > 8 else "")
         out.print(f"to admit    {names}: fcil-server classes admit")
+    if queue := data["queue"]:
+        count, refused = len(queue), sum(bool(entry["refused"]) for entry in queue)
+        text = f"{count_of(count - refused, 'run')} waiting"
+        out.print(
+            f"queue       {text}{f', {refused} refused' if refused else ''}: fcil-server run queue"
+        )
 
 
 def forked_from(run: dict[str, Any]) -> str:
@@ -293,8 +330,8 @@ def show_comparison(runs: comparison.Named, folder: Path) -> None:
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     """Print a run's numbers and the path of its files."""
     out = console()
-    for part in summary_tables(ledger, run):
-        out.print(part)
+    for part in summary_tables(ledger, run, out):
+        show(out, part)
     row = ledger.runs.get(run)
     if row is not None and row.environment.get("budget"):
         out.print(row.environment["budget"]["text"], soft_wrap=True)

@@ -20,6 +20,7 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
+from fcil_server.runs.run_queue import cancel, describe_submitted, submit
 from fcil_server.sessions import handshake
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ class Commands:
                 return await self._erase(fields)
             case "classes":
                 return change_classes(context, fields)
+            case "submit_run":
+                return await self._submit_run(fields)
+            case "cancel_run":
+                entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
+                _audit(context, fields, op, entry.name)
+                return {"number": entry.number, "title": entry.title}
             case "page_link":
                 return page_link(context, actor)
             case "page_enter":
@@ -149,8 +156,19 @@ class Commands:
         row = context.ledger.runs.get(run)
         if row is not None and row.status is not RunStatus.DONE:
             context.ledger.runs.set_status(run, RunStatus.STOPPED)
+        if self._actions.begin_next():
+            return {"run": run, "next": True}
         self._actions.stop()
-        return {"run": run}
+        return {"run": run, "next": False}
+
+    async def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context, directory = self._context, self._context.federation.directory
+        entry = await asyncio.to_thread(submit, directory, context.config, fields, _actor(fields))
+        _audit(context, fields, "submit_run", entry.name)
+        reply = describe_submitted(directory, entry)
+        row = context.ledger.runs.get(context.run.coordinator.context.run)
+        over = row is not None and row.status in (RunStatus.DONE, RunStatus.STOPPED)
+        return {**reply, "begins": over and self._actions.begin_next()}
 
     def _revoke(self, fields: dict[str, Any]) -> dict[str, Any]:
         roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)

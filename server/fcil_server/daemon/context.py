@@ -78,6 +78,10 @@ class ServerActions(Protocol):
         """End the server after pending writes."""
         ...
 
+    def begin_next(self) -> bool:
+        """End this run's work and begin the next run of the queue; False if none waits."""
+        ...
+
     def drain_rounds(self) -> None:
         """End the server when the round under way is over; no further round opens."""
         ...

@@ -15,6 +15,7 @@ from fcil_server.daemon.flush import LedgerFlusher
 from fcil_server.daemon.live import LiveReports
 from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Lag, LagMeter
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.conduct import ANNOUNCED
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
@@ -39,13 +40,16 @@ class ServerPorts(RunPorts):
 
     Attributes:
         meter: measures how late the loop is.
-        stop: ends the server. failed: the same, with an error.
+        stop: ends the server. failed: the same, with an error. ended: the run is complete.
+        queue: the runs that wait.
         parts: returns the parts, which are made once the run is open.
     """
 
     meter: LagMeter
     stop: Callable[[], None]
     failed: Callable[[FcilError], None]
+    ended: Callable[[], None]
+    queue: RunQueue
     parts: Callable[[], ServerParts]
 
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
@@ -70,9 +74,11 @@ class ServerPorts(RunPorts):
         self.notify("info", "drained", text)
         self.stop()
 
+    def another_waits(self) -> bool:
+        return bool(self.queue.waiting())
+
     def done(self) -> None:
-        if not self.attended:
-            self.stop()
+        self.ended()
 
     async def flush_bytes(self) -> None:
         await self.parts().flusher.wait_until_settled()

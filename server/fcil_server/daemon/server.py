@@ -20,11 +20,11 @@ from fcil_protocol.link.zmq_link import Router
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.supervisor import Service
 from fcil_server.daemon.commands import Commands
-from fcil_server.daemon.context import ServerActions, ServerContext, guard
+from fcil_server.daemon.context import ServerContext, guard
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
-from fcil_server.daemon.journal import Journal, JournalNote
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.live import LiveReports, LiveStatus
 from fcil_server.daemon.parts import ServerParts, ServerPorts
 from fcil_server.daemon.sessions import ClientSessions
@@ -37,6 +37,7 @@ from fcil_server.federation.roster import Roster
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.active_run import OpenRun, open_run
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.floods import Floods
 from fcil_server.sessions.guests import Guests
@@ -59,32 +60,16 @@ class _Listening:
     port: int
 
 
-@dataclass(frozen=True)
-class _Actions(ServerActions):
-    """Ends a server for parts that do not know it."""
-
-    server: Server
-    coordinator: Coordinator
-
-    def stop(self) -> None:
-        self.server.stop()
-
-    def drain_rounds(self) -> None:
-        if self.coordinator.progress.mode is not Mode.DRAINING:
-            text = "no further round opens; stopping after the current one"
-            self.server.journal.note("info", "draining", text)
-        self.coordinator.set_mode(Mode.DRAINING)
-
-    def fail(self, error: FcilError) -> None:
-        self.server.fail(error)
-
-
 class Server:
-    """One federation being served.
+    """One run of a federation being served; a queued run gets the next server.
+
+    Attributes:
+        goes_on: the next run of the queue is to be served, by another server.
+        port: the port that clients know; 0 before it listens.
 
     Args:
-        notify: shows a note in the terminal or the log.
-        until_done: end when the run's listed tasks are learned.
+        journal: takes the notes for the operator; servers of one process share it.
+        until_done: end when the run's listed tasks are learned and no other run waits.
         drain_on_term: the first SIGTERM lets the round under way finish.
         service: signals, and the reports to a supervisor.
         listening: called once, when everything is loaded and clients can come.
@@ -93,8 +78,8 @@ class Server:
     def __init__(
         self,
         federation: Federation,
+        journal: Journal,
         *,
-        notify: Callable[[JournalNote], None],
         until_done: bool = False,
         new_run: bool = False,
         drain_on_term: bool = False,
@@ -104,7 +89,7 @@ class Server:
         self.federation = federation
         self.ledger = federation.ledger
         self.config = federation.config
-        self.journal = Journal(federation.ledger, notify)
+        self.journal = journal
         self.note = self.journal.note
         self.peers = Peers()
         self.lag = LagMeter()
@@ -116,6 +101,10 @@ class Server:
         self._listening = listening
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
+        self._queue = RunQueue(federation.directory)
+        self._coordinator: Coordinator | None = None
+        self.goes_on = False
+        self.port = 0
 
     # --- life -------------------------------------------------------------------------------
 
@@ -129,13 +118,16 @@ class Server:
         self.ledger.database.checkpoint_by_hand()
         work: list[asyncio.Task[None]] = []
         async with contextlib.AsyncExitStack() as ends:  # closes the parts, the last one first
-            ends.callback(self._service.over)
+            ends.callback(self._over)
             try:
                 work += await self._start(ends)
                 await self._stopping.wait()
             finally:
                 self.lag.stop()
-                self._service.stopping()
+                if self.goes_on:  # for the supervisor it never stops
+                    self._service.ready(lambda: "the next run begins")
+                else:
+                    self._service.stopping()
                 for task in work:
                     task.cancel()
                 await asyncio.gather(*work, return_exceptions=True)
@@ -163,6 +155,8 @@ class Server:
             meter=self.lag,
             stop=self.stop,
             failed=self.fail,
+            ended=self._run_ended,
+            queue=self._queue,
             parts=made,
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
@@ -171,7 +165,12 @@ class Server:
         self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, doors)
         parts = self._compose(context, listening)
-        for step in (parts.flusher.end, parts.sessions.say_goodbye, context.intake.drain):
+        self.port = listening.port
+
+        async def say_goodbye() -> None:
+            await parts.sessions.say_goodbye(next_run=self.goes_on)
+
+        for step in (parts.flusher.end, say_goodbye, context.intake.drain):
             ends.push_async_callback(self._last, step)
         await self._answer(commands, parts)
         return self._begin(parts)
@@ -216,13 +215,13 @@ class Server:
     async def _answer(self, ends: contextlib.ExitStack, parts: ServerParts) -> None:
         """Answer commands and signals."""
         context, directory = parts.context, self.federation.directory
-        actions = _Actions(self, context.run.coordinator)
-        commands = Commands(context, actions, parts.sessions, parts.live)
+        self._coordinator = context.run.coordinator
+        commands = Commands(context, self, parts.sessions, parts.live)
         listener = await control_socket.serve(directory, commands.answer)
         ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
         ends.callback(listener.close)
         self.federation.leave_join_file(context.addresses())
-        drain = actions.drain_rounds if self._drain_on_term else None
+        drain = self.drain_rounds if self._drain_on_term else None
         self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
         self._service.ready(lambda: LiveStatus.of(context).line())
 
@@ -355,11 +354,42 @@ class Server:
         """End the server after pending writes."""
         self._stopping.set()
 
+    def drain_rounds(self) -> None:
+        """End the server when the round under way is over; no further round opens."""
+        coordinator = self._coordinator
+        assert coordinator is not None, "commands and signals come once the run is open"
+        if coordinator.progress.mode is not Mode.DRAINING:
+            text = "no further round opens; stopping after the current one"
+            self.journal.note("info", "draining", text)
+        coordinator.set_mode(Mode.DRAINING)
+
+    def begin_next(self) -> bool:
+        """End this run's parts if another run waits, which another server begins."""
+        try:
+            waiting = self._queue.waiting()
+        except FcilError as error:
+            self.note("error", error.code, str(error))
+            return False
+        if not waiting or self._failure is not None:
+            return False
+        self.note("info", "next_run", f"submitted {waiting[0].name} is next")
+        self.goes_on = True
+        self.stop()
+        return True
+
     def fail(self, error: FcilError) -> None:
         """End the server with an error."""
         self.note("error", error.code, str(error))
-        self._failure = error
+        self._failure, self.goes_on = error, False
         self.stop()
+
+    def _run_ended(self) -> None:
+        if not self.begin_next() and self.until_done:
+            self.stop()
+
+    def _over(self) -> None:
+        if not self.goes_on:
+            self._service.over()
 
     async def _tick(self, parts: ServerParts) -> None:
         while True:

@@ -11,7 +11,16 @@ import contextlib
 from fcil_protocol.errors import FcilError, InternalError, StorageError, TooLarge
 from fcil_protocol.link.zmq_link import Incoming
 from fcil_protocol.messages.frames import Received, parse
-from fcil_protocol.messages.messages import Ack, Bye, Hello, Message, Parts, Rotate, nack_of
+from fcil_protocol.messages.messages import (
+    NEXT_RUN,
+    Ack,
+    Bye,
+    Hello,
+    Message,
+    Parts,
+    Rotate,
+    nack_of,
+)
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.ticket import keys_digest
 from fcil_server.daemon.context import ServerContext
@@ -210,11 +219,13 @@ class ClientSessions:
             self._context.intake.forget(peer, digest)
         self._context.link.cut(peer.conn)
 
-    async def say_goodbye(self) -> None:
-        """Tell all clients that the server stops."""
+    async def say_goodbye(self, *, next_run: bool = False) -> None:
+        """Tell all clients that the server stops, or closes their links to begin another run."""
         context, yielder = self._context, Yielder()
+        stops = Bye(reason="the server stops")
+        bye = Bye(code=NEXT_RUN, reason="the next run begins") if next_run else stops
         for peer in context.peers:
-            self.send(peer, Bye(reason="the server stops"))
+            self.send(peer, bye)
             context.ledger.clients.mark_seen(peer.client)
             await yielder.yield_if_long()
         await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # for the last messages to leave

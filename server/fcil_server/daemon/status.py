@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RunId
@@ -13,6 +14,7 @@ from fcil_server.federation.eligibility import former_client_state
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow
+from fcil_server.runs.run_queue import describe_waiting
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerContext
@@ -52,6 +54,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
         "now": {**live.now(), "answers": {c: a.word for c, a in live.answers.items()}},
         "clients": await _clients(context),
         "classes": _classes(context.ledger, run.run_id),
+        "queue": await asyncio.to_thread(describe_waiting, context.federation.directory),
         "refused": context.journal.refused,
         "loop": live.lag.to_fields(),
         "notes": context.journal.latest(20),
@@ -150,4 +153,5 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             for c in ledger.clients.all()
         ],
         "classes": _classes(ledger, run.run_id) if run else [],
+        "queue": describe_waiting(Path(directory)),
     }

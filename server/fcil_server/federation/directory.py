@@ -14,6 +14,7 @@
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
         webhooks/         the place in the news that each webhook has reached
+        queue/            runs that wait for their turn (`fcil-server run submit`)
         worker.log        what the worker and the method print
         lock  control.sock
 """
@@ -176,6 +177,7 @@ class Federation:
             action = "A backup may hold more (fcil-server restore); check the disk."
             notify("warning", CorruptFile.code, f"{self._lost} {action}")
             self.ledger.database.empty_log()
+            self._lost = ""
 
     def rotate_keys(self, actor: str) -> None:
         """Give the server new signing and sealing keys; members learn them without action.
@@ -248,6 +250,13 @@ class Federation:
             "addresses": addresses,
         }
         write_atomic(self._join_file, json.dumps(fields).encode())
+
+    def keep_port(self, port: int) -> None:
+        """Listen on this port from now on: clients know it."""
+        section = self.config.federation
+        host = section.listen.rpartition(":")[0]
+        kept = section.model_copy(update={"listen": f"{host}:{port}"})
+        self.config = self.config.model_copy(update={"federation": kept})
 
     def close(self) -> None:
         """Release everything; remove the join file."""

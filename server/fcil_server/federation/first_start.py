@@ -40,7 +40,7 @@ def load_first(path: Path | None, overrides: Sequence[str]) -> Config:
     except ConfigError as error:
         faults.append(error)
     try:
-        _check_method(fields.get("method"))
+        check_method(fields.get("method"))
     except ConfigError as error:
         faults.append(error)
     if config is not None and not faults:
@@ -53,7 +53,12 @@ def load_first(path: Path | None, overrides: Sequence[str]) -> Config:
     )
 
 
-def _check_method(section: Any) -> None:
+def check_method(section: Any) -> None:
+    """Check the fields of ``[method]``: its name and the method's own options.
+
+    Raises:
+        ConfigError: there is no such method, or one message with all faults of its options.
+    """
     if section is not None and not isinstance(section, dict):
         return  # the configuration's own check reports it
     given = dict(section or {})

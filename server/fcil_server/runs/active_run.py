@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,27 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, registry
-from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.contract import Exchange, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
 from fcil_protocol.errors import (
-    BackboneMismatch,
     ConfigError,
     FcilError,
-    RunFailed,
     StorageError,
 )
 from fcil_protocol.formats import format_bytes
-from fcil_protocol.ids import ClientId, RoundKey, RunId, new_run_id
-from fcil_server.aggregation import start
-from fcil_server.aggregation.aggregation import Aggregation, threads_of
+from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.publisher import Publisher
-from fcil_server.aggregation.store import states_folder
-from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
-from fcil_server.federation.sections import SinksSection, TrustSection, WebhooksSection
+from fcil_server.federation.sections import TrustSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
@@ -45,19 +38,18 @@ from fcil_server.reports.sinks.process import FollowerProcess, SinkProcess, Sink
 from fcil_server.reports.sinks.registry import Chosen
 from fcil_server.reports.sinks.webhooks import Webhook, choose_webhooks
 from fcil_server.reports.traffic.budget import applied, fitted, over_budget
-from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.runs import run_queue
 from fcil_server.runs.forget import finish_emptying
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
+from fcil_server.runs.run_queue import QueuedRun, RunQueue, config_for, has_begun, next_run
+from fcil_server.runs.run_record import begin, check_resumed
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.run_ports import RunPorts
-
-# They belong to the server, not to the run; and an address may hold a password.
-_APART = {"sinks": SinksSection(), "webhooks": WebhooksSection()}
 
 
 @dataclass(frozen=True)
@@ -110,8 +102,9 @@ class OpenRun:
         spool.remove(spool.keys())  # the last state now has a second copy
         text = f"run {run} is complete: {self.directory}; for more: fcil-server report"
         self.ports.notify("info", "run_done", text)
-        for peer in self.ports.peers:
-            self.ports.tell_done(peer)
+        if not self.ports.another_waits():
+            for peer in self.ports.peers:
+                self.ports.tell_done(peer)
         self.ports.done()
 
     async def _learn(self) -> None:
@@ -209,21 +202,42 @@ async def open_run(
 ) -> OpenRun:
     """Open the newest run of the federation, or begin one.
 
+    After a complete or stopped run the next one of the queue begins. One that cannot begin is kept
+    with its reason, and the next one has its turn.
+
     Args:
         federation: the run's federation.
         config: the configuration that the server started with.
         ports: the daemon's side; the opening uses only ``notify``.
-        new: begin a run even if there is one.
+        new: begin a run with this configuration, even if there is one.
 
     Raises:
         ConfigError, BackboneMismatch, RunFailed: with the next action.
         EgressRefused: the method's uploads would contain data that may not leave clients.
     """
-    ledger, given = federation.ledger, config
+    ledger, queue = federation.ledger, RunQueue(federation.directory)
     finish_emptying(ledger, federation.directory)
-    row = None if new else ledger.runs.newest()
-    if row is not None and row.status is RunStatus.STOPPED:
-        row = None
+    while True:
+        row, entry = next_run(queue, ledger, new=new)
+        try:
+            return await _open(federation, config_for(row, entry, config), ports, row, entry)
+        except FcilError as error:
+            if entry is None or isinstance(error, StorageError) or has_begun(entry, ledger):
+                raise
+            queue.refuse(entry, error)
+            text = f"submitted {entry.name} cannot begin and is set aside: {error}"
+            ports.notify("error", error.code, text)
+
+
+async def _open(
+    federation: Federation,
+    given: Config,
+    ports: RunPorts,
+    row: RunRow | None,
+    entry: QueuedRun | None,
+) -> OpenRun:
+    """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue."""
+    ledger = federation.ledger
     chosen = _Followers(
         [doors.choose(name, options) for name, options in given.sinks.options.items()],
         choose_webhooks(given.webhooks.options),
@@ -253,16 +267,12 @@ async def open_run(
         exchanges = method.exchanges(hparams, info)
         check_unlabelled(ports.notify, exchanges, evaluate=config.run.evaluate)
         if row is None:
-            facts = run_directory.describe_environment(
-                aggregation.described, threads=threads_of(config)
-            )
-            if choice is not None:
-                facts["budget"] = choice.fields()
-            begun = None
-            if config.run.init_from:
-                begun = start.read_new(config.run.init_from, method, hparams, info)
-                facts[start.FACT] = begun.facts
-            row = _begin(ledger, setup, facts, ports.notify, begun)
+            facts: dict[str, Any] = {} if choice is None else {"budget": choice.fields()}
+            if entry is not None:
+                facts[run_queue.FACT] = entry.facts()
+            row = begin(ledger, setup, facts, ports.notify)
+            if entry is not None:
+                RunQueue(federation.directory).begun(entry)
         else:
             check_resumed(row, method, info, digest)
         opened = _assemble(federation, given, row, setup, probe, chosen, ports)
@@ -283,57 +293,6 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
     return method, hparams
-
-
-def _begin(
-    ledger: Ledger,
-    setup: RunSetup,
-    facts: dict[str, Any],
-    notify: Callable[[str, str, str], None],
-    begun: start.NewStart | None = None,
-) -> RunRow:
-    """Add a run to the ledger; the file that it begins with is there before."""
-    run, config, method = new_run_id(), setup.config, setup.method
-    if begun is not None:
-        begun.write(states_folder(ledger.path.parent, run).parent)
-    with ledger.transaction():  # without its listed classes, a run would wait for other classes
-        row = ledger.runs.add(
-            run,
-            method=method.name,
-            method_version=method.version,
-            config=configuration.to_toml(config.model_copy(update=_APART)),
-            hparams=setup.hparams.model_dump(mode="json"),
-            backbone=backbone_fields(setup.info),
-            schema_digest=setup.schema_digest,
-            seed=config.run.seed,
-            environment=facts,
-        )
-        if config.tasks.schedule == "listed":
-            ClassRegistry(ledger, run).register_listed(config.tasks.classes)
-        ledger.audit.add(f"uid {os.getuid()}", "run_begun", run)
-    more = f"; {begun.text()}" if begun is not None else ""
-    notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
-    return row
-
-
-def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) -> None:
-    """Refuse to resume a run that was begun with another backbone or method.
-
-    Raises:
-        BackboneMismatch, RunFailed: with both values, and what to do.
-    """
-    if row.backbone.get("digest") != info.digest:
-        raise BackboneMismatch(
-            f"run {row.run_id} was started with backbone weights "
-            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
-            action="Give the same weights file, or start a new run: fcil-server serve --new-run",
-        )
-    if row.method_version != method.version or row.schema_digest != digest:
-        raise RunFailed(
-            f"run {row.run_id} was started with {row.method} {row.method_version} (schema "
-            f"{row.schema_digest[:12]}), installed is {method.version} (schema {digest[:12]}).",
-            action="Install that version, or start a new run: fcil-server serve --new-run",
-        )
 
 
 def _assemble(

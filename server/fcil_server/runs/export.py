@@ -29,7 +29,7 @@ from fcil_server.federation.environment import environment_settings
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.rounds.classes import ClassRegistry
-from fcil_server.runs.active_run import check_resumed
+from fcil_server.runs.run_record import check_resumed
 
 _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
 

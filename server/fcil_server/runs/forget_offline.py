@@ -13,7 +13,6 @@ from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.rows import RunRow
-from fcil_server.runs.active_run import check_resumed
 from fcil_server.runs.forget import (
     Forgetting,
     Forgotten,
@@ -23,6 +22,7 @@ from fcil_server.runs.forget import (
     why_not_exact,
 )
 from fcil_server.runs.resources import RunSetup, make_context
+from fcil_server.runs.run_record import check_resumed
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
 

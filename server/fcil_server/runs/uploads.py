@@ -72,12 +72,15 @@ class RunUploads(IntakePorts):
         for key, n, m in zip(keys, payload.i64("train"), payload.i64("test"), strict=True):
             train[key] += int(n)
             test[key] += int(m)
+        # A folder that is being filled is scanned several times, often with the same counts.
+        news = peer.resting or (peer.train, peer.test) != (dict(train), dict(test))
         peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
         held = [n for n in peer.train.values() if n]  # of other classes it has only test images
         images, classes = count_of(sum(held), "training image"), count_of(len(held), "class")
         text = f"{peer.name} holds {images} of {classes}"
-        self._ports.notify("info", "announced", text, peer.client)
+        if news:
+            self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.on_client_ready(peer)
         if self._coordinator.progress.phase == "done":
             self._ports.tell_done(peer)

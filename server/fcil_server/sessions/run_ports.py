@@ -54,8 +54,12 @@ class RunPorts:
     def drained(self) -> None:
         """Note that no round is under way and none is to open."""
 
+    def another_waits(self) -> bool:
+        """Return True if another run begins after this one."""
+        return False
+
     def done(self) -> None:
-        """Note that the run has ended, and every client was notified."""
+        """Note that the run has ended, and that every client was notified if no other waits."""
 
     async def flush_bytes(self) -> None:
         """Write the closed rounds' bytes to the ledger."""

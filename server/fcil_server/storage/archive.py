@@ -36,7 +36,7 @@ MANIFEST, KEYS, CERTIFICATE = "manifest.json", "keys.sealed", "certificate"
 MAX_MANIFEST_BYTES = 16 << 20
 _STEP_BYTES = 1 << 20
 _NAME = re.compile(
-    r"federation\.toml|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
+    r"federation\.toml|queue/\d{6}\.json|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
     r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/"
     r"(states/\d{6,12}\.(safetensors|json)|kept/[0-9a-f]{64}\.update|start\.safetensors)"
 )

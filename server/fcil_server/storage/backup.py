@@ -40,6 +40,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import StateRow
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.storage.archive import CERTIFICATE, KEYS, ArchiveWriter, BackupManifest
 
 KEY_FILES = ("server.json", "root.json")
@@ -147,12 +148,16 @@ def _write(
     directory: Path, path: Path, snapshot: Path, certificate: Certificate, sealed: bytes | None
 ) -> BackupManifest:
     created = time.time()
+    # Before the ledger: a run that begins meanwhile is then in both, and begins once.
+    queued = RunQueue(directory).files()
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
         live.database.copy_to(snapshot)
     mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
         writer = ArchiveWriter(out, created)
         _add_small(writer, directory, certificate, sealed)
+        for name, text in queued:
+            writer.add(name, text)
         writer.add_file(LEDGER_NAME, snapshot)
         with Ledger(snapshot, read_only=True) as ledger:
             run = ledger.runs.newest()

@@ -26,6 +26,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.runs.run_queue import QUEUE, RunQueue
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
 from fcil_server.storage.findings import CheckFinding, Severity, failed, failure, fine, warning
@@ -35,7 +36,7 @@ CERTIFICATE_DAYS = 30.0
 _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
 _OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS}
-_OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
+_OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
@@ -99,6 +100,7 @@ def _look(directory: Path) -> Iterator[CheckFinding]:
             yield from _runs(ledger, directory)
     except FcilError as error:
         yield failed("ledger", error)
+    yield from _queue(directory)
     yield from _leftovers(directory)
     yield from _disk(directory)
 
@@ -151,6 +153,19 @@ def _api_tokens(directory: Path) -> Iterator[CheckFinding]:
         read_tokens(directory)
     except FcilError as error:
         yield failed("keys", error)
+
+
+def _queue(directory: Path) -> Iterator[CheckFinding]:
+    """Check the runs that wait, if any do."""
+    try:
+        entries = RunQueue(directory).entries()
+    except FcilError as error:
+        yield failed("queue", error)
+        return
+    for entry in entries:
+        if entry.refused:
+            action = f"Submit it again, corrected, and: fcil-server run cancel {entry.number}"
+            yield warning("queue", f"{entry.name} could not begin: {entry.refused}", action)
 
 
 def _certificate(

@@ -14,6 +14,7 @@ from fcil_protocol.ids import RoundKey, named_client_id
 from fcil_protocol.messages.messages import Ack, Chunk, Update
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process import control_socket
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.live import MAX_SHOWN, LiveReports
 from fcil_server.daemon.server import Server
 from fcil_server.event_loop import LagMeter
@@ -39,7 +40,9 @@ async def serving(tmp_path: Path, *more: str):
     listen = "federation.listen='127.0.0.1:0'"
     federation = Federation.open(tmp_path / "federation", None, (listen, *given[1::2], *more))
     listens = asyncio.Event()
-    server = Server(federation, notify=lambda _: None, listening=lambda _: listens.set())
+    server = Server(
+        federation, Journal(federation.ledger, lambda _: None), listening=lambda _: listens.set()
+    )
     task = asyncio.create_task(server.serve())
     try:
         starts = asyncio.create_task(listens.wait())

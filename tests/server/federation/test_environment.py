@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fcil_adapters.contract.registry import load_method, method_names
 from fcil_protocol.errors import ConfigError
 from fcil_server.cli import main as cli
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.config import Config, known_keys, load, merged
 from fcil_server.federation.directory import Federation
@@ -249,8 +250,9 @@ class TestServe:
         with socket.create_server(("127.0.0.1", 0)) as taken:  # no server comes further
             listen = f"federation.listen=127.0.0.1:{taken.getsockname()[1]}"
             federation = Federation.open(tmp_path, None, (*settings, listen))
+            server = Server(federation, Journal(federation.ledger, lambda n: notes.append(n.text)))
             with contextlib.closing(federation), pytest.raises(Exception, match="in use"):
-                asyncio.run(Server(federation, notify=lambda n: notes.append(n.text)).serve())
+                asyncio.run(server.serve())
         names = "FCIL_ROUND_MIN_CLIENTS, FCIL_SINKS_MLFLOW__TRACKING_URI"
         assert notes[0] == f"set by environment variables: {names}"
 

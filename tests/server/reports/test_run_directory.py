@@ -23,6 +23,7 @@ from fcil_protocol.errors import DiskFull, UsageError
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import RunId
 from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_protocol.process.tables import show
 from fcil_server.aggregation.store import StateStore
 from fcil_server.cli.tables import summary_tables
 from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction
@@ -77,8 +78,8 @@ def fail(error: Exception) -> None:
 
 def terminal(ledger: Ledger) -> str:
     console = Console(width=100, file=io.StringIO())
-    for table in summary_tables(ledger, RUN):
-        console.print(table)
+    for table in summary_tables(ledger, RUN, console):
+        show(console, table)
     return console.file.getvalue()
 
 

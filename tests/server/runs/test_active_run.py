@@ -18,7 +18,7 @@ from fcil_protocol import MetaSpec, PayloadSchema
 from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
 from fcil_server.federation.config import load, to_toml
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.runs import active_run
+from fcil_server.runs import active_run, run_record
 from fcil_server.runs.active_run import check_unlabelled, tell_ignored
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.resources import RunSetup
@@ -97,16 +97,16 @@ def test_a_run_begins_with_its_listed_classes_or_not_at_all(
     def full(*_: object) -> None:
         raise StorageError("the disk is full.")
 
-    monkeypatch.setattr(active_run.ClassRegistry, "register_listed", full)
+    monkeypatch.setattr(run_record.ClassRegistry, "register_listed", full)
     config = load(None, ["method.name=running_mean", 'tasks.classes=[["a"]]', *LISTED])
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         hparams = registry.make_hparams(METHOD, {})
         setup = RunSetup(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
         with pytest.raises(StorageError):
-            active_run._begin(ledger, setup, {}, silent)
+            run_record.begin_row(ledger, setup, {}, silent)
         assert ledger.runs.all() == []
         monkeypatch.undo()
-        row = active_run._begin(ledger, setup, {}, silent)
+        row = run_record.begin_row(ledger, setup, {}, silent)
         assert [c.name for c in ledger.classes.all(row.run_id)] == ["a"]
 
 

@@ -121,7 +121,8 @@ class LocalFederation:
         """Wait for a note of the server with this code and this text.
 
         Notes are taken in order, each once, so a second call waits for a later one. A server that
-        ends soon after a note may do so before it has sent it: then the ledger has it.
+        ends soon after a note may do so before it has sent it: then the ledger has it. Between two
+        runs of its queue a server does not answer for a moment.
 
         Raises:
             Timeout: none came. Unreachable: the server ended without one.
@@ -134,7 +135,9 @@ class LocalFederation:
             try:
                 news = control_socket.ask(self.federation, "notes", left, after=self._heard)
             except Unreachable:
-                if (last := self._last_note(code, text, left)) is None:
+                if self._runs():
+                    continue
+                if (last := self._last_note(code, text)) is None:
                     raise
                 return last
             for number, note in enumerate(news["notes"], news["last"] - len(news["notes"]) + 1):
@@ -142,13 +145,19 @@ class LocalFederation:
                 if note["code"] == code and text in note["text"]:
                     return dict(note)
 
-    def _last_note(self, code: str, text: str, timeout_s: float) -> dict[str, Any] | None:
-        """Return a note from the ledger of a server that is ending; None: it wrote none."""
+    def _runs(self) -> bool:
+        """Return True if the server's process still runs after a moment."""
         if self.server is None:
-            return None
+            return False
         try:
-            self.server.wait(timeout_s)
+            self.server.wait(0.1)
         except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def _last_note(self, code: str, text: str) -> dict[str, Any] | None:
+        """Return a note from the ledger of a server that has ended; None: it wrote none."""
+        if self.server is None:
             return None
         with Ledger(self.federation / LEDGER_NAME, read_only=True) as ledger:
             events = ledger.events.newest()

@@ -131,6 +131,7 @@ def run_rows(ledger: Ledger) -> list[dict[str, Any]]:
             "created_at": r.created_at,
             "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
             "emptied_at": r.emptied_at,
+            "title": (r.environment.get("submitted") or {}).get("title") or None,
         }
         for r in ledger.runs.all()
     ]

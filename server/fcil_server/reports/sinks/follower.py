@@ -30,7 +30,7 @@ from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.round_views import RoundReader
-from fcil_server.reports.sinks import registry, scalars
+from fcil_server.reports.sinks import registry, scalars, spans
 from fcil_server.reports.sinks.contract import RunFacts, Writer
 from fcil_server.reports.sinks.registry import Chosen
 
@@ -138,11 +138,15 @@ class Follower:
         """
         lacking = ledger.rounds.all(self._run, min(taken.seq, taken.bytes_seq) + 1)
         rows = [row for row in lacking if row.closed_at is not None]
+        take = getattr(writer, "spans", None)
         for row in rows:
             assert row.closed_at is not None, "all of them are closed"
             view = RoundReader(ledger.database).view(row)
             if row.seq > taken.seq:
                 writer.scalars(scalars.of_round(view), step=row.seq, at=row.closed_at)
+                if take is not None:
+                    updates = ledger.updates.of_round(row.key)
+                    take(spans.of_round(row, updates, ledger.answers.of_round(row.key)))
                 taken = replace(taken, seq=row.seq)
             if row.seq > taken.bytes_seq and (settled or row is not rows[-1]):
                 up, down = taken.up + view.up.true_wire, taken.down + view.down.true_wire

@@ -194,6 +194,7 @@ class RunListRowAnswer(AnswerModel):
     created_at: Moment
     parent: ParentAnswer | None
     emptied_at: Moment | None = Field(description="since when its states are gone")
+    title: str | None = Field(description="of a submitted run")
 
 
 class RunListAnswer(AnswerModel):

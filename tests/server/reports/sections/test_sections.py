@@ -237,7 +237,7 @@ def test_who_took_part_and_is_away_is_seen_and_who_is_revoked_comes_last(
     html = shown("clients", replace(history, members=people), live)
     rows = [i for i in Page(html).ids if i.startswith("client-")]
     assert rows == [f"client-{c}" for c in (BOB, GONE, ALICE)]
-    assert "2 enrolled, 1 revoked, 1 connected." in words(html)
+    assert "2 enrolled, 1 former, 1 connected." in words(html)
     missed = shown("clients", replace(history, members=(bob, gone)), {**live, "peers": {}})
     assert "2 away that took part in the last rounds" in words(missed)
     assert missed.count('<span class="badge warn">away') == 2

@@ -63,7 +63,7 @@ fcil.chart = (() => {
     return {
       ...size,
       legend: { show: false },
-      padding: [10, spec.kind === "xy" ? 30 : 12, 0, 0],
+      padding: [() => (state.spec.marks?.length ? 20 : 10), spec.kind === "xy" ? 30 : 12, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { show: spec.kind !== "bars" } },
       scales: {
         x: { time: false, auto: false, range: (_, min, max) => [min, max] },

@@ -110,7 +110,7 @@ fcil.draw = (() => {
       for (const line of lines) most = Math.max(most, line.values?.[i] ?? 0);
     }
     if (spec.level && spec.level.value <= most * LEVEL_ROOM) most = Math.max(most, spec.level.value);
-    return (most || 1) * (spec.marks?.length ? 1.16 : 1.08); // room for what is written above
+    return (most || 1) * 1.08;
   }
 
   /** Do a piece of drawing inside the plot's area, and leave the canvas as it was. */
@@ -165,21 +165,38 @@ fcil.draw = (() => {
         stroke(context, [box.left, y, box.left + box.width, y], "text", [6 * ratio, 4 * ratio], 1.5 * ratio);
         context.fillText(spec.level.text, box.left + 6 * ratio, y - 3 * ratio);
       }
-      context.textBaseline = "top";
-      context.fillStyle = colour("faint");
-      let free = -Infinity; // texts that would run into the one before are left out
       for (const mark of spec.marks ?? []) {
-        const x = u.valToPos(spec.kind === "bars" ? mark.at - 0.5 : mark.at, "x", true);
-        if (x < box.left || x > box.left + box.width) continue;
+        const x = place(u, spec, mark);
         stroke(context, [x, box.top, x, box.top + box.height], "edge", [2 * ratio, 3 * ratio], ratio);
-        const wide = context.measureText(mark.text).width;
-        const fits = x + wide + 6 * ratio <= box.left + box.width;
-        const at = fits ? x + 4 * ratio : x - wide - 4 * ratio;
-        if (at < free) continue;
-        context.fillText(mark.text, at, box.top + 2 * ratio);
-        free = at + wide + 8 * ratio;
       }
     });
+    titles(u, spec);
+  }
+
+  /** Above the plot, where no line runs through them: the texts of the marks. */
+  function titles(u, spec) {
+    const { ctx: context, bbox: box } = u;
+    const ratio = uPlot.pxRatio;
+    context.save();
+    context.font = `${12 * ratio}px system-ui, sans-serif`;
+    context.fillStyle = colour("faint");
+    context.textAlign = "left";
+    context.textBaseline = "bottom";
+    let free = -Infinity; // texts that would run into the one before are left out
+    for (const mark of spec.marks ?? []) {
+      const x = place(u, spec, mark);
+      if (x < box.left || x > box.left + box.width) continue;
+      const wide = context.measureText(mark.text).width;
+      const at = Math.min(x, box.left + box.width - wide);
+      if (at < free) continue;
+      context.fillText(mark.text, at, box.top - 2 * ratio);
+      free = at + wide + 8 * ratio;
+    }
+    context.restore();
+  }
+
+  function place(u, spec, mark) {
+    return u.valToPos(spec.kind === "bars" ? mark.at - 0.5 : mark.at, "x", true);
   }
 
   function stroke(context, [x1, y1, x2, y2], name, dash, width) {

@@ -1,0 +1,133 @@
+"""A closed round as spans of a trace, from the ledger's rows. Pure.
+
+Ids follow from the round's key: a round that is exported again gets the same ids, and another
+program that knows the key can add spans to its trace. Spans hold ids, counts and sizes, and no name
+of a client or a class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fcil_protocol.ids import RoundKey
+from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
+
+Value = str | int | float | bool
+_AFTER_COLLECT = ("aggregate", "save", "evaluate")  # phases, in their order
+_FAULTS = (Answer.LOST, Answer.STRAGGLER)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work.
+
+    Attributes:
+        trace: id of the round's trace, 16 bytes.
+        id: 8 bytes, unique in the trace.
+        parent: the span that it is a part of; None: the round itself.
+        began, ended: in seconds since 1970.
+        fault: why it failed; empty: it did not.
+    """
+
+    trace: bytes
+    id: bytes
+    parent: bytes | None
+    name: str
+    began: float
+    ended: float
+    attributes: Mapping[str, Value]
+    fault: str = ""
+
+
+def trace_id(key: RoundKey) -> bytes:
+    """Return the id of a round's trace, 16 bytes."""
+    return _digest(f"fcil/trace/1 {key.run} {key.task} {key.kind} {key.round}", 16)
+
+
+def span_id(trace: bytes, name: str) -> bytes:
+    """Return the id of a span by its name, 8 bytes."""
+    return _digest(f"{trace.hex()} {name}", 8)
+
+
+def of_round(
+    row: RoundRow, updates: Sequence[UpdateRow], answers: Sequence[AnswerRow]
+) -> list[Span]:
+    """Return the spans of a closed round: itself first, its phases, and a span for each client.
+
+    Phases are placed from the end: after a restart of the server they say how long they took in
+    its last start, and collecting lasted from the opening.
+
+    Args:
+        row: the round, closed.
+        updates: its updates.
+        answers: of the clients without one.
+    """
+    assert row.closed_at is not None, "only closed rounds are exported"
+    trace = trace_id(row.key)
+    root = span_id(trace, "round")
+    counted = sum(u.status is UpdateStatus.COUNTED for u in updates)
+    attributes: dict[str, Value] = {
+        "fcil.run": row.run,
+        "fcil.task": row.task,
+        "fcil.kind": row.kind,
+        "fcil.round": row.round,
+        "fcil.seq": row.seq,
+        "fcil.outcome": row.outcome.value if row.outcome else "",
+        "fcil.closed_by": row.why,
+        "fcil.asked": len(row.asked),
+        "fcil.updates": len(updates),
+        "fcil.counted": counted,
+        "fcil.reopened": row.reopened,
+    }
+    fault = "" if row.outcome is Outcome.DONE else str(attributes["fcil.outcome"])
+    spans = [Span(trace, root, None, "round", row.opened_at, row.closed_at, attributes, fault)]
+    spans += _phases(row, trace, root)
+    spans += (_update(row, update, trace, root) for update in updates)
+    spans += (_answer(row, answer, trace, root) for answer in answers)
+    return spans
+
+
+def _phases(row: RoundRow, trace: bytes, root: bytes) -> Iterator[Span]:
+    assert row.closed_at is not None
+    ends, found = row.closed_at, []
+    for name in reversed(_AFTER_COLLECT):
+        seconds = row.phases.get(f"{name}_s")
+        if seconds is not None:
+            began = max(row.opened_at, ends - seconds)
+            found.append(Span(trace, span_id(trace, name), root, name, began, ends, {}))
+            ends = began
+    yield Span(trace, span_id(trace, "collect"), root, "collect", row.opened_at, ends, {})
+    yield from reversed(found)
+
+
+def _update(row: RoundRow, update: UpdateRow, trace: bytes, root: bytes) -> Span:
+    attributes: dict[str, Value] = {
+        "fcil.client": update.client,
+        "fcil.update": update.update_id,
+        "fcil.status": update.status.value,
+        "fcil.samples": update.samples,
+        "fcil.tensor_bytes": update.tensor_bytes,
+        "fcil.sealed_bytes": update.sealed_bytes,
+    }
+    fault = "excluded" if update.status is UpdateStatus.EXCLUDED else ""
+    name = span_id(trace, f"client {update.client}")
+    ended = max(row.opened_at, update.accepted_at)
+    return Span(trace, name, root, "client", row.opened_at, ended, attributes, fault)
+
+
+def _answer(row: RoundRow, answer: AnswerRow, trace: bytes, root: bytes) -> Span:
+    attributes: dict[str, Value] = {
+        "fcil.client": answer.client,
+        "fcil.status": answer.answer.value,
+    }
+    fault = answer.answer.value if answer.answer in _FAULTS else ""
+    name = span_id(trace, f"client {answer.client}")
+    ended = max(row.opened_at, answer.at)
+    return Span(trace, name, root, "client", row.opened_at, ended, attributes, fault)
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:size]

@@ -1,0 +1,331 @@
+"""Runs that wait for their turn: one file each in the federation's directory, oldest first.
+
+A server begins the first when its run is complete or stopped. An entry's settings become facts of
+the run that it begins, in the ledger, before its file is removed: after a kill in between, the next
+start finds its id there and removes the file, so that no entry begins two runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fcil_protocol.errors import ConfigError, FcilError, UsageError
+from fcil_protocol.process.terminal import printable
+from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
+from fcil_server.federation.config import Config, validate
+from fcil_server.federation.first_start import check_method
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import RunRow
+
+FACT = "submitted"  # in a run's environment
+FORMAT = 1
+MAX_QUEUED = 1000
+MAX_NUMBER = 999_999
+MAX_TITLE = 128
+SECTIONS = ("run", "method", "tasks", "round", "wire", "privacy", "trust")
+WHOLE = ("method", "tasks")  # options of one method, or classes of one order, do not suit another
+
+QUEUE = "queue"  # its folder in the federation's directory
+
+_NAME = re.compile(r"(\d{6})\.json")
+Settings = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run that waits.
+
+    Attributes:
+        number: its place, never given twice while entries wait; operators name it by this.
+        id: random, to recognise the run that it began.
+        title: what its submitter calls it.
+        at: when it was submitted, in unix seconds.
+        by: its submitter, as in the audit log.
+        settings: sections of a configuration (`SECTIONS`); `with_settings` applies them.
+        refused: why it could not begin; empty: it waits.
+    """
+
+    number: int
+    id: str
+    title: str
+    at: float
+    by: str
+    settings: Settings
+    refused: str = ""
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Read an entry.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is none, or has another format.
+        """
+        fields = json.loads(text)
+        if fields.pop("format") != FORMAT:
+            raise ValueError("it is of another version of fcil")
+        entry = cls(**fields)
+        for section in entry.settings.values():
+            dict(section)
+        return entry
+
+    @property
+    def name(self) -> str:
+        """Number and title, for operators."""
+        return f"run {self.number}" + (f" ({self.title})" if self.title else "")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run's environment says of its submission."""
+        return {name: value for name, value in asdict(self).items() if name != "refused"}
+
+
+class RunQueue:
+    """The queue of a federation; the holder of the federation's lock changes it, others read it.
+
+    Args:
+        directory: the federation's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / QUEUE
+
+    def entries(self) -> list[QueuedRun]:
+        """Return all entries by number, refused ones too; a damaged file is one of these.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        return [_read(name, text) for name, text in self.files()]
+
+    def files(self) -> list[tuple[str, bytes]]:
+        """Return name, below the federation's directory, and content of each file.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        with storage_errors("read the queue in", self._folder):
+            if not self._folder.is_dir():
+                return []
+            found = []
+            for path in sorted(self._folder.iterdir()):
+                if _NAME.fullmatch(path.name):
+                    with contextlib.suppress(FileNotFoundError):  # its run begins just now
+                        found.append((f"{QUEUE}/{path.name}", path.read_bytes()))
+            return found
+
+    def waiting(self) -> list[QueuedRun]:
+        """Return the entries that can begin, in their order."""
+        return [entry for entry in self.entries() if not entry.refused]
+
+    def submit(self, title: str, settings: Settings, base: Config, by: str) -> QueuedRun:
+        """Append a run, checked as far as it can be before it begins.
+
+        Args:
+            title: free text of the operator.
+            settings: as in `QueuedRun`.
+            base: the federation's configuration.
+            by: the operator, for the audit log.
+
+        Raises:
+            ConfigError: the settings are wrong. UsageError: the queue is full.
+            DiskFull, StorageError: nothing was submitted.
+        """
+        check(settings, base)
+        entries = self.entries()
+        if len(entries) >= MAX_QUEUED:
+            raise UsageError(
+                f"{MAX_QUEUED} runs wait already, which is the most.",
+                action="Cancel some: fcil-server run cancel NUMBER",
+            )
+        number = 1 + max((entry.number for entry in entries), default=0)
+        if number > MAX_NUMBER:
+            raise UsageError("the numbers are used up.", action="Let the queue become empty.")
+        text = printable(title.strip())[:MAX_TITLE]
+        entry = QueuedRun(number, secrets.token_hex(16), text, time.time(), by, settings)
+        make_private(self._folder)
+        self._write(entry)
+        return entry
+
+    def cancel(self, number: int) -> QueuedRun:
+        """Remove an entry.
+
+        Raises:
+            UsageError: there is none with this number. StorageError: it is still there.
+        """
+        entries = {entry.number: entry for entry in self.entries()}
+        if number not in entries:
+            known = ", ".join(map(str, entries)) or "none"
+            raise UsageError(
+                f"no run with the number {number} waits.", action=f"There are: {known}."
+            )
+        self._remove(number)
+        return entries[number]
+
+    def refuse(self, entry: QueuedRun, error: FcilError) -> None:
+        """Keep an entry that could not begin, with the reason, until it is cancelled."""
+        self._write(QueuedRun(**{**asdict(entry), "refused": str(error)[:2000]}))
+
+    def begun(self, entry: QueuedRun) -> None:
+        """Remove an entry whose run is in the ledger."""
+        self._remove(entry.number)
+
+    def tidy(self, ledger: Ledger) -> None:
+        """Remove the entries of runs that began just before a kill."""
+        for entry in self.entries():
+            if has_begun(entry, ledger):
+                self.begun(entry)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06}.json"
+
+    def _write(self, entry: QueuedRun) -> None:
+        text = json.dumps({"format": FORMAT, **asdict(entry)}, ensure_ascii=False)
+        write_atomic(self._path(entry.number), text.encode())
+
+    def _remove(self, number: int) -> None:
+        path = self._path(number)
+        with storage_errors("remove", path):
+            path.unlink(missing_ok=True)
+
+
+def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: str) -> QueuedRun:
+    """Append a run to a federation's queue, as an operator's command has it.
+
+    Args:
+        directory: the federation's; the caller has its lock.
+        config: its configuration.
+        fields: ``title`` and ``settings``, unchecked.
+        actor: the operator.
+
+    Raises:
+        ConfigError, UsageError, DiskFull, StorageError: nothing was submitted.
+    """
+    settings = fields.get("settings")
+    if not isinstance(settings, dict):
+        raise UsageError("a submitted run has settings, an object of sections.")
+    return RunQueue(directory).submit(str(fields.get("title") or ""), settings, config, actor)
+
+
+def cancel(directory: Path, fields: Mapping[str, Any]) -> QueuedRun:
+    """Remove the run ``number`` from a federation's queue, as an operator's command has it.
+
+    Raises:
+        UsageError: no such run waits. StorageError: it is still there.
+    """
+    number = fields.get("number")
+    if not isinstance(number, int):
+        raise UsageError("the run to cancel is given by its number.")
+    return RunQueue(directory).cancel(number)
+
+
+def describe_submitted(directory: Path, entry: QueuedRun) -> dict[str, Any]:
+    """Return an entry's number, its title, and how many runs wait before it."""
+    before = sum(other.number < entry.number for other in RunQueue(directory).waiting())
+    return {"number": entry.number, "title": entry.title, "before": before}
+
+
+def describe_waiting(directory: Path) -> list[dict[str, Any]]:
+    """Return the queue as plain data, without the settings' values."""
+    return [
+        {
+            "number": entry.number,
+            "title": entry.title,
+            "method": entry.settings.get("method", {}).get("name"),
+            "submitted_at": entry.at or None,
+            "by": entry.by,
+            "refused": entry.refused or None,
+        }
+        for entry in RunQueue(directory).entries()
+    ]
+
+
+def _read(name: str, text: bytes) -> QueuedRun:
+    try:
+        return QueuedRun.parse(text)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        number = int(_NAME.findall(name)[0])
+        return QueuedRun(number, "", "", 0.0, "", {}, refused=f"{name} is damaged ({error})")
+
+
+def check(settings: Settings, base: Config) -> Config:
+    """Return the configuration of a run with these settings.
+
+    Raises:
+        ConfigError: one message; the settings are wrong, or not a run's.
+    """
+    foreign = [name for name in settings if name not in SECTIONS]
+    if foreign:
+        raise ConfigError(
+            f"[{foreign[0]}] is no section of a single run.",
+            action=f"A submitted run has {', '.join(f'[{name}]' for name in SECTIONS)}; everything "
+            "else belongs to the server, in its federation.toml.",
+        )
+    flat = [name for name, keys in settings.items() if not isinstance(keys, dict)]
+    if flat:
+        raise ConfigError(f"{flat[0]} is a section, expected keys in it: [{flat[0]}].")
+    config = with_settings(base, settings)
+    check_method({"name": config.method.name, **config.method.options})
+    return config
+
+
+def with_settings(base: Config, settings: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return a federation's configuration with the settings of one run.
+
+    ``[method]`` and ``[tasks]`` replace the federation's; of other sections, each key does.
+
+    Raises:
+        ConfigError: the result is no configuration.
+    """
+    fields = base.model_dump(exclude_unset=True)
+    for section, keys in settings.items():
+        kept = {} if section in WHOLE else fields.get(section, {})
+        fields[section] = {**kept, **keys}
+    return validate(fields)
+
+
+def next_run(
+    queue: RunQueue, ledger: Ledger, *, new: bool
+) -> tuple[RunRow | None, QueuedRun | None]:
+    """Decide which run a server opens: the run that it resumes, or the entry of a new one.
+
+    Both are None for a new run with the federation's own configuration, which ``new`` asks for.
+
+    Raises:
+        CorruptFile, StorageError: of the queue's files.
+    """
+    queue.tidy(ledger)
+    if new:
+        return None, None
+    row = ledger.runs.newest()
+    if row is not None and row.status not in (RunStatus.DONE, RunStatus.STOPPED):
+        return row, None
+    entry = next(iter(queue.waiting()), None)
+    if entry is not None or (row is not None and row.status is RunStatus.STOPPED):
+        return None, entry
+    return row, None
+
+
+def config_for(row: RunRow | None, entry: QueuedRun | None, config: Config) -> Config:
+    """Return the federation's configuration with the settings that a run was submitted with.
+
+    Raises:
+        ConfigError: the entry's settings are wrong by now.
+    """
+    if entry is not None:
+        return check(entry.settings, config)
+    submitted = None if row is None else row.environment.get(FACT)
+    return with_settings(config, submitted["settings"]) if submitted else config
+
+
+def has_begun(entry: QueuedRun, ledger: Ledger) -> bool:
+    """Return True if an entry's run is in the ledger."""
+    submitted = (row.environment.get(FACT) for row in ledger.runs.all())
+    return any(facts["id"] == entry.id for facts in submitted if facts)

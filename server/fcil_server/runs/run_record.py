@@ -1,0 +1,91 @@
+"""The row of a run in the ledger: written when it begins, compared when it resumes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from fcil_adapters.contract import BackboneInfo, Method
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_protocol.errors import BackboneMismatch, RunFailed
+from fcil_protocol.ids import new_run_id
+from fcil_server.aggregation import start
+from fcil_server.aggregation.aggregation import threads_of
+from fcil_server.aggregation.store import states_folder
+from fcil_server.federation import config as configuration
+from fcil_server.federation.sections import SinksSection, WebhooksSection
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import RunRow
+from fcil_server.reports import run_directory
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.runs.resources import RunSetup
+
+# They belong to the server, not to the run; and an address may hold a password.
+_APART = {"sinks": SinksSection(), "webhooks": WebhooksSection()}
+
+
+def begin(
+    ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
+) -> RunRow:
+    """Begin a run with the facts of its environment and its first LoRA, if it has one."""
+    config = setup.config
+    described = run_directory.describe_environment(
+        setup.aggregation.described, threads=threads_of(config)
+    )
+    begun = None
+    if config.run.init_from:
+        begun = start.read_new(config.run.init_from, setup.method, setup.hparams, setup.info)
+        described[start.FACT] = begun.facts
+    return begin_row(ledger, setup, {**described, **facts}, notify, begun)
+
+
+def begin_row(
+    ledger: Ledger,
+    setup: RunSetup,
+    facts: dict[str, Any],
+    notify: Callable[[str, str, str], None],
+    begun: start.NewStart | None = None,
+) -> RunRow:
+    """Add a run to the ledger; the file that it begins with is there before."""
+    run, config, method = new_run_id(), setup.config, setup.method
+    if begun is not None:
+        begun.write(states_folder(ledger.path.parent, run).parent)
+    with ledger.transaction():  # without its listed classes, a run would wait for other classes
+        row = ledger.runs.add(
+            run,
+            method=method.name,
+            method_version=method.version,
+            config=configuration.to_toml(config.model_copy(update=_APART)),
+            hparams=setup.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(setup.info),
+            schema_digest=setup.schema_digest,
+            seed=config.run.seed,
+            environment=facts,
+        )
+        if config.tasks.schedule == "listed":
+            ClassRegistry(ledger, run).register_listed(config.tasks.classes)
+        ledger.audit.add(f"uid {os.getuid()}", "run_begun", run)
+    more = f"; {begun.text()}" if begun is not None else ""
+    notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
+    return row
+
+
+def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) -> None:
+    """Refuse to resume a run that was begun with another backbone or method.
+
+    Raises:
+        BackboneMismatch, RunFailed: with both values, and what to do.
+    """
+    if row.backbone.get("digest") != info.digest:
+        raise BackboneMismatch(
+            f"run {row.run_id} was started with backbone weights "
+            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
+            action="Give the same weights file, or start a new run: fcil-server serve --new-run",
+        )
+    if row.method_version != method.version or row.schema_digest != digest:
+        raise RunFailed(
+            f"run {row.run_id} was started with {row.method} {row.method_version} (schema "
+            f"{row.schema_digest[:12]}), installed is {method.version} (schema {digest[:12]}).",
+            action="Install that version, or start a new run: fcil-server serve --new-run",
+        )

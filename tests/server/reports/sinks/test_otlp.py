@@ -1,0 +1,195 @@
+"""What a collector of OpenTelemetry receives, decoded by OpenTelemetry's own messages."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sample_run
+from fcil_protocol.errors import ConfigError, Unreachable
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.reports.results.run_data import collect
+from fcil_server.reports.sinks import registry
+from fcil_server.reports.sinks.follower import Follower
+from fcil_server.reports.sinks.otlp import OtlpOptions
+from fcil_server.reports.sinks.spans import trace_id
+from sample_run import RUN
+
+pytestmark = pytest.mark.full  # the extra is not among those of the quick tests
+
+
+class Collector:
+    """An OTLP receiver on the loopback address; it answers 503 while ``down``."""
+
+    def __init__(self) -> None:
+        self.bodies: list[tuple[str, bytes]] = []
+        self.headers: list[dict[str, str]] = []
+        self.down = False
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                if not collector.down:
+                    collector.bodies.append((self.path, body))
+                    collector.headers.append(dict(self.headers))
+                self.send_response(400 if collector.down else 200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def spans(self) -> list[Any]:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
+        found = []
+        for path, body in self.bodies:
+            if path == "/v1/traces":
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    for scope in resource.scope_spans:
+                        found += scope.spans
+        return found
+
+    def points(self) -> dict[str, dict[int, float]]:
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+            ExportMetricsServiceRequest,
+        )
+
+        found: dict[str, dict[int, float]] = {}
+        for path, body in self.bodies:
+            if path == "/v1/metrics":
+                for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                    for metric in (m for s in resource.scope_metrics for m in s.metrics):
+                        for point in metric.gauge.data_points:
+                            step = point.attributes[0].value.int_value
+                            found.setdefault(metric.name, {})[step] = point.as_double
+        return found
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    collector = Collector()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    sample_run.build(tmp_path / "ledger.sqlite").close()
+    return tmp_path
+
+
+def follower_of(place: Path, endpoint: str) -> Follower:
+    return Follower(place, RUN, registry.choose("otlp", {"endpoint": endpoint}))
+
+
+def test_each_round_is_a_trace_with_its_phases_and_clients(
+    place: Path, collector: Collector
+) -> None:
+    follower = follower_of(place, collector.endpoint)
+    follower.catch_up(last=True)
+    follower.close()
+    with Ledger(place / "ledger.sqlite", read_only=True) as ledger:
+        views = collect(ledger, RUN).rounds
+    found = collector.spans()
+    roots = {span.trace_id: span for span in found if not span.parent_span_id}
+    assert set(roots) == {trace_id(view.round.key) for view in views}
+    for view in views:
+        root = roots[trace_id(view.round.key)]
+        assert root.name == "round"
+        assert root.start_time_unix_nano == round(view.round.opened_at * 1e9)
+        assert root.end_time_unix_nano == round(view.round.closed_at * 1e9)
+        parts = [s for s in found if s.trace_id == root.trace_id and s.parent_span_id]
+        assert {s.parent_span_id for s in parts} == {root.span_id}
+        clients = {
+            a.value.string_value
+            for s in parts
+            for a in s.attributes
+            if s.name == "client" and a.key == "fcil.client"
+        }
+        assert clients == {*view.senders, *view.silent}
+
+
+def test_metrics_are_those_of_every_sink_and_no_name_leaves(
+    place: Path, collector: Collector
+) -> None:
+    follower = follower_of(place, collector.endpoint)
+    follower.catch_up(last=True)
+    follower.close()
+    with Ledger(place / "ledger.sqlite", read_only=True) as ledger:
+        data = collect(ledger, RUN)
+    counted = {view.round.seq: float(len(view.counted)) for view in data.rounds}
+    points = collector.points()
+    assert points["fcil.round.counted"] == counted
+    assert set(points["fcil.clients.accuracy"]) == {0, 1, 2}
+    everything = b"".join(body for _, body in collector.bodies)
+    names = [row.name for row in data.clients.values()]
+    assert names
+    assert not [name for name in names if name.encode() in everything]
+
+
+def test_a_collector_that_was_away_gets_everything_later_and_once(
+    place: Path, collector: Collector
+) -> None:
+    collector.down = True
+    follower = follower_of(place, collector.endpoint)
+    with pytest.raises(Unreachable, match="did not take the spans"):
+        follower.catch_up(last=True)
+    follower.close()
+    assert not (place / "runs" / RUN / "sinks" / "otlp.json").exists()
+    collector.down = False
+    again = follower_of(place, collector.endpoint)
+    again.catch_up(last=True)
+    again.close()
+    ids = [(span.trace_id, span.span_id) for span in collector.spans()]
+    assert len(ids) == len(set(ids)) > 0
+    taken = json.loads((place / "runs" / RUN / "sinks" / "otlp.json").read_text())
+    count = len(collector.bodies)
+    third = follower_of(place, collector.endpoint)
+    third.catch_up(last=True)
+    third.close()
+    assert len(collector.bodies) == count
+    assert taken["seq"] >= 0
+
+
+def test_headers_come_from_the_environment(
+    place: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{collector.endpoint}/")
+    follower = follower_of(place, "")
+    follower.catch_up(last=True)
+    follower.close()
+    assert {headers.get("x-key") for headers in collector.headers} == {"abc"}
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "/v1"])
+def test_an_address_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="begins with http:// or https://"):
+        OtlpOptions(endpoint=endpoint)
+
+
+def test_without_the_package_one_sentence_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_is_there", lambda _module: False)
+    with pytest.raises(ConfigError, match="needs the packages opentelemetry") as caught:
+        registry.choose("otlp", {})
+    assert "fcil[otel]" in caught.value.action

@@ -1,0 +1,180 @@
+"""Runs wait in the order of their submission, begin once, and never stop a server when damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcil_protocol.errors import ConfigError, UsageError
+from fcil_server.federation.config import Config, load
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.runs import run_queue
+from fcil_server.runs.run_queue import FACT, QueuedRun, RunQueue, config_for, next_run
+
+NCM = {"method": {"name": "fedncm"}}
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> RunQueue:
+    return RunQueue(tmp_path)
+
+
+def submit(queue: RunQueue, *titles: str, settings: Any = NCM) -> list[QueuedRun]:
+    return [queue.submit(title, settings, load(None), "uid 1") for title in titles]
+
+
+def add_run(ledger: Ledger, facts: dict[str, Any], status: RunStatus) -> str:
+    run = f"r20260101-000000-{len(ledger.runs.all()):04x}"
+    ledger.runs.add(
+        run, method="fedncm", method_version="1", config="", hparams={}, backbone={},
+        schema_digest="", seed=1, environment=facts,
+    )  # fmt: skip
+    ledger.runs.set_status(run, status)
+    return run
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        yield ledger
+
+
+def test_entries_keep_their_order_over_cancellations_and_processes(
+    queue: RunQueue, tmp_path: Path
+) -> None:
+    assert RunQueue(tmp_path).entries() == []
+    one, two, three = submit(queue, "one", "two", "three")
+    assert queue.cancel(2) == two
+    assert RunQueue(tmp_path).entries() == [one, three]
+    (four,) = submit(queue, "four")
+    assert [e.number for e in queue.entries()] == [1, 3, 4]
+    assert four.settings == NCM
+    with pytest.raises(UsageError, match=r"number 2 waits.*There are: 1, 3, 4"):
+        queue.cancel(2)
+    assert (tmp_path / "queue").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "queue" / "000001.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"federation": {"listen": "0.0.0.0:1"}}, r"\[federation\] is no section of a single run"),
+        ({"sinks": {}}, r"\[sinks\] is no section"),
+        ({"method": {"name": "fedncn"}}, "fedncn"),
+        ({"method": {"name": "fedncm", "lr": 1}}, "lr"),
+        ({"tasks": {"schedule": "listed"}}, r"tasks\.classes is empty"),
+        ({"round": {"rounds_per_tasks": 2}}, r"did you mean 'round\.rounds_per_task'"),
+        ({"method": "fedncm"}, "method is a section"),
+        ({"run": [1]}, "run is a section"),
+    ],
+)
+def test_wrong_settings_are_refused_when_they_are_submitted(
+    queue: RunQueue, tmp_path: Path, settings: Any, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        submit(queue, "", settings=settings)
+    assert not (tmp_path / "queue").exists()
+
+
+def test_a_run_has_the_federations_settings_but_those_of_its_method_and_tasks() -> None:
+    base = load(
+        None,
+        ["method.name=pilora", "method.preset=short", "run.seed=7", "round.min_clients=3"],
+    )
+    settings = {"method": {"name": "fedncm"}, "round": {"rounds_per_task": 2}}
+    found = run_queue.check(settings, base)
+    assert (found.method.name, found.method.options) == ("fedncm", {})
+    assert (found.run.seed, found.round.min_clients, found.round.rounds_per_task) == (7, 3, 2)
+    assert run_queue.check({}, base) == base
+    listed = run_queue.check({"tasks": {"schedule": "listed", "classes": [["a"]]}}, base)
+    assert (listed.tasks.classes, listed.method.name) == ([["a"]], "pilora")
+
+
+def test_the_next_run_begins_when_the_one_before_it_is_over(
+    queue: RunQueue, ledger: Ledger
+) -> None:
+    one, two = submit(queue, "one", "two")
+    assert next_run(queue, ledger, new=False) == (None, one)
+    assert next_run(queue, ledger, new=True) == (None, None)
+    run = add_run(ledger, {FACT: one.facts()}, RunStatus.RUNNING)
+    row, entry = next_run(queue, ledger, new=False)
+    assert (row and row.run_id, entry) == (run, None)
+    assert queue.entries() == [two], "its run is in the ledger, so it has begun"
+    for status, expected in (
+        (RunStatus.FAILED, (run, None)),
+        (RunStatus.STOPPED, (None, two)),
+        (RunStatus.DONE, (None, two)),
+    ):
+        ledger.runs.set_status(run, status)
+        row, entry = next_run(queue, ledger, new=False)
+        assert (row and row.run_id, entry) == expected, status
+    queue.cancel(2)
+    row, entry = next_run(queue, ledger, new=False)
+    assert (row and row.run_id, entry) == (run, None), "a complete run stays open"
+    ledger.runs.set_status(run, RunStatus.STOPPED)
+    assert next_run(queue, ledger, new=False) == (None, None)
+
+
+def test_a_resumed_run_gets_the_settings_of_its_submission(ledger: Ledger) -> None:
+    base: Config = load(None, ["method.name=pilora"])
+    entry = QueuedRun(1, "ab", "", 1.0, "uid 1", NCM)
+    add_run(ledger, {FACT: entry.facts()}, RunStatus.RUNNING)
+    assert config_for(ledger.runs.newest(), None, base).method.name == "fedncm"
+    assert config_for(None, entry, base).method.name == "fedncm"
+    assert config_for(None, None, base) == base
+    add_run(ledger, {}, RunStatus.RUNNING)
+    assert config_for(ledger.runs.newest(), None, base) == base
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"{}", b'{"format": 2}', b"\xff", b"null", b'"x"', b"[" * 99_999]
+)
+def test_a_damaged_entry_is_named_and_the_next_one_has_its_turn(
+    queue: RunQueue, ledger: Ledger, tmp_path: Path, damage: bytes
+) -> None:
+    _, two = submit(queue, "one", "two")
+    (tmp_path / "queue" / "000001.json").write_bytes(damage)
+    first, second = queue.entries()
+    assert first.refused.startswith("queue/000001.json is damaged")
+    assert second == two
+    assert next_run(queue, ledger, new=False) == (None, two)
+    queue.cancel(1)
+    assert queue.entries() == [two]
+
+
+def test_a_refused_entry_stays_with_its_reason_and_its_settings(queue: RunQueue) -> None:
+    one, two = submit(queue, "one", "two")
+    queue.refuse(one, ConfigError("no such weights."))
+    assert queue.entries() == [dataclasses.replace(one, refused="no such weights."), two]
+    assert queue.waiting() == [two]
+
+
+def test_foreign_files_in_the_folder_are_left_alone(queue: RunQueue, tmp_path: Path) -> None:
+    (one,) = submit(queue, "one")
+    for name in ("notes.txt", "1.json", ".000002.json.1-abcdabcd.tmp", "0000001.json"):
+        (tmp_path / "queue" / name).write_text("x")
+    assert queue.entries() == [one]
+
+
+def test_a_title_cannot_write_to_the_terminal_and_the_queue_has_an_end(
+    queue: RunQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = submit(queue, " a\x1b[2J\nb " + "x" * 500)
+    assert "\x1b" not in one.title
+    assert "\n" not in one.title
+    assert len(one.title) == run_queue.MAX_TITLE
+    monkeypatch.setattr(run_queue, "MAX_QUEUED", 1)
+    with pytest.raises(UsageError, match=r"run cancel NUMBER"):
+        submit(queue, "two")
+
+
+def test_the_submission_in_the_ledger_is_what_was_submitted(queue: RunQueue) -> None:
+    (one,) = submit(queue, "one")
+    assert json.loads(json.dumps(one.facts())) == {
+        "number": 1, "id": one.id, "title": "one", "at": one.at, "by": "uid 1", "settings": NCM,
+    }  # fmt: skip
