@@ -105,7 +105,10 @@ def test_the_list_of_printed_commands_is_not_empty():
 # --- help in groups ---------------------------------------------------------------------------
 
 VERBS = {"fcil-server": fcil_server.cli.main.VERBS, "fcil-client": fcil_client.cli.main.VERBS}
-LONG = {"fcil-server": ("serve", "Dashboard and metrics"), "fcil-client": ("join", "When to work")}
+LONG = {
+    "fcil-server": ("serve", "Dashboard, API and metrics"),
+    "fcil-client": ("join", "When to work"),
+}
 
 
 @pytest.mark.parametrize("name", APPS)

@@ -21,8 +21,17 @@ from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
+from fcil_server.federation.api_tokens import (
+    REQUESTS_NAME,
+    TOKENS_NAME,
+    find_token,
+    make_token,
+    read_tokens,
+)
 from fcil_server.sessions.relay.home import load_record
 from fcil_server.storage import archive
+from fcil_server.web.api.past_acts import PastActs
+from fcil_server.web.requests import RefusedRequest
 from fuzz.harness import CUT, Once, must, target
 from fuzz.wire_targets import CLIENT, CORE, PLAIN, ROOT, sealed_seeds
 
@@ -169,6 +178,38 @@ MEMBER = Enrolment(
     ClientId("a" * 26), "c", ROOT.federation, ROOT.certify(CLIENT.public).to_bytes().hex(),
     ("localhost:1",), "/images",
 )  # fmt: skip
+
+
+def token_seeds():
+    folder = scratch() / "tokens"
+    folder.mkdir(exist_ok=True)
+    (folder / TOKENS_NAME).unlink(missing_ok=True)
+    seeds = []
+    for name, lasts_s in (("a", None), ("b", 60.0)):
+        make_token(folder, name, "operate", lasts_s=lasts_s, now=1.0)
+        seeds.append((folder / TOKENS_NAME).read_bytes())
+    return seeds
+
+
+@target("api_tokens", token_seeds, form="json")
+def api_tokens(data):
+    tokens = read_tokens(file(TOKENS_NAME, data).parent)
+    must(find_token(tokens, "fcil_", 0.0) is None, "a text that was never made opens nothing")
+    return True
+
+
+@target(
+    "past_acts",
+    lambda: [
+        b'{"version": 1, "acts": {"k": {"request": "r", "at": 1.0, "status": 200, "content": {"a": 1}}}}'
+    ],
+    form="json",
+)
+def past_acts(data):
+    acts = PastActs(file(REQUESTS_NAME, data).parent, clock=lambda: 2.0)
+    with suppress(RefusedRequest):
+        acts.begin("k", "r")
+    return True
 
 
 def home():

@@ -27,6 +27,7 @@ from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.overrides import apply_override
 from fcil_server.federation import config
+from fcil_server.reports.results.news import NewsPosition
 from fuzz.disk_targets import file
 from fuzz.harness import CUT, must, pieces, target
 from fuzz.wire_targets import quick_registry
@@ -55,6 +56,14 @@ def config_file(data):
 def override(data):
     fields = {"round": {"quorum": 1}, "method": {"name": "pilora"}}
     apply_override(fields, data.decode("utf-8", "surrogateescape"))
+    return True
+
+
+@target("news_position", lambda: [b"1.2.r20260102-030405-abcd.3", b"0.0..-1"])
+def news_position(data):
+    """What a program names to resume a stream."""
+    found = NewsPosition.parse(data.decode("utf-8", "surrogateescape"))
+    must(NewsPosition.parse(found.text()) == found, "a position is read as it was written")
     return True
 
 

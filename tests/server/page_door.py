@@ -12,7 +12,7 @@ from fcil_protocol.errors import Unreachable
 from fcil_protocol.storage.atomic_files import write_atomic
 from fcil_server.federation.page_key import KEY_NAME
 from fcil_server.ledger.ledger import LEDGER_NAME
-from fcil_server.web.page.access.errors import Faults
+from fcil_server.web.errors import Faults
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.app import Pages, PageSite, make_app
 from fcil_server.web.page.board import Boards

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 
 from fcil_server.federation.addresses import TlsFiles
-from fcil_server.web.http_server import HttpLimits, make_server, open_listener
+from fcil_server.web.http_server import HttpLimits, make_server, open_listener, plain_refusal
 
 NO_CERTIFICATE = TlsFiles()
 
 
 @contextlib.asynccontextmanager
-async def door(application, certificate=NO_CERTIFICATE, **limits):
+async def door(application, certificate=NO_CERTIFICATE, refusal=plain_refusal, **limits):
     """Serve an app; yields the port."""
     sock = open_listener("127.0.0.1:0")
-    server = make_server(application, certificate, HttpLimits(**limits))
+    server = make_server(application, certificate, HttpLimits(**limits), refusal)
     server.capture_signals = contextlib.nullcontext  # they are pytest's
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:

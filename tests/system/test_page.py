@@ -12,7 +12,7 @@ import pytest
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Outcome, UpdateStatus
-from fcil_server.web.page.event_stream import MAX_STREAMS
+from fcil_server.web.event_stream import MAX_STREAMS
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]

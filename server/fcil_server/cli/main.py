@@ -38,6 +38,9 @@ from fcil_server.cli import (
 from fcil_server.cli import (
     rounds as cli_rounds,
 )
+from fcil_server.cli import (
+    token as cli_token,
+)
 from fcil_server.cli.options import (
     DEFAULT_DIRECTORY,
     BudgetOption,
@@ -47,6 +50,7 @@ from fcil_server.cli.options import (
     with_budget,
 )
 from fcil_server.cli.serve_options import (
+    ApiOption,
     CertOption,
     KeyOption,
     MetricsOption,
@@ -54,6 +58,7 @@ from fcil_server.cli.serve_options import (
     PartitionOption,
     ReadOnlyOption,
     ServeCommand,
+    api_settings,
     kept_settings,
     metrics_settings,
     page_settings,
@@ -68,7 +73,7 @@ if TYPE_CHECKING:
 VERBS = {
     "Start": ("demo", "serve", "methods"),
     "Watch": ("status", "page", "rounds"),
-    "Clients and tickets": ("enrol", "clients", "revoke", "forget", "erase", "relay"),
+    "Clients and tickets": ("enrol", "clients", "revoke", "forget", "erase", "relay", "token"),
     "Rounds, runs and classes": (
         "pause",
         "resume",
@@ -118,6 +123,9 @@ def serve(
     page_cert: CertOption = None,
     page_key: KeyOption = None,
     page_read_only: ReadOnlyOption = False,
+    api: ApiOption = None,
+    api_cert: CertOption = None,
+    api_key: KeyOption = None,
     new_run: Annotated[bool, typer.Option(help="Begin a new run instead of resuming.")] = False,
     budget: BudgetOption = None,
     until_done: Annotated[
@@ -150,8 +158,9 @@ def serve(
         given = (*tasks, *environment_settings(), *with_budget(settings, budget))
         doors = page_settings(page, page_cert, page_key, read_only=page_read_only)
         metrics_given = metrics_settings(metrics, metrics_cert, metrics_key)
-        kept = kept_settings(given, page=doors, metrics=metrics_given)
-        overrides = (*given, *metrics_given, *doors)
+        api_given = api_settings(api, api_cert, api_key)
+        kept = kept_settings(given, page=doors, metrics=metrics_given, api=api_given)
+        overrides = (*given, *metrics_given, *doors, *api_given)
         if port is not None:
             own = directory / CONFIG
             read = load if own.exists() else load_first
@@ -337,6 +346,7 @@ cli_rounds.runs.command("rollback")(storage.rollback)
 app.add_typer(relay.app)
 app.add_typer(cli_rounds.app)
 app.add_typer(cli_classes.app, name="classes")
+app.add_typer(cli_token.app, name="token")
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def methods(
                 "--kind is for a new method.",
                 action=f"For example: fcil-server methods --new my_idea --kind {kind.value}",
             )
-        from fcil_server.cli.methods import describe_methods
         from fcil_server.cli.show_methods import show_method, show_methods
+        from fcil_server.reports.traffic.method_list import describe_methods
 
         rows = describe_methods(
             name,

@@ -135,22 +135,10 @@ def run_ls(
     with errors(form):
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.reports.results.run_data import run_rows
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            rows: list[dict[str, Any]] = [
-                {
-                    "id": r.run_id,
-                    "status": r.status.value,
-                    "method": r.method,
-                    "tasks": len(ledger.tasks.all(r.run_id)),
-                    "rounds": len(ledger.rounds.all(r.run_id)),
-                    "created_at": r.created_at,
-                    "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
-                    "emptied_at": r.emptied_at,
-                    "title": (r.environment.get("submitted") or {}).get("title") or None,
-                }
-                for r in ledger.runs.all()
-            ]
+            rows = run_rows(ledger)
 
         def show() -> None:
             from fcil_server.cli.tables import forked_from

@@ -1,4 +1,4 @@
-"""Options of ``fcil-server serve``: its partition, and HTTP listeners (metrics, dashboard)."""
+"""Options of ``fcil-server serve``: its partition, and its HTTP listeners."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import typer
 from typer.core import TyperCommand
 
 from fcil_protocol.errors import ConfigError
-from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE
+from fcil_server.federation.addresses import DEFAULT_API, DEFAULT_METRICS, DEFAULT_PAGE
 
-_DOORS = "Dashboard and metrics"
-_BARE = {"--metrics": DEFAULT_METRICS, "--page": DEFAULT_PAGE}  # what they mean without a value
+_DOORS = "Dashboard, API and metrics"
+# What they mean without a value.
+_BARE = {"--metrics": DEFAULT_METRICS, "--page": DEFAULT_PAGE, "--api": DEFAULT_API}
 
 PartitionOption = Annotated[
     Path | None,
@@ -43,6 +44,15 @@ ReadOnlyOption = Annotated[
     bool,
     typer.Option(
         "--page-read-only", help="Serve the dashboard without controls.", rich_help_panel=_DOORS
+    ),
+]
+ApiOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api",
+        metavar="[HOST:PORT]",
+        help=f"Serve the HTTP API to programs; {DEFAULT_API} by default.",
+        rich_help_panel=_DOORS,
     ),
 ]
 CertOption = Annotated[
@@ -77,6 +87,17 @@ def metrics_settings(
     return _settings("metrics", address, certificate, key)
 
 
+def api_settings(
+    address: str | None, certificate: Path | None, key: Path | None
+) -> tuple[str, ...]:
+    """Return the configuration overrides of the API's options.
+
+    Raises:
+        ConfigError: the address is empty.
+    """
+    return _settings("api", address, certificate, key)
+
+
 def page_settings(
     address: str | None, certificate: Path | None, key: Path | None, *, read_only: bool
 ) -> tuple[str, ...]:
@@ -92,8 +113,8 @@ def page_settings(
 def kept_settings(settings: tuple[str, ...], **doors: tuple[str, ...]) -> tuple[str, ...]:
     """Return the settings that a new federation keeps in its file.
 
-    Those of ``-c`` and of variables, and the options of the page or the metrics where those set
-    something of them: it would mean nothing at the next start, or be refused.
+    Those of ``-c`` and of variables, and the options of the page, the API or the metrics where
+    those set something of them: it would mean nothing at the next start, or be refused.
     """
     given = [setting.strip() for setting in settings]
     for name, options in doors.items():

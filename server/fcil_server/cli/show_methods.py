@@ -1,18 +1,14 @@
-"""Output of ``fcil-server methods``: plain data and its text form."""
+"""The text form of ``fcil-server methods``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 
-from fcil_adapters.contract import Hparams, Method
 from fcil_adapters.contract.traffic import Cadence
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.process.tables import Column, console, show_table
-from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
-from fcil_server.reports.traffic.prediction import Traffic, predict
 
 _WHEN = {
     Cadence.ROUND: "each round",
@@ -27,75 +23,6 @@ _WHEN = {
     Cadence.CLOSED: "for each finished task",
     Cadence.RUN: "once",
 }
-
-
-def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -> dict[str, Any]:
-    """Return a method's manifest, its options and its traffic as plain data."""
-    return {
-        "name": method.name,
-        "version": method.version,
-        "title": method.title,
-        "citation": method.citation,
-        "presets": {name: dict(_dotted(preset)) for name, preset in method.presets.items()},
-        "options": dict(_options(method.hparams(), hparams)),
-        "setting": {
-            "backbone": setting.backbone.name if method.needs_backbone else None,
-            "dim": setting.backbone.dim if method.needs_backbone else None,
-            "classes": setting.classes,
-            "past": setting.past,
-            "clients": setting.clients,
-            "rounds": setting.rounds,
-        },
-        "traffic": _traffic_fields(predict(method, hparams, setting)),
-    }
-
-
-def _dotted(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{before}{name}.")
-        else:
-            yield before + name, _plain(value)
-
-
-def _options(
-    defaults: Hparams, values: Hparams, before: str = ""
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every option by its dotted name: default, value here, meaning."""
-    for name, field in type(values).model_fields.items():
-        default, value = getattr(defaults, name), getattr(values, name)
-        if isinstance(value, Hparams):
-            yield from _options(default, value, f"{before}{name}.")
-        else:
-            meaning = field.description or ""
-            fields = {"default": _plain(default), "value": _plain(value), "help": meaning}
-            yield before + name, fields
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _traffic_fields(traffic: Traffic) -> dict[str, Any]:
-    return {
-        "up": [
-            {"exchange": up.exchange, "rounds": up.rounds, **up.size.fields()} for up in traffic.up
-        ],
-        "down": [
-            {
-                "part": down.part,
-                "cadence": down.cadence.value,
-                "every": down.every,
-                **down.each.fields(),
-                "task_bytes": down.task.bytes,
-                "missed_bytes": down.missed.bytes,
-            }
-            for down in traffic.down
-        ],
-        "round": {"up": traffic.round[0].fields(), "down": traffic.round[1].fields()},
-        "task": {"up": traffic.task[0].fields(), "down": traffic.task[1].fields()},
-        "missed": traffic.missed.fields(),
-    }
 
 
 def show_methods(rows: list[dict[str, Any]]) -> None:

@@ -6,17 +6,19 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.errors import FcilError, UsageError
+from fcil_protocol.errors import FcilError, NotNow, UsageError
 from fcil_protocol.messages.messages import NONCE_BYTES
 from fcil_protocol.trust.keys import PublicKeys
+from fcil_server.daemon.api_access import token_new, token_revoke
 from fcil_server.daemon.live import gauges
 from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
 from fcil_server.daemon.status import status
+from fcil_server.federation.api_tokens import check_token_name
 from fcil_server.federation.operator_text import check_ticket_lifetime
 from fcil_server.federation.roster import Roster, check_name, ever_named
 from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
-from fcil_server.rounds.position import Mode
+from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
 from fcil_server.runs.run_queue import cancel, describe_submitted, submit
 from fcil_server.sessions import handshake
@@ -98,6 +100,10 @@ class Commands:
                 return page_enter(context, fields, actor)
             case "page_sign_out":
                 return await page_sign_out(context, actor)
+            case "token_new":
+                return await token_new(context, fields, actor)
+            case "token_revoke":
+                return await token_revoke(context, fields, actor)
             case _:
                 return self._steer(op, fields)
 
@@ -110,7 +116,9 @@ class Commands:
                 return {}
             case "close_round":
                 rest = fields.get("rest_of_task") is True
-                self._context.run.coordinator.close_short(rest_of_task=rest)
+                coordinator = self._context.run.coordinator
+                check_round(coordinator.progress, fields.get("only"))
+                coordinator.close_short(rest_of_task=rest)
                 detail = "and the rest of its task" if rest else ""
                 _audit(self._context, fields, "close_round", detail)
                 return {}
@@ -195,12 +203,40 @@ class Commands:
 
 
 def _actor(fields: dict[str, Any]) -> str:
-    page = ", page" if fields.get("by") == "page" else ""
-    return f"uid {fields.get('uid', '?')}{page}"
+    door = ""
+    if fields.get("by") == "page":
+        door = ", page"
+    elif fields.get("by") == "api":
+        door = f", api {check_token_name(fields.get('token'))}"
+    return f"uid {fields.get('uid', '?')}{door}"
 
 
 def _audit(context: ServerContext, fields: dict[str, Any], action: str, detail: str = "") -> None:
     context.ledger.audit.add(_actor(fields), action, detail)
+
+
+def check_round(progress: RunProgress, only: Any) -> None:
+    """Refuse an act on a round that is no longer under way.
+
+    Args:
+        progress: of the run.
+        only: ``task``, ``kind`` and ``round`` of the round that is meant; None: any.
+
+    Raises:
+        NotNow: another round, or none, is under way.
+    """
+    if only is None:
+        return
+    task, step = progress.task, progress.step
+    here = None
+    if task is not None and step is not None and progress.round is not None:
+        here = {"task": task.index, "kind": step.kind, "round": step.round}
+    if here != only:
+        now = f"task {here['task']}, {here['kind']} {here['round']}" if here else "none"
+        raise NotNow(
+            f"nothing was done: the round under way is another one than you named; now: {now}.",
+            action="Look at the status, and start again if you still want that.",
+        )
 
 
 def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class ServerContext:
         byte_meter: counts bytes.
         run: the open run.
         metrics: the process that serves Prometheus. page: the one that serves browsers.
+        api: the one that serves other programs.
         port: the port on which the server listens for clients.
         began: when the server was made, on the monotonic clock.
         started_at: the same, in unix seconds; read once, since a value that varies looks like
@@ -50,6 +51,7 @@ class ServerContext:
     run: OpenRun
     metrics: WebProcess
     page: WebProcess
+    api: WebProcess
     port: int
     began: float
     started_at: float

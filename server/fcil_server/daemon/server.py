@@ -44,7 +44,7 @@ from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
-from fcil_server.web.supervisor import WebProcess, figures_site, page_site
+from fcil_server.web.supervisor import WebProcess, api_site, figures_site, page_site
 
 FLUSH_S = 5.0  # between writes of byte counts and the deadline while no round closes
 
@@ -144,7 +144,7 @@ class Server:
         if self.federation.variables:
             names = ", ".join(self.federation.variables)
             self.note("info", "environment", f"set by environment variables: {names}")
-        metrics, page = self._open_doors(ends)
+        doors = self._open_doors(ends)
         listening = self._open_link(ends, made)
         commands = ends.enter_context(contextlib.ExitStack())
         ends.callback(self.journal.write, everything=True)
@@ -161,8 +161,9 @@ class Server:
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
         ends.push_async_callback(self._last, run.close)
+        ends.callback(self.journal.write)  # before it: the sinks and webhooks get the last notes
         self.journal.begin_run(run.coordinator.context.run)
-        context = self._context(listening, run, metrics, page)
+        context = self._context(listening, run, doors)
         parts = self._compose(context, listening)
         self.port = listening.port
 
@@ -175,10 +176,11 @@ class Server:
         return self._begin(parts)
 
     def _context(
-        self, listening: _Listening, run: OpenRun, metrics: WebProcess, page: WebProcess
+        self, listening: _Listening, run: OpenRun, doors: tuple[WebProcess, ...]
     ) -> ServerContext:
         """Assemble the passive parts, with the two that need a run."""
         kernel = listening.link.take_counts
+        metrics, page, api = doors
         return ServerContext(
             federation=self.federation,
             journal=self.journal,
@@ -192,6 +194,7 @@ class Server:
             run=run,
             metrics=metrics,
             page=page,
+            api=api,
             port=listening.port,
             began=self._began,
             started_at=self._started_at,
@@ -236,6 +239,7 @@ class Server:
             self._tick(parts),
             context.metrics.run(),
             context.page.run(),
+            context.api.run(),
         )
         return [asyncio.create_task(guard(one, self.fail)) for one in work]
 
@@ -248,16 +252,17 @@ class Server:
 
     # --- listeners --------------------------------------------------------------------------
 
-    def _open_doors(self, ends: contextlib.AsyncExitStack) -> tuple[WebProcess, WebProcess]:
-        """Listen for Prometheus and for browsers, if configured."""
+    def _open_doors(self, ends: contextlib.AsyncExitStack) -> tuple[WebProcess, ...]:
+        """Listen for Prometheus, for browsers and for programs, if configured."""
         directory, section = self.federation.directory, self.config.federation
-        metrics = WebProcess(directory, figures_site(section), self.note)
-        ends.callback(metrics.close)
-        page = WebProcess(directory, page_site(section), self.note)
-        ends.callback(page.close)
-        if page.served:
+        doors = []
+        for site in (figures_site(section), page_site(section), api_site(section)):
+            door = WebProcess(directory, site, self.note)
+            ends.callback(door.close)
+            doors.append(door)
+        if section.page:
             make_key(directory)
-        return metrics, page
+        return tuple(doors)
 
     def _open_link(
         self, ends: contextlib.AsyncExitStack, parts: Callable[[], ServerParts]

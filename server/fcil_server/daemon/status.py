@@ -36,6 +36,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "port": context.port,
             "metrics": context.metrics.describe(),
             "page": context.page.describe(),
+            "api": context.api.describe(),
             "up_s": round(time.monotonic() - context.began, 1),
         },
         "run": {

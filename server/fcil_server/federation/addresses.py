@@ -9,6 +9,7 @@ from fcil_protocol.errors import ConfigError
 
 DEFAULT_METRICS = "127.0.0.1:9464"  # the same port as OpenTelemetry's exporters
 DEFAULT_PAGE = "127.0.0.1:7780"
+DEFAULT_API = "127.0.0.1:7790"
 
 
 def split_address(address: str) -> tuple[str, int]:

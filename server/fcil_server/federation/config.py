@@ -28,6 +28,7 @@ from fcil_server.federation.sections import (
     StorageSection,
     TasksSection,
     TrustSection,
+    WebhooksSection,
     WireSection,
 )
 
@@ -45,6 +46,7 @@ class Config(Section):
     trust: TrustSection = TrustSection()
     storage: StorageSection = StorageSection()
     sinks: SinksSection = SinksSection()
+    webhooks: WebhooksSection = WebhooksSection()
 
     @property
     def least_updates(self) -> int:
@@ -171,8 +173,8 @@ def _fault(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}{_hint(error['loc'])}"
     text = f"{where}: {error['msg'].removeprefix('Value error, ')}"
-    # An address of a sink may hold a password, and errors go to logs.
-    return text if error["loc"][0] == "sinks" else f"{text}, got {error['input']!r}"
+    # An address may hold a password, and errors go to logs.
+    return text if error["loc"][0] in ("sinks", "webhooks") else f"{text}, got {error['input']!r}"
 
 
 def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:
@@ -242,6 +244,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
     for key, address, certificate in (
         ("metrics", section.metrics, section.metrics_certificate),
         ("page", section.page, section.page_certificate),
+        ("api", section.api, section.api_certificate),
     ):
         try:
             if address:

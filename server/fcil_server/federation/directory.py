@@ -8,9 +8,12 @@
                           server.next.json while new keys are put in place
         page.key          signs the sessions of the dashboard (0600), once it was served
         page.left         its sessions that signed out (0600), once one did
+        api.tokens        digests of the API's tokens (0600), once one was made
+        api.requests      acts through the API with an Idempotency-Key (0600), for a day
         ledger.sqlite     members, runs, rounds, states, bytes
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
+        webhooks/         the place in the news that each webhook has reached
         queue/            runs that wait for their turn (`fcil-server run submit`)
         worker.log        what the worker and the method print
         lock  control.sock
@@ -54,6 +57,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.wal_check import lost_frames
 
 CONFIG = "federation.toml"
+WEBHOOKS = "webhooks"  # a folder: the place in the news that each webhook has reached
 
 
 class Federation:

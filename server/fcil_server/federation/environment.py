@@ -13,7 +13,7 @@ from fcil_protocol.process.overrides import FromVariable
 from fcil_server.federation.config import Config, known_keys
 
 PREFIX = "FCIL_"
-_OPEN = ("method", "sinks")  # sections whose keys are those of methods and sinks
+_OPEN = ("method", "sinks", "webhooks")  # sections whose keys are names
 
 
 def environment_settings(environ: Mapping[str, str] = os.environ) -> tuple[FromVariable, ...]:

@@ -73,6 +73,15 @@ class FederationSection(Section):
         description="directories of other federations or runs that the dashboard can compare with",
     )
 
+    api: str = Field(
+        "",
+        description="address of the HTTP API, such as 127.0.0.1:7790 (docs/api.md); empty: off",
+    )
+    api_cert: str = Field(
+        "", description="PEM certificate, required for an address beyond loopback"
+    )
+    api_key: str = Field("", description="PEM key of the certificate")
+
     @property
     def metrics_certificate(self) -> TlsFiles:
         """The certificate of the metrics listener."""
@@ -82,6 +91,11 @@ class FederationSection(Section):
     def page_certificate(self) -> TlsFiles:
         """The certificate of the dashboard's listener."""
         return TlsFiles(self.page_cert, self.page_key)
+
+    @property
+    def api_certificate(self) -> TlsFiles:
+        """The certificate of the API's listener."""
+        return TlsFiles(self.api_cert, self.api_key)
 
     def bound(self, port: int = 0) -> str:
         """Return the address that the server binds.
@@ -386,13 +400,21 @@ class StorageSection(Section):
         return fields
 
 
-class SinksSection(BaseModel):
-    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
+class NamedTables(BaseModel):
+    """Base of the sections whose keys are names, each with a table of options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
 
     @property
     def options(self) -> dict[str, dict[str, Any]]:
-        """Sink -> its options, as given."""
+        """Name -> its options, as given."""
         return dict(self.__pydantic_extra__)
+
+
+class SinksSection(NamedTables):
+    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
+
+
+class WebhooksSection(NamedTables):
+    """Addresses that get the federation's news: each key a name with options (docs/api.md)."""

@@ -109,7 +109,7 @@ class Cell:
             backbone: the digest of the backbone's weights, or its name if timm provides them.
         """
         method = registry.load_method(self.method)
-        apart = ("method", "sinks")  # named below; sinks change no result
+        apart = ("method", "sinks", "webhooks")  # named below, or without influence
         settings = {s: dict(keys) for s, keys in self.settings.items() if s not in apart}
         return {
             "version": RESULT_VERSION,

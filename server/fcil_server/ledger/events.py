@@ -46,6 +46,21 @@ class EventTable:
         )
         return self._db.all(Event, sql, (after, run, run, limit))
 
+    def after(self, after: int, *, limit: int, level: str | None = None) -> list[Event]:
+        """Return the first ``limit`` events with id > ``after``, oldest first.
+
+        Args:
+            after: an event's id; 0: from the oldest on.
+            limit: most events.
+            level: only of this level; None: of all.
+        """
+        sql = "SELECT * FROM events WHERE id > ? AND (? IS NULL OR level = ?) ORDER BY id LIMIT ?"
+        return self._db.all(Event, sql, (after, level, level, limit))
+
+    def last_id(self) -> int:
+        """Return the id of the newest event; 0: there is none."""
+        return int(self._db.number("SELECT ifnull(max(id), 0) FROM events"))
+
     def add_all(
         self,
         events: Sequence[NewEvent],
@@ -114,6 +129,18 @@ class RefusalTable:
     def newest(self, *, limit: int = 100) -> list[RefusalRow]:
         """Return the newest refusals, newest first."""
         return self._db.all(RefusalRow, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+
+    def after(self, after: int, *, limit: int) -> list[RefusalRow]:
+        """Return the first ``limit`` refusals with id > ``after``, oldest first, no harmless."""
+        sql = (
+            f"SELECT * FROM refusals WHERE id > ? AND code NOT IN {HARMLESS} "  # noqa: S608
+            "ORDER BY id LIMIT ?"
+        )
+        return self._db.all(RefusalRow, sql, (after, limit))
+
+    def last_id(self) -> int:
+        """Return the id of the newest refusal; 0: there is none."""
+        return int(self._db.number("SELECT ifnull(max(id), 0) FROM refusals"))
 
     def of_client(self, client: ClientId, *, limit: int) -> list[RefusalRow]:
         """Return the newest refusals of one client's messages, newest first, but the harmless."""

@@ -23,7 +23,7 @@ from fcil_protocol.errors import (
     StorageError,
 )
 from fcil_protocol.formats import format_bytes
-from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.publisher import Publisher
 from fcil_server.federation.config import Config
@@ -34,8 +34,9 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
 from fcil_server.reports import run_directory
 from fcil_server.reports.sinks import registry as doors
-from fcil_server.reports.sinks.process import Sinks
+from fcil_server.reports.sinks.process import FollowerProcess, SinkProcess, Sinks, WebhookProcess
 from fcil_server.reports.sinks.registry import Chosen
+from fcil_server.reports.sinks.webhooks import Webhook, choose_webhooks
 from fcil_server.reports.traffic.budget import applied, fitted, over_budget
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs import run_queue
@@ -49,6 +50,23 @@ from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.run_ports import RunPorts
+
+
+@dataclass(frozen=True)
+class _Followers:
+    """The sinks and webhooks of a configuration, checked."""
+
+    sinks: list[Chosen]
+    webhooks: list[Webhook]
+
+    def processes(self, federation: Federation, run: RunId, ports: RunPorts) -> Sinks:
+        """Return their processes, which are not started yet."""
+        directory, name = federation.directory, federation.config.federation.name
+        made: list[FollowerProcess] = [
+            SinkProcess(directory, run, one, ports.notify) for one in self.sinks
+        ]
+        made += [WebhookProcess(directory, name, one, ports.notify) for one in self.webhooks]
+        return Sinks(made)
 
 
 @dataclass
@@ -220,7 +238,10 @@ async def _open(
 ) -> OpenRun:
     """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue."""
     ledger = federation.ledger
-    chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
+    chosen = _Followers(
+        [doors.choose(name, options) for name, options in given.sinks.options.items()],
+        choose_webhooks(given.webhooks.options),
+    )
     config = config_of(row, given, ports.notify)
     choice = None
     if row is None and config.wire.budget_mb:
@@ -280,10 +301,10 @@ def _assemble(
     row: RunRow,
     setup: RunSetup,
     probe: NDArray[np.float32] | None,
-    chosen: list[Chosen],
+    chosen: _Followers,
     ports: RunPorts,
 ) -> OpenRun:
-    sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
+    sinks = chosen.processes(federation, row.run_id, ports)
     context = make_context(federation, row, setup, ports)
     coordinator = Coordinator(context, ports, task_closed=sinks.wake)
     terms = RunTerms(

@@ -14,12 +14,15 @@ from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import threads_of
 from fcil_server.aggregation.store import states_folder
 from fcil_server.federation import config as configuration
-from fcil_server.federation.sections import SinksSection
+from fcil_server.federation.sections import SinksSection, WebhooksSection
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports import run_directory
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.resources import RunSetup
+
+# They belong to the server, not to the run; and an address may hold a password.
+_APART = {"sinks": SinksSection(), "webhooks": WebhooksSection()}
 
 
 def begin(
@@ -53,8 +56,7 @@ def begin_row(
             run,
             method=method.name,
             method_version=method.version,
-            # Sinks belong to the server, not to the run; and an address may hold a password.
-            config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
+            config=configuration.to_toml(config.model_copy(update=_APART)),
             hparams=setup.hparams.model_dump(mode="json"),
             backbone=backbone_fields(setup.info),
             schema_digest=setup.schema_digest,

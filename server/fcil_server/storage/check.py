@@ -21,8 +21,9 @@ from fcil_protocol.storage.atomic_files import is_temporary_name, is_written
 from fcil_protocol.storage.lock_holder import LOCK_NAME
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_server.federation.api_tokens import REQUESTS_NAME, TOKENS_NAME, read_tokens
 from fcil_server.federation.config import load
-from fcil_server.federation.directory import CONFIG, describe_lost_frames
+from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.run_queue import QUEUE, RunQueue
@@ -34,6 +35,7 @@ LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
+_OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS}
 _OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
@@ -86,6 +88,7 @@ def _look(directory: Path) -> Iterator[CheckFinding]:
     yield from _config(directory)
     yield from _keys(directory / "keys")
     yield from _page_key(directory)
+    yield from _api_tokens(directory)
     try:
         lost = describe_lost_frames(directory / LEDGER_NAME)
         if lost:
@@ -142,6 +145,14 @@ def _page_key(directory: Path) -> Iterator[CheckFinding]:
             check_key(directory)
         except FcilError as error:
             yield failed("keys", error)
+
+
+def _api_tokens(directory: Path) -> Iterator[CheckFinding]:
+    """Check the file of the API's tokens; without tokens there is none."""
+    try:
+        read_tokens(directory)
+    except FcilError as error:
+        yield failed("keys", error)
 
 
 def _queue(directory: Path) -> Iterator[CheckFinding]:

@@ -35,6 +35,7 @@ STREAM_BUFFER_BYTES = 64 << 10  # kernel buffer for a client that does not read 
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+Refusal = Callable[[str, int], App]  # makes the answer from a sentence and a status code
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,28 @@ def is_ours(host: str, names: frozenset[str]) -> bool:
     return True
 
 
+def plain_refusal(sentence: str, status: int) -> App:
+    """Return the answer to a refused request as a line of text."""
+    from starlette.responses import PlainTextResponse
+
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return PlainTextResponse(f"{sentence}\n", status, headers)
+
+
 class OwnNames:
     """Refuses requests with a foreign host name or an oversized head or body."""
 
-    def __init__(self, app: App, names: frozenset[str], body_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        app: App,
+        names: frozenset[str],
+        body_bytes: int = 0,
+        refusal: Refusal = plain_refusal,
+    ) -> None:
         self._app = app
         self._names = names
         self._body_bytes = body_bytes
+        self._refusal_of = refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -166,21 +182,18 @@ class OwnNames:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            from starlette.responses import PlainTextResponse
-
-            headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-            await PlainTextResponse(*refusal, headers)(scope, receive, send)
+            await self._refusal_of(*refusal)(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[str, int] | None:
         if _head_bytes(scope) > MAX_HEAD_BYTES:
-            return f"a request may be at most {MAX_HEAD_BYTES} bytes long.\n", 431
+            return f"a request may be at most {MAX_HEAD_BYTES} bytes long.", 431
         hosts = _all(scope, b"host")
         if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
-            return "this listener does not have that host name; use its numeric address.\n", 421
+            return "this listener does not have that host name; use its numeric address.", 421
         if _all(scope, b"transfer-encoding"):
-            return "say how long the request's body is (Content-Length).\n", 411
+            return "say how long the request's body is (Content-Length).", 411
         if any(int(length) > self._body_bytes for length in _all(scope, b"content-length")):
-            return f"a request's body may be at most {self._body_bytes} bytes long.\n", 413
+            return f"a request's body may be at most {self._body_bytes} bytes long.", 413
         return None
 
 
@@ -194,8 +207,19 @@ def _head_bytes(scope: Any) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def make_server(app: App, certificate: TlsFiles, limits: HttpLimits = LIMITS) -> Any:
+def make_server(
+    app: App,
+    certificate: TlsFiles,
+    limits: HttpLimits = LIMITS,
+    refusal: Refusal = plain_refusal,
+) -> Any:
     """Return a ``uvicorn.Server`` for the app; ``serve(sockets=[...])`` runs it.
+
+    Args:
+        app: answers the requests.
+        certificate: of the listener.
+        limits: of its connections.
+        refusal: makes the answer to a request that does not reach the app.
 
     Raises:
         ConfigError: the certificate or its key cannot be used.
@@ -204,7 +228,7 @@ def make_server(app: App, certificate: TlsFiles, limits: HttpLimits = LIMITS) ->
 
     check_certificate(certificate)
     config = uvicorn.Config(
-        OwnNames(app, own_names(certificate), limits.body_bytes),
+        OwnNames(app, own_names(certificate), limits.body_bytes, refusal),
         http=_bounded(limits),
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""Supervisor of a process that serves browsers or Prometheus: it restarts it whenever it ends."""
+"""Supervisor of a process that serves HTTP: it restarts it whenever it ends."""
 
 from __future__ import annotations
 
@@ -95,6 +95,22 @@ def page_site(section: FederationSection) -> WebProgram:
             *beside,
         ),
         status=(("read_only", section.page_read_only),),
+    )
+
+
+def api_site(section: FederationSection) -> WebProgram:
+    """Return the site of the HTTP API."""
+    return WebProgram(
+        key="api",
+        what="the HTTP API",
+        verb="is",
+        module="fcil_server.web.api.server",
+        packages=("starlette", "uvicorn"),
+        example="127.0.0.1:7790",
+        address=section.api,
+        certificate=section.api_certificate,
+        path="/v1",
+        hint="; for a token: fcil-server token new NAME",
     )
 
 

@@ -172,7 +172,7 @@ def test_what_does_not_fit_gets_one_sentence(arguments, words):
 def test_it_needs_no_torch():
     program = (
         "import sys\n"
-        "from fcil_server.cli.methods import describe_methods\n"
+        "from fcil_server.reports.traffic.method_list import describe_methods\n"
         "from fcil_server.cli.show_methods import show_methods\n"
         "rows = describe_methods(None, backbone='vit_large_patch16_224', past=20)\n"
         "show_methods(rows)\n"

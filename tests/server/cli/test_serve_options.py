@@ -8,8 +8,13 @@ from typer.testing import CliRunner
 
 from fcil_protocol.errors import ConfigError
 from fcil_server.cli.main import app
-from fcil_server.cli.serve_options import kept_settings, metrics_settings, page_settings
-from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE, TlsFiles
+from fcil_server.cli.serve_options import (
+    api_settings,
+    kept_settings,
+    metrics_settings,
+    page_settings,
+)
+from fcil_server.federation.addresses import DEFAULT_API, DEFAULT_METRICS, DEFAULT_PAGE, TlsFiles
 from fcil_server.federation.config import load
 from fcil_server.federation.sections import FederationSection
 
@@ -117,6 +122,21 @@ def test_a_page_for_reading_only_that_is_not_served_is_a_fault() -> None:
 def test_a_page_that_others_could_reach_in_the_clear_is_a_fault() -> None:
     with pytest.raises(ConfigError, match=r"federation.page: 0\.0\.0\.0:1 can be reached"):
         page_config("--page", "0.0.0.0:1")
+
+
+# --- the API --------------------------------------------------------------------------------
+
+
+def test_the_apis_options_become_settings_of_the_federation() -> None:
+    params = given("--api", "--metrics", "127.0.0.1:1")
+    assert (params["api"], params["metrics"]) == (DEFAULT_API, "127.0.0.1:1")
+    made = api_settings("0.0.0.0:1", Path("c.pem"), Path("k.pem"))
+    section = load(None, made).federation
+    assert (section.api, section.api_certificate) == ("0.0.0.0:1", TlsFiles("c.pem", "k.pem"))
+    with pytest.raises(ConfigError, match=r"federation.api: 0\.0\.0\.0:1 can be reached"):
+        load(None, api_settings("0.0.0.0:1", None, None))
+    with pytest.raises(ConfigError, match="the address after --api is empty"):
+        api_settings(" ", None, None)
 
 
 # --- the partition --------------------------------------------------------------------------

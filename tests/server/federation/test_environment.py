@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from fcil_adapters.contract.registry import load_method, method_names
 from fcil_protocol.errors import ConfigError
 from fcil_server.cli import main as cli
-from fcil_server.cli.methods import describe_methods
 from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.config import Config, known_keys, load, merged
@@ -27,6 +26,7 @@ from fcil_server.federation.environment import (
     variables_in_force,
     without_settings,
 )
+from fcil_server.reports.traffic.method_list import describe_methods
 from fcil_server.runs import export
 
 ADDRESS = "https://user:secret@host"

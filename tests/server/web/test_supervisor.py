@@ -12,10 +12,10 @@ import pytest
 from fcil_protocol.errors import ConfigError
 from fcil_server.federation.sections import FederationSection
 from fcil_server.web import supervisor
-from fcil_server.web.supervisor import WebProcess, WebProgram, figures_site, page_site
+from fcil_server.web.supervisor import WebProcess, WebProgram, api_site, figures_site, page_site
 from orphans import ends_with_its_parent
 
-SITES = {"metrics": figures_site, "page": page_site}
+SITES = {"metrics": figures_site, "page": page_site, "api": api_site}
 
 
 def site(key: str, address: str, **given) -> WebProgram:
@@ -43,7 +43,9 @@ def test_without_an_address_there_is_no_door(key: str) -> None:
     made.close()
 
 
-@pytest.mark.parametrize(("key", "what"), [("metrics", "metrics"), ("page", "the dashboard")])
+@pytest.mark.parametrize(
+    ("key", "what"), [("metrics", "metrics"), ("page", "the dashboard"), ("api", "the HTTP API")]
+)
 @pytest.mark.parametrize("given", ["cert", "key"])
 def test_a_certificate_without_an_address_is_refused(key: str, what: str, given: str) -> None:
     with pytest.raises(ConfigError, match=f"no address of {what}") as told:

@@ -119,11 +119,39 @@ def _collect(ledger: Ledger, run_id: RunId) -> RunData:
     )
 
 
-def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
-    """Return one row per round: its clients, its duration, its cost."""
+def run_rows(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return one row per run of the federation, the oldest first."""
+    return [
+        {
+            "id": r.run_id,
+            "status": r.status.value,
+            "method": r.method,
+            "tasks": len(ledger.tasks.all(r.run_id)),
+            "rounds": len(ledger.rounds.all(r.run_id)),
+            "created_at": r.created_at,
+            "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
+            "emptied_at": r.emptied_at,
+            "title": (r.environment.get("submitted") or {}).get("title") or None,
+        }
+        for r in ledger.runs.all()
+    ]
+
+
+def round_rows(
+    ledger: Ledger, run: RunId, *, since: int = 0, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Return one row per round: its clients, its duration, its cost.
+
+    Args:
+        ledger: the federation's.
+        run: the run.
+        since: the first round by its ordinal.
+        limit: most rows; None: all.
+    """
     names = {c.client_id: c.name for c in ledger.clients.all()}
     reader = RoundReader(ledger.database)
-    return [_round_row(reader.view(row), names, ledger.now) for row in reader.rounds.all(run)]
+    rows = reader.rounds.all(run, since)[:limit]
+    return [_round_row(reader.view(row), names, ledger.now) for row in rows]
 
 
 def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> dict[str, Any]:

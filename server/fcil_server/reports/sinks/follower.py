@@ -234,9 +234,9 @@ class Calls:
         time.sleep(LEFT_S)
         os._exit(EXIT_INTERNAL)
 
-    def wait(self) -> bool:
-        """Wait for news; False: the server is gone."""
-        self._news.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for news, or for some seconds; False: the server is gone."""
+        self._news.wait(timeout_s)
         self._news.clear()
         return not self._over
 

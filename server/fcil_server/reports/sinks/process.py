@@ -1,19 +1,21 @@
-"""The server's side of its sinks: one process each, woken by news in the ledger."""
+"""The server's side of its sinks and webhooks: one process each, woken by news in the ledger."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fcil_protocol.ids import RunId
 from fcil_protocol.process.children import KILLED_S, ChildProcess, module_command, wait_or_kill
 from fcil_server.reports.sinks.registry import Chosen
+from fcil_server.reports.sinks.webhooks import Webhook
 
 BACK_OFF_S = (1.0, 5.0, 30.0, 300.0)  # after the first, second, third ... failure in a row
 STEADY_S = 60.0  # after this long, a failure counts as the first again
@@ -48,29 +50,30 @@ class _Output(asyncio.Protocol):
         return _LOGIN.sub("//...@", last)[:_WORDS]
 
 
-class SinkProcess:
-    """Keeps one sink's process running.
+class FollowerProcess:
+    """Keeps a process running that follows the ledger.
 
     Args:
-        directory: of the federation.
-        run: the run.
-        chosen: the sink.
+        kind: ``sink`` or ``webhook``; also the code of its notes.
+        name: of the sink or webhook.
+        content: what it takes, in a sentence.
+        command: of the process.
+        options: its first line of input.
         notify: writes a note for the operator: (level, code, text).
     """
 
-    def __init__(self, directory: Path, run: RunId, chosen: Chosen, notify: Notify) -> None:
-        self._directory = directory
-        self._run = run
-        self._chosen = chosen
+    def __init__(
+        self, kind: str, name: str, content: str, command: list[str], options: str, notify: Notify
+    ) -> None:
+        self.name = name
+        self._kind = kind
+        self._content = content
+        self._given_command = command
+        self._options = options
         self._notify = notify
         self._lives: asyncio.Task[None] | None = None
         self._pipe: asyncio.WriteTransport | None = None  # standard input of the live process
         self._ending = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        """The sink's name."""
-        return self._chosen.sink.name
 
     def start(self) -> None:
         """Start the process, and again whenever it ends."""
@@ -94,7 +97,7 @@ class SinkProcess:
         if late:
             self._lives.cancel()
             await asyncio.wait([self._lives])
-            self._tell_end(f"the sink did not take all metrics within {END_S:g} s.")
+            self._tell_end(f"the {self._kind} did not take all {self._content} within {END_S:g} s.")
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -107,8 +110,8 @@ class SinkProcess:
             why = why or "its process ended with code 0."
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
             if why != told:  # a server that is down for a day is reported once
-                text = f"sink {self.name}: {why} It is retried, and then gets the missing metrics."
-                self._notify("warning", "sink", text)
+                text = f"{self._kind} {self.name}: {why} It is retried, and then gets the missing"
+                self._notify("warning", self._kind, f"{text} {self._content}.")
             told = why
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
             with contextlib.suppress(TimeoutError):
@@ -117,8 +120,8 @@ class SinkProcess:
             self._tell_end(why)
 
     def _tell_end(self, why: str) -> None:
-        text = f"sink {self.name}: {why} It resumes when the server is restarted."
-        self._notify("warning", "sink", text)
+        text = f"{self._kind} {self.name}: {why} It resumes when the server is restarted."
+        self._notify("warning", self._kind, text)
 
     async def _run_once(self) -> str:
         """Start the process and wait for its end; return why it failed, empty if it did not."""
@@ -144,14 +147,47 @@ class SinkProcess:
 
     def _begin(self, pipe: asyncio.WriteTransport) -> None:
         """Send the process its options; nothing more, if the server already ends."""
-        pipe.write(f"{self._chosen.options.model_dump_json()}\n".encode())
+        pipe.write(f"{self._options}\n".encode())
         if self._ending.is_set():
             pipe.close()
         self._pipe = pipe
 
     def _command(self) -> list[str]:
-        where = ["--dir", str(self._directory.resolve()), "--run", self._run]
-        return module_command("fcil_server.reports.sinks.follower", *where, "--name", self.name)
+        return self._given_command
+
+
+class SinkProcess(FollowerProcess):
+    """Keeps one sink's process running.
+
+    Args:
+        directory: of the federation.
+        run: the run.
+        chosen: the sink.
+        notify: writes a note for the operator.
+    """
+
+    def __init__(self, directory: Path, run: RunId, chosen: Chosen, notify: Notify) -> None:
+        name, options = chosen.sink.name, chosen.options.model_dump_json()
+        where = ["--dir", str(directory.resolve()), "--run", run, "--name", name]
+        command = module_command("fcil_server.reports.sinks.follower", *where)
+        super().__init__("sink", name, "metrics", command, options, notify)
+
+
+class WebhookProcess(FollowerProcess):
+    """Keeps one webhook's process running.
+
+    Args:
+        directory: of the federation.
+        federation: its name, for the requests.
+        webhook: the webhook.
+        notify: writes a note for the operator.
+    """
+
+    def __init__(self, directory: Path, federation: str, webhook: Webhook, notify: Notify) -> None:
+        given = {"federation": federation, "options": webhook.options.model_dump(mode="json")}
+        where = ["--dir", str(directory.resolve()), "--name", webhook.name]
+        command = module_command("fcil_server.reports.sinks.webhook_follower", *where)
+        super().__init__("webhook", webhook.name, "news", command, json.dumps(given), notify)
 
 
 async def _bury(child: ChildProcess, output: _Output) -> None:
@@ -164,17 +200,14 @@ async def _bury(child: ChildProcess, output: _Output) -> None:
 
 
 class Sinks:
-    """All sinks of a run; without any, nothing is started.
+    """All sinks of a run and all webhooks; without any, nothing is started.
 
     Args:
-        directory: of the federation.
-        run: the run.
-        chosen: the sinks.
-        notify: writes a note for the operator.
+        processes: of the sinks and webhooks.
     """
 
-    def __init__(self, directory: Path, run: RunId, chosen: list[Chosen], notify: Notify) -> None:
-        self._processes = [SinkProcess(directory, run, one, notify) for one in chosen]
+    def __init__(self, processes: Sequence[FollowerProcess]) -> None:
+        self._processes = processes
 
     def start(self) -> None:
         """Start every sink's process."""

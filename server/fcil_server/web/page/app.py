@@ -25,10 +25,20 @@ from fcil_server.reports.charts import assets
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.sections.params import Params
 from fcil_server.reports.sections.sections import SECTIONS
+from fcil_server.web.errors import Faults, status_of
+from fcil_server.web.event_stream import EventStream
 from fcil_server.web.page import pictures
-from fcil_server.web.page.access import errors as problems
-from fcil_server.web.page.access.errors import DEFECT, Faults
-from fcil_server.web.page.access.guard import Guard, number_of, parameters, run_of
+from fcil_server.web.page.access.guard import (
+    DEFECT,
+    HEADERS,
+    defect,
+    error_response,
+    number_of,
+    parameters,
+    problem_page,
+    run_of,
+    too_long,
+)
 from fcil_server.web.page.access.sessions import (
     GET_A_LINK,
     BrowserSession,
@@ -37,9 +47,9 @@ from fcil_server.web.page.access.sessions import (
 )
 from fcil_server.web.page.client_view import client_html
 from fcil_server.web.page.compare_view import Comparison
-from fcil_server.web.page.event_stream import EventStream, Hub
-from fcil_server.web.page.thread_pool import Pool
+from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.watch import PageWatch
+from fcil_server.web.requests import Guard, Pool
 
 STREAM_S = 3600.0  # lifetime of a stream; then the dashboard opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
@@ -229,7 +239,12 @@ class Pages:
         if stream is None:
             many = NotNow(f"{len(self._hub)} dashboards are open.", action="Close some of them.")
             return _refused(request, many, 503)
-        return EventStream(self._hub, stream, self._allowed(request), self._renewal(session))
+        return EventStream(
+            stream,
+            self._allowed(request),
+            self._renewal(session),
+            functools.partial(self._hub.close, stream),
+        )
 
     def _allowed(self, request: Request) -> Callable[[], bool]:
         """Return a check that a stream may continue; a new stream renews the session."""
@@ -252,7 +267,7 @@ def make_app(
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, FcilError)
-        return _refused(request, error, problems.status_of(error))
+        return _refused(request, error, status_of(error))
 
     async def wrong(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -264,8 +279,8 @@ def make_app(
     async def failed(request: Request, error: Exception) -> Response:
         faults.tell(error, f"{request.method} {request.url.path}")
         if _by_script(request):
-            return problems.defect()
-        return problems.page(500, DEFECT)
+            return defect()
+        return problem_page(500, DEFECT)
 
     app = Starlette(
         routes=[*pages.routes(), *posts, *extra],
@@ -273,14 +288,12 @@ def make_app(
         exception_handlers={FcilError: refused, HTTPException: wrong, Exception: failed},
     )
     app.router.redirect_slashes = False
-    return Guard(app)
+    return Guard(app, HEADERS, too_long)
 
 
 def _refused(request: Request, error: FcilError, status: int) -> Response:
     return (
-        problems.error_response(error, status)
-        if _by_script(request)
-        else problems.page(status, str(error))
+        error_response(error, status) if _by_script(request) else problem_page(status, str(error))
     )
 
 

@@ -20,8 +20,9 @@ from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.charts.render import template
 from fcil_server.reports.sections.sections import SECTIONS, Params, section
-from fcil_server.web.page.access.errors import DEFECT, Faults
-from fcil_server.web.page.event_stream import event
+from fcil_server.web.errors import Faults
+from fcil_server.web.event_stream import event
+from fcil_server.web.page.access.guard import DEFECT
 from fcil_server.web.page.reader import HistoryReader
 
 # These sections also show the server's live answer; the others show only the ledger.

@@ -2,37 +2,18 @@
 
 A slow dashboard costs no more than a fast one: for each section only the newest event is kept for
 it, as a reference to the same bytes for all, and the listener cuts it when it takes nothing
-(`web.http_server.mark_as_stream`).
+(`web.event_stream`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from fcil_server.web.http_server import mark_as_stream
+from fcil_server.web.event_stream import MAX_STREAMS, TICK, TICK_S
 
-MAX_STREAMS = 100  # open dashboards; one more is asked to come again later
-TICK_S = 15.0  # without news: then an empty event is sent
-PIECE_BYTES = 16 << 10  # of an event, sent at a time
 HELLO = "hello"
-_TICK = b"event: tick\ndata: {}\n\n"
-
-
-def event(name: str, data: Mapping[str, Any], number: int | None = None) -> bytes:
-    """Return one event in its wire form.
-
-    Args:
-        name: of the event.
-        data: its content.
-        number: its id, which a browser names when it reconnects.
-    """
-    numbered = f"id: {number}\n" if number is not None else ""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))  # no line breaks
-    return f"event: {name}\n{numbered}data: {text}\n\n".encode()
 
 
 class Stream:
@@ -76,7 +57,7 @@ class Stream:
         if self._ended:
             return None
         if not self._waiting:
-            return _TICK
+            return TICK
         slot = next(iter(self._waiting))
         return self._waiting.pop(slot)
 
@@ -157,47 +138,3 @@ class Hub:
             self.followed.set()
         else:
             self.followed.clear()
-
-
-class EventStream:
-    """The answer to a dashboard's request for its stream, as an ASGI app.
-
-    Args:
-        hub: the hub of the stream.
-        stream: the events.
-        allowed: returns True while the session is valid; called before each event.
-        headers: of the answer, in addition to the common ones.
-    """
-
-    def __init__(
-        self, hub: Hub, stream: Stream, allowed: Callable[[], bool], headers: Mapping[str, str]
-    ) -> None:
-        self._hub = hub
-        self._stream = stream
-        self._allowed = allowed
-        given = {"content-type": "text/event-stream; charset=utf-8", **headers}
-        self._headers = [(name.encode(), value.encode()) for name, value in given.items()]
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send events until the dashboard, its session or this process ends."""
-        mark_as_stream(scope)
-        leaving = asyncio.create_task(self._until_left(receive))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            while (told := await self._stream.next()) is not None and self._allowed():
-                for start in range(0, len(told), PIECE_BYTES):
-                    await _say(send, told[start : start + PIECE_BYTES])
-                await _say(send, b"")  # the previous one is delivered: only now is the next chosen
-            await _say(send, b"", last=True)
-        finally:
-            leaving.cancel()
-            self._hub.close(self._stream)
-
-    async def _until_left(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._stream.end()
-
-
-async def _say(send: Any, piece: bytes, *, last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": piece, "more_body": not last})

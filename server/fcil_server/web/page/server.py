@@ -22,10 +22,9 @@ from fcil_protocol.process import control_socket
 from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
+from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import HttpLimits, make_server
 from fcil_server.web.metrics.health import Health
-from fcil_server.web.page.access.errors import Faults
-from fcil_server.web.page.access.guard import Guard
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
 from fcil_server.web.page.actions.actions import PageActions
@@ -33,6 +32,7 @@ from fcil_server.web.page.app import Pages, PageSite, make_app
 from fcil_server.web.page.board import Boards
 from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.watch import PageWatch
+from fcil_server.web.requests import Guard
 
 # 100 streams, and room for new visitors, script requests, and refusals.
 LIMITS = HttpLimits(connections=256, body_bytes=4096)

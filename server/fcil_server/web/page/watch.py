@@ -17,10 +17,12 @@ from fcil_protocol.ids import RunId
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.sections.params import Params
 from fcil_server.web.child import Fresh
-from fcil_server.web.page.access.errors import DEFECT, Faults
+from fcil_server.web.errors import Faults
+from fcil_server.web.event_stream import event
+from fcil_server.web.page.access.guard import DEFECT
 from fcil_server.web.page.board import Board, BoardPiece, Boards, Live
-from fcil_server.web.page.event_stream import HELLO, Hub, Stream, event
-from fcil_server.web.page.thread_pool import Pool
+from fcil_server.web.page.event_stream import HELLO, Hub, Stream
+from fcil_server.web.requests import Pool
 
 LOOK_S = 1.05  # between two looks; after a second, values are read again
 SERVER_WAIT_S = 1.0  # that a new dashboard waits for a server that does not answer

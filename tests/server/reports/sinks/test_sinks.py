@@ -437,7 +437,7 @@ class Stage:
         return len({line for line in lines if line.startswith("round/asked ")})
 
     def sinks(self):
-        return Sinks(self.place, RUN, [self.chosen], self.say)
+        return Sinks([SinkProcess(self.place, RUN, self.chosen, self.say)])
 
 
 @pytest.fixture

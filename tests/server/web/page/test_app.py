@@ -16,12 +16,11 @@ from fcil_server.federation.page_key import renew_key
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.charts import assets
 from fcil_server.reports.sections.sections import SECTIONS
+from fcil_server.web.errors import MAX_REMEMBERED, QUIET_S, Faults, status_of
 from fcil_server.web.page import app as app_module
 from fcil_server.web.page import pictures
-from fcil_server.web.page.access import errors as problems
-from fcil_server.web.page.access.errors import MAX_REMEMBERED, QUIET_S, Faults
 from fcil_server.web.page.access.guard import HEADERS
-from fcil_server.web.page.thread_pool import Pool
+from fcil_server.web.requests import Pool
 from sample_run import RUN, Clock
 from server.page_door import Page, Server, browsing
 from server.web_kit import ask, get
@@ -389,6 +388,6 @@ def test_work_that_piles_up_is_refused() -> None:
 
 
 def test_each_error_has_a_status() -> None:
-    found = [problems.status_of(error("x")) for error in (UsageError, TrustError, NotNow)]
+    found = [status_of(error("x")) for error in (UsageError, TrustError, NotNow)]
     assert found == [400, 403, 409]
-    assert [problems.status_of(error("x")) for error in (Unreachable, InternalError)] == [503, 500]
+    assert [status_of(error("x")) for error in (Unreachable, InternalError)] == [503, 500]

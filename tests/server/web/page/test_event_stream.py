@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from fcil_server.web.event_stream import EventStream, event
 from fcil_server.web.page import event_stream as stream_module
-from fcil_server.web.page.event_stream import HELLO, EventStream, Hub, Stream, event
+from fcil_server.web.page.event_stream import HELLO, Hub, Stream
 from server.web_kit import door, get
 
 
@@ -124,7 +125,9 @@ def test_a_stream_ends_with_the_hub_and_with_its_session(allowed: bool) -> None:
     stream = opened(hub, ("now", b"secret"))
 
     async def work() -> str:
-        answer = EventStream(hub, stream, lambda: allowed, {"set-cookie": "a=b"})
+        answer = EventStream(
+            stream, lambda: allowed, {"set-cookie": "a=b"}, lambda: hub.close(stream)
+        )
         async with door(answer) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(get().encode())
@@ -146,7 +149,7 @@ def test_a_page_that_is_closed_is_forgotten() -> None:
     stream = opened(hub, ("now", b"x" * 100_000))
 
     async def work() -> None:
-        async with door(EventStream(hub, stream, lambda: True, {})) as port:
+        async with door(EventStream(stream, lambda: True, {}, lambda: hub.close(stream))) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(get().encode())
             await reader.readexactly(1000)
@@ -163,7 +166,9 @@ def test_a_page_that_takes_nothing_is_cut_and_others_do_not_notice() -> None:
     async def application(scope, receive, send) -> None:
         follower = Stream("word")
         assert hub.open(follower, [("now", event_of)])
-        await EventStream(hub, follower, lambda: True, {})(scope, receive, send)
+        await EventStream(follower, lambda: True, {}, lambda: hub.close(follower))(
+            scope, receive, send
+        )
 
     async def work() -> None:
         async with door(application, stalled_s=0.3) as port:

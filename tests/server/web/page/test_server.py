@@ -19,9 +19,9 @@ from fcil_server.federation.page_key import make_key
 from fcil_server.federation.sections import FederationSection
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.charts.history import History
+from fcil_server.web.errors import Faults
 from fcil_server.web.page import board
 from fcil_server.web.page import server as server_module
-from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.supervisor import WebProcess, page_site
 from sample_run import RUN

@@ -17,9 +17,9 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.sections.params import Params
 from fcil_server.reports.sections.sections import SECTIONS
 from fcil_server.web.child import Fresh
+from fcil_server.web.errors import Faults
 from fcil_server.web.page import board as board_module
 from fcil_server.web.page import watch as watch_module
-from fcil_server.web.page.access.errors import Faults
 from fcil_server.web.page.board import Boards
 from fcil_server.web.page.watch import PEERS_S, Questions
 from sample_run import RUN, Clock

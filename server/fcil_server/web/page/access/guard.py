@@ -1,18 +1,20 @@
-"""Rules for every request to the dashboard, and headers of every answer."""
+"""Rules for every request to the dashboard, headers of every answer, and errors as answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from http import HTTPStatus
 
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import FcilError, InternalError, UsageError
 from fcil_protocol.ids import RunId, is_run_id
-from fcil_server.web.page.access import errors as problems
+from fcil_server.reports.charts.render import template
+from fcil_server.web.errors import action_of, begun, status_of
 
-MAX_QUERY_BYTES = 1024
 MAX_VALUE = 200  # characters of one parameter
+DEFECT = "The dashboard has a defect; the server's log has the details."
 
 # Nothing is loaded from, sent to or shown on other sites; the HTML has no inline script or style.
 _POLICY = (
@@ -29,30 +31,11 @@ HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-_RAW = {name.encode(): value.encode() for name, value in HEADERS.items()}
 
 
-class Guard:
-    """Refuses a query that is too long, and adds the headers to every answer."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on."""
-
-        async def guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                more = [pair for pair in _RAW.items() if pair[0] not in given]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        if len(scope["query_string"]) > MAX_QUERY_BYTES:
-            long = f"The query string may be at most {MAX_QUERY_BYTES} bytes long."
-            await problems.page(414, long)(scope, receive, guarded)
-        else:
-            await self._app(scope, receive, guarded)
+def too_long(sentence: str) -> Response:
+    """Return the answer to a query that is too long."""
+    return problem_page(414, sentence)
 
 
 def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, str]:
@@ -103,3 +86,21 @@ def number_of(given: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise UsageError(f"expected {name} to be a number, got {text[:20]!r}.")
     return int(text)
+
+
+def error_response(error: FcilError, status: int | None = None) -> Response:
+    """Return an error in the form for scripts."""
+    says, action = begun(error.message), action_of(error)
+    content = {"error": {"code": error.code, "says": says, "action": action}}
+    return JSONResponse(content, status or status_of(error))
+
+
+def defect() -> Response:
+    """Return our own defect in the form for scripts."""
+    return error_response(InternalError(DEFECT))
+
+
+def problem_page(status: int, sentence: str) -> Response:
+    """Return an HTML page with one sentence."""
+    title = HTTPStatus(status).phrase
+    return HTMLResponse(template("problem.html", title=title, says=begun(sentence)), status)

@@ -7,28 +7,18 @@ type and a token that it cannot read; a request without one of them is refused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fcil_protocol.errors import (
-    FcilError,
-    NotNow,
-    Timeout,
-    TooLarge,
-    TrustError,
-    Unreachable,
-    UsageError,
-)
-from fcil_server.web.page.access import errors as problems
+from fcil_protocol.errors import FcilError, Timeout, TrustError, Unreachable, UsageError
+from fcil_server.web.page.access.guard import error_response
 from fcil_server.web.page.access.sessions import (
     GET_A_LINK,
     BrowserSession,
@@ -37,6 +27,7 @@ from fcil_server.web.page.access.sessions import (
     set_cookie,
 )
 from fcil_server.web.page.actions.actions import Ask, PageActions
+from fcil_server.web.requests import RefusedRequest, in_thread, one_of, read_json
 
 MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
@@ -47,17 +38,6 @@ ORDERS = 2  # actions that are sent to the server at the same time
 ORDER_WAIT_S = 1.0  # for a turn: an action must not happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
 _LATER = "Try the link again when it runs."
-
-T = TypeVar("T")
-
-
-class RefusedRequest(Exception):
-    """A request that is answered with a sentence and not processed."""
-
-    def __init__(self, status: int, error: FcilError) -> None:
-        super().__init__(str(error))
-        self.status = status
-        self.error = error
 
 
 class ActionRoutes:
@@ -94,7 +74,7 @@ class ActionRoutes:
     async def enter(self, request: Request) -> Response:
         """Admit a browser that has a link's token, once for each token."""
         self._check_sender(request)
-        fields = await _json(request)
+        fields = await read_json(request, MAX_BODY_BYTES)
         token = fields.get("token")
         if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
             raise RefusedRequest(
@@ -112,8 +92,8 @@ class ActionRoutes:
     async def _try_token(self, token: str, sender: str) -> None:
         order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
         try:
-            async with _one_of(self._places, SLOT_WAIT_S, "too many try to sign in."):
-                await _in_thread(self._knocks, order)
+            async with one_of(self._places, SLOT_WAIT_S, "too many try to sign in."):
+                await in_thread(self._knocks, order)
         except (Unreachable, Timeout) as error:  # their own messages name the server's directory
             raise RefusedRequest(
                 503, type(error)("the server does not answer.", action=_LATER)
@@ -151,11 +131,11 @@ class ActionRoutes:
     ) -> Response:
         assert self._acts is not None, "a page that is for reading has no such route"
         session = self._check(request)
-        fields = await _json(request)
+        fields = await read_json(request, MAX_BODY_BYTES)
         do = functools.partial(step(self._acts), session, fields)
         many = "the server has not answered other actions yet; nothing was done."
-        async with _one_of(self._turns, ORDER_WAIT_S, many):
-            return JSONResponse(await _in_thread(self._orders, do))
+        async with one_of(self._turns, ORDER_WAIT_S, many):
+            return JSONResponse(await in_thread(self._orders, do))
 
     def _check(self, request: Request) -> BrowserSession:
         """Return the session of a request that our own page sent.
@@ -197,50 +177,6 @@ class ActionRoutes:
             )
 
 
-@contextlib.asynccontextmanager
-async def _one_of(places: asyncio.Semaphore, patience_s: float, many: str) -> AsyncIterator[None]:
-    """Hold a place; a request that gets none in time is asked to come again.
-
-    Raises:
-        Refusal: there are too many.
-    """
-    try:
-        async with asyncio.timeout(patience_s):
-            await places.acquire()
-    except TimeoutError as error:
-        raise RefusedRequest(429, NotNow(many, action="Try again in a few seconds.")) from error
-    try:
-        yield
-    finally:
-        places.release()
-
-
-async def _in_thread(pool: ThreadPoolExecutor, do: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(pool, do)
-
-
-async def _json(request: Request) -> dict[str, Any]:
-    """Return the body's JSON object; a body beyond the limit is not read to its end."""
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                long = TooLarge(
-                    f"a body may be at most {MAX_BODY_BYTES} bytes long.", action="Send less."
-                )
-                raise RefusedRequest(413, long)
-    except ClientDisconnect as error:  # no client is left to answer
-        raise RefusedRequest(400, UsageError("the request ended before its body did.")) from error
-    try:
-        fields = json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise RefusedRequest(400, UsageError("expected a JSON object.")) from error
-    if not isinstance(fields, dict):
-        raise RefusedRequest(400, UsageError("expected a JSON object."))
-    return fields
-
-
 def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
     """Answer a handler's refusals with their sentence."""
 
@@ -248,9 +184,9 @@ def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
         try:
             return await handle(request)
         except RefusedRequest as refusal:
-            return problems.error_response(refusal.error, refusal.status)
+            return error_response(refusal.error, refusal.status)
         except FcilError as error:
-            return problems.error_response(error)
+            return error_response(error)
 
     return answer
 

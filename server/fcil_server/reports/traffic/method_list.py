@@ -1,21 +1,21 @@
-"""Input of ``fcil-server methods``: methods, options, backbone, setting."""
+"""The installed methods as plain data: for ``fcil-server methods`` and the HTTP API."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import Method, registry
+from fcil_adapters.contract import Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_protocol.errors import UsageError
-from fcil_server.cli.show_methods import describe_method
 from fcil_server.federation.config import Config, load
 from fcil_server.federation.environment import environment_settings
 from fcil_server.federation.sections import MethodSection
 from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.budget import applied, choose
+from fcil_server.reports.traffic.prediction import Traffic, predict
 
 
 def describe_methods(
@@ -81,9 +81,78 @@ def describe_methods(
     return rows
 
 
+def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -> dict[str, Any]:
+    """Return a method's manifest, its options and its traffic as plain data."""
+    return {
+        "name": method.name,
+        "version": method.version,
+        "title": method.title,
+        "citation": method.citation,
+        "presets": {name: dict(_dotted(preset)) for name, preset in method.presets.items()},
+        "options": dict(_options(method.hparams(), hparams)),
+        "setting": {
+            "backbone": setting.backbone.name if method.needs_backbone else None,
+            "dim": setting.backbone.dim if method.needs_backbone else None,
+            "classes": setting.classes,
+            "past": setting.past,
+            "clients": setting.clients,
+            "rounds": setting.rounds,
+        },
+        "traffic": _traffic_fields(predict(method, hparams, setting)),
+    }
+
+
+def _dotted(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{before}{name}.")
+        else:
+            yield before + name, _plain(value)
+
+
+def _options(
+    defaults: Hparams, values: Hparams, before: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every option by its dotted name: default, value here, meaning."""
+    for name, field in type(values).model_fields.items():
+        default, value = getattr(defaults, name), getattr(values, name)
+        if isinstance(value, Hparams):
+            yield from _options(default, value, f"{before}{name}.")
+        else:
+            meaning = field.description or ""
+            fields = {"default": _plain(default), "value": _plain(value), "help": meaning}
+            yield before + name, fields
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _traffic_fields(traffic: Traffic) -> dict[str, Any]:
+    return {
+        "up": [
+            {"exchange": up.exchange, "rounds": up.rounds, **up.size.fields()} for up in traffic.up
+        ],
+        "down": [
+            {
+                "part": down.part,
+                "cadence": down.cadence.value,
+                "every": down.every,
+                **down.each.fields(),
+                "task_bytes": down.task.bytes,
+                "missed_bytes": down.missed.bytes,
+            }
+            for down in traffic.down
+        ],
+        "round": {"up": traffic.round[0].fields(), "down": traffic.round[1].fields()},
+        "task": {"up": traffic.task[0].fields(), "down": traffic.task[1].fields()},
+        "missed": traffic.missed.fields(),
+    }
+
+
 def _config_for(method: Method, config: Config, overrides: Sequence[str], *, named: bool) -> Config:
     """Return a configuration for a method: of a list of kinds in half, those that it offers."""
-    own = MethodSection(name=method.name, **_options(method.name, config, overrides))
+    own = MethodSection(name=method.name, **_configured(method.name, config, overrides))
     half = config.wire.half
     if not named and isinstance(half, list):
         half = [kind for kind in half if kind in method.half]
@@ -98,7 +167,7 @@ def _config_file(directory: Path) -> Path:
     return find_directory(directory) / CONFIG
 
 
-def _options(name: str, config: Config, overrides: Sequence[str]) -> dict[str, Any]:
+def _configured(name: str, config: Config, overrides: Sequence[str]) -> dict[str, Any]:
     """Return a method's options: the configured ones only if they are that method's."""
     if config.method.name == name:
         return config.method.options

@@ -1,4 +1,4 @@
-"""Errors of the dashboard, each answered with one sentence."""
+"""Errors of the processes that serve HTTP: their status codes, and our own defects in the log."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from http import HTTPStatus
-
-from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from fcil_protocol.errors import (
     ConfigError,
     FcilError,
-    InternalError,
     LinkError,
     NotNow,
     NotYet,
@@ -23,12 +19,10 @@ from fcil_protocol.errors import (
     TrustError,
     UsageError,
 )
-from fcil_server.reports.charts.render import template
 
 QUIET_S = 600.0  # the same defect is logged at most this often
 MAX_REMEMBERED = 50  # defects
 MAX_FRAMES = 8  # of a traceback, the innermost
-DEFECT = "The dashboard has a defect; the server's log has the details."
 
 _STATUS: tuple[tuple[type[FcilError], int], ...] = (
     (UsageError, 400),
@@ -48,28 +42,15 @@ def status_of(error: FcilError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def error_response(error: FcilError, status: int | None = None) -> Response:
-    """Return an error in the form for scripts."""
-    # The general advice of UsageError is about commands.
-    action = error.action or ("" if isinstance(error, UsageError) else error.default_action())
-    content = {"error": {"code": error.code, "says": _begun(error.message), "action": action}}
-    return JSONResponse(content, status or status_of(error))
-
-
-def defect() -> Response:
-    """Return our own defect in the form for scripts."""
-    return error_response(InternalError(DEFECT))
-
-
-def page(status: int, sentence: str) -> Response:
-    """Return an HTML page with one sentence."""
-    title = HTTPStatus(status).phrase
-    return HTMLResponse(template("problem.html", title=title, says=_begun(sentence)), status)
-
-
-def _begun(sentence: str) -> str:
-    """Capitalise a sentence, since no ``error:`` precedes it on an HTML page."""
+def begun(sentence: str) -> str:
+    """Capitalise a sentence, since no ``error:`` precedes it in an answer."""
     return sentence[:1].upper() + sentence[1:]
+
+
+def action_of(error: FcilError) -> str:
+    """Return what to do about an error, or an empty text."""
+    # The general advice of UsageError is about commands.
+    return error.action or ("" if isinstance(error, UsageError) else error.default_action())
 
 
 class Faults:
@@ -77,9 +58,13 @@ class Faults:
 
     Args:
         clock: seconds that only grow.
+        what: what this process serves.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, what: str = "the dashboard"
+    ) -> None:
+        self._what = what
         self._clock = clock
         self._told: dict[tuple[str, int], float] = {}
 
@@ -94,5 +79,5 @@ class Faults:
             del self._told[next(iter(self._told))]
         self._told[key] = now
         lines = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))
-        text = f"internal: the dashboard failed at {where}\n{lines}"
+        text = f"internal: {self._what} failed at {where}\n{lines}"
         print(text, file=sys.stderr, end="")  # noqa: T201 - the server's log

@@ -1,0 +1,306 @@
+"""Models of the API's answers about the federation: status, members, runs, events, methods.
+
+Each has the fields of the command with ``--json``; fields that a model does not name pass, too.
+Moments are text in ISO 8601.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Fields = dict[str, Any]
+
+
+class AnswerModel(BaseModel):
+    """Base of all answers: further fields pass, since a newer server may have them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class DoorAnswer(AnswerModel):
+    """A process that serves HTTP."""
+
+    address: str
+    pid: int | None = Field(description="None while it is restarted")
+    read_only: bool | None = None
+
+
+class FederationAnswer(AnswerModel):
+    """The federation and its server."""
+
+    id: str = Field(description="digest of the federation's root key")
+    name: str
+    directory: str
+    addresses: list[str] = Field(description="given to clients")
+    port: int
+    metrics: DoorAnswer | None
+    page: DoorAnswer | None
+    api: DoorAnswer | None
+    up_s: float = Field(description="seconds since the server's start")
+
+
+class ParentAnswer(AnswerModel):
+    """The state that a run was forked from."""
+
+    run: str
+    state: int
+
+
+class TrainingAnswer(AnswerModel):
+    """The training of the newest round whose clients report it."""
+
+    task: int
+    kind: str
+    round: int
+    loss: float | None
+    accuracy: float | None = Field(description="share of the training images, 0 to 1")
+
+
+class StatusRunAnswer(AnswerModel):
+    """The run that is served."""
+
+    id: str
+    status: str
+    parent: ParentAnswer | None
+    method: str
+    backbone: str
+    directory: str
+    state: int = Field(description="number of the newest state")
+    privacy: Fields
+    budget: Fields | None
+    training: TrainingAnswer | None
+
+
+class NowAnswer(AnswerModel):
+    """The run's progress."""
+
+    phase: str
+    mode: str = Field(description="running, paused or draining")
+    waiting_for: str = Field(description="one phrase; empty while busy")
+    task: int | None
+    kind: str | None
+    round: int | None
+    rounds: int | None
+    remaining_s: float | None = Field(description="until the deadline of the round under way")
+    answers: dict[str, str] = Field(description="of the asked clients, by id")
+
+
+class StatusClientAnswer(AnswerModel):
+    """A member, as the running server sees it."""
+
+    id: str
+    name: str
+    state: str
+    why: str
+    role: str
+    device: str
+    agreement: float | None
+    last_seen: Moment | None
+    images: int | None
+    classes: int | None
+    progress: list[str | int] | None = Field(description="step, done, of")
+    paused: bool
+    learned_before: list[str]
+    missed_tasks: list[int]
+
+
+class StatusClassAnswer(AnswerModel):
+    """A class name of the run."""
+
+    id: int | None
+    name: str
+    task: int | None
+    waiting: bool
+    admitted: bool
+
+
+class NoteAnswer(AnswerModel):
+    """A note of the server since its start."""
+
+    at: Moment
+    level: str = Field(description="info, warning or error")
+    code: str
+    text: str
+
+
+class StatusAnswer(AnswerModel):
+    """The federation's current state: `fcil-server status --json`."""
+
+    running: bool
+    federation: FederationAnswer
+    run: StatusRunAnswer
+    now: NowAnswer
+    clients: list[StatusClientAnswer]
+    classes: list[StatusClassAnswer]
+    refused: int = Field(description="messages refused since the server's start")
+    loop: dict[str, float] = Field(description="lateness of the event loop, seconds")
+    notes: list[NoteAnswer]
+
+
+class RefusalAnswer(AnswerModel):
+    """A refused message of a client."""
+
+    at: Moment
+    code: str
+    reason: str
+
+
+class MemberAnswer(AnswerModel):
+    """A client that was ever enrolled."""
+
+    id: str
+    name: str
+    state: str
+    enrolled_at: Moment
+    not_after: Moment | None
+    revoked_at: Moment | None
+    revoked_why: str
+    last_seen: Moment | None
+    device: str
+    role: str = Field(description="client or relay")
+    via: str | None = Field(description="name of its relay")
+    rounds: int = Field(description="in which its update counted")
+    wire_up: int
+    wire_down: int
+    refusals: list[RefusalAnswer] = Field(description="the newest three")
+
+
+class OpenTicketAnswer(AnswerModel):
+    """A ticket that is still good, without its secret."""
+
+    name: str
+    issued_at: Moment
+    expires_at: Moment
+
+
+class MembersAnswer(AnswerModel):
+    """Members and open tickets: `fcil-server clients --json`."""
+
+    clients: list[MemberAnswer]
+    tickets: list[OpenTicketAnswer]
+
+
+class RunListRowAnswer(AnswerModel):
+    """One run of the federation."""
+
+    id: str
+    status: str
+    method: str
+    tasks: int
+    rounds: int
+    created_at: Moment
+    parent: ParentAnswer | None
+    emptied_at: Moment | None = Field(description="since when its states are gone")
+    title: str | None = Field(description="of a submitted run")
+
+
+class RunListAnswer(AnswerModel):
+    """The runs, the oldest first: `fcil-server run ls --json`."""
+
+    runs: list[RunListRowAnswer]
+
+
+class EventAnswer(AnswerModel):
+    """A note in the ledger."""
+
+    id: int
+    at: Moment
+    level: str = Field(description="info, warning or error")
+    run: str | None
+    client: str | None
+    code: str
+    text: str
+
+
+class EventsAnswer(AnswerModel):
+    """A page of events, the oldest first."""
+
+    events: list[EventAnswer]
+    next: int = Field(description="`after` for the next page; the same at the end")
+
+
+class MethodAnswer(AnswerModel):
+    """An installed method: `fcil-server methods NAME --json`."""
+
+    name: str
+    version: str
+    title: str
+    citation: str
+    presets: dict[str, Fields]
+    options: dict[str, Fields]
+    setting: Fields
+    traffic: Fields
+    budget: Fields | None
+
+
+class MethodsAnswer(AnswerModel):
+    """The installed methods: `fcil-server methods --json`."""
+
+    methods: list[MethodAnswer]
+
+
+class ErrorAnswer(AnswerModel):
+    """The meaning of an error's code."""
+
+    code: str
+    meaning: str
+    action: str
+    exit_code: int = Field(description="of a command that ends with it")
+    page: str = Field(description="its place in the documents")
+
+
+class ErrorsAnswer(AnswerModel):
+    """All codes of errors."""
+
+    errors: list[ErrorAnswer]
+
+
+class OwnTokenAnswer(AnswerModel):
+    """The token of the request."""
+
+    name: str
+    role: str
+    made_at: Moment
+    expires_at: Moment | None
+    valid: bool
+
+
+class TicketAnswer(AnswerModel):
+    """A new ticket; this is the only time that it is shown."""
+
+    name: str
+    ticket: str = Field(description="holds a secret: hand it over as you would a key")
+    expires: Moment
+    addresses: list[str] = Field(description="of the server, in the ticket")
+    fingerprint: str = Field(description="of the server's key")
+    run_this: str = Field(description="on the device, with the ticket in FILE")
+
+
+class RevokedAnswer(AnswerModel):
+    """A revoked member, or a withdrawn ticket."""
+
+    client: str | None = Field(description="the member's id; None for a ticket")
+    name: str
+    withdrawn: bool = Field(description="it was an open ticket")
+
+
+class ModeAnswer(AnswerModel):
+    """The server's mode after the act."""
+
+    mode: str = Field(description="running, paused or draining")
+    round_open: bool
+
+
+class DoneAnswer(AnswerModel):
+    """An act without a further answer."""
+
+    says: str
+
+
+class NamesAnswer(AnswerModel):
+    """The class names that a change concerned."""
+
+    names: list[str]

@@ -1,0 +1,331 @@
+"""The endpoints: one table, from which the routes and the OpenAPI document are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from fcil_server.federation.api_tokens import ApiToken, TokenRole
+from fcil_server.web.api import answers, inputs, orders, results
+from fcil_server.web.api.inputs import NoParameters
+from fcil_server.web.api.orders import Order
+from fcil_server.web.api.problems import error_rows
+from fcil_server.web.api.readings import FILES, NEWEST, Readings, missing
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+READ, OPERATE, ADMINISTER = TokenRole
+_WHERE = {
+    "run": f"a run's id, the beginning of it, or `{NEWEST}`",
+    "seq": "the round's ordinal in its run, from 0",
+    "client": "a member's id or name, or the name of an open ticket",
+    "name": "its name",
+    "code": "a code of docs/errors.md",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request.
+
+    Attributes:
+        token: of the request; None: the endpoint needs none.
+        path: variables of the address, by name.
+        query, body: its input, of the endpoint's models.
+    """
+
+    token: ApiToken | None
+    path: Mapping[str, str]
+    query: inputs.InputModel
+    body: inputs.ActBody
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One method of one address.
+
+    Attributes:
+        role: that it needs; None: no token.
+        summary: one line about it.
+        answer: model of the answer's data; None: the answer is no JSON of ours.
+        query, body: models of its input.
+        read: makes the data. order: makes the act. Exactly one of the two; for `EVENTS` and files,
+            which have handlers of their own, neither.
+        media: types of the answer.
+        status: of the answer.
+        enveloped: the data is within ``{"schema_version", "status", "data"}``.
+    """
+
+    method: str
+    path: str
+    role: TokenRole | None
+    summary: str
+    answer: type[BaseModel] | None = None
+    query: type[inputs.InputModel] = NoParameters
+    body: type[inputs.ActBody] | None = None
+    read: Callable[[Asked], Awaitable[dict[str, Any]]] | None = None
+    order: Callable[[Asked], Order] | None = None
+    media: tuple[str, ...] = (JSON,)
+    status: int = HTTPStatus.OK
+    enveloped: bool = True
+    about: Mapping[str, str] = field(default_factory=lambda: _WHERE)
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables in the address."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    @property
+    def id(self) -> str:
+        """Its unique name, for generated clients."""
+        words = [w.strip("{}").replace(".", "_") for w in self.path.split("/")[2:]]
+        return "_".join([self.method.lower(), *words])
+
+
+def all_endpoints(readings: Readings) -> list[Endpoint]:
+    """Return every endpoint, in the order of the document."""
+    return [*_own(), *_federation(readings), *_runs(readings), *_acts()]
+
+
+def _get(path: str, summary: str, answer: type[BaseModel] | None, **more: Any) -> Endpoint:
+    more.setdefault("role", READ)
+    return Endpoint("GET", path, summary=summary, answer=answer, **more)
+
+
+def _own() -> list[Endpoint]:
+    async def errors(_: Asked) -> dict[str, Any]:
+        return {"errors": error_rows()}
+
+    async def error(asked: Asked) -> dict[str, Any]:
+        found = [row for row in error_rows() if row["code"] == asked.path["code"]]
+        if not found:
+            raise missing("there is no such code.", "GET /v1/errors lists them.")
+        return found[0]
+
+    async def own_token(asked: Asked) -> dict[str, Any]:
+        assert asked.token is not None, "the endpoint needs one"
+        return asked.token.row(asked.token.made_at)  # it is valid: it was just checked
+
+    return [
+        _get("/v1/openapi.json", "This document.", None, role=None, enveloped=False),
+        _get("/v1/errors", "All codes of errors.", answers.ErrorsAnswer, role=None, read=errors),
+        _get(
+            "/v1/errors/{code}",
+            "The meaning of a code.",
+            answers.ErrorAnswer,
+            role=None,
+            read=error,
+        ),
+        _get("/v1/token", "The token of this request.", answers.OwnTokenAnswer, read=own_token),
+    ]
+
+
+def _federation(readings: Readings) -> list[Endpoint]:
+    def events(asked: Asked) -> Awaitable[dict[str, Any]]:
+        return readings.events(cast("inputs.EventsPage", asked.query))
+
+    def methods(asked: Asked) -> Awaitable[dict[str, Any]]:
+        return readings.methods(None, cast("inputs.MethodsSetting", asked.query))
+
+    async def method(asked: Asked) -> dict[str, Any]:
+        setting = cast("inputs.MethodsSetting", asked.query)
+        found: dict[str, Any] = (await readings.methods(asked.path["name"], setting))["methods"][0]
+        return found
+
+    return [
+        _get(
+            "/v1/federation",
+            "The federation and its server.",
+            answers.FederationAnswer,
+            read=lambda _: readings.federation(),
+        ),
+        _get(
+            "/v1/status",
+            "The current state, as `fcil-server status --json`.",
+            answers.StatusAnswer,
+            read=lambda _: readings.status(),
+        ),
+        _get(
+            "/v1/clients",
+            "Members and open tickets, as `fcil-server clients --json`.",
+            answers.MembersAnswer,
+            read=lambda _: readings.members(),
+        ),
+        _get(
+            "/v1/clients/{client}",
+            "One member.",
+            answers.MemberAnswer,
+            read=lambda asked: readings.member(asked.path["client"]),
+        ),
+        _get(
+            "/v1/events",
+            "Notes, warnings and errors, in pages.",
+            answers.EventsAnswer,
+            query=inputs.EventsPage,
+            read=events,
+        ),
+        _get(
+            "/v1/stream",
+            "News as they come, as server-sent events; `Last-Event-ID` resumes.",
+            None,
+            query=inputs.StreamStart,
+            media=(EVENTS,),
+        ),
+        _get(
+            "/v1/methods",
+            "The installed methods, as `fcil-server methods --json`.",
+            answers.MethodsAnswer,
+            query=inputs.MethodsSetting,
+            read=methods,
+        ),
+        _get(
+            "/v1/methods/{name}",
+            "One installed method.",
+            answers.MethodAnswer,
+            query=inputs.MethodsSetting,
+            read=method,
+        ),
+    ]
+
+
+def _runs(readings: Readings) -> list[Endpoint]:
+    def rounds(asked: Asked) -> Awaitable[dict[str, Any]]:
+        return readings.rounds(asked.path["run"], cast("inputs.RoundsPage", asked.query))
+
+    def one(asked: Asked) -> Awaitable[dict[str, Any]]:
+        text = asked.path["seq"]
+        if not (text.isascii() and text.isdigit() and len(text) <= 15):
+            raise missing("a round's ordinal is a number from 0 on.")
+        return readings.round(asked.path["run"], int(text))
+
+    parts: dict[str, tuple[str, type[BaseModel], Callable[[str], Awaitable[dict[str, Any]]]]] = {
+        "": ("A run's results.", results.RunAnswer, readings.run),
+        "/tasks": ("A run's tasks.", results.TasksAnswer, readings.tasks),
+        "/classes": ("A run's class names.", results.ClassesAnswer, readings.classes),
+        "/accuracy": ("A run's accuracies.", results.AccuracyAnswer, readings.accuracy),
+        "/bytes": ("A run's bytes.", results.ByteSumsAnswer, readings.bytes),
+        "/files": ("The files of a run's results.", results.FilesAnswer, readings.files),
+    }
+
+    def of_run(
+        read: Callable[[str], Awaitable[dict[str, Any]]],
+    ) -> Callable[[Asked], Awaitable[dict[str, Any]]]:
+        return lambda asked: read(asked.path["run"])
+
+    return [
+        _get(
+            "/v1/runs",
+            "The runs, as `fcil-server run ls --json`.",
+            answers.RunListAnswer,
+            read=lambda _: readings.runs(),
+        ),
+        *(
+            _get(f"/v1/runs/{{run}}{path}", summary, answer, read=of_run(read))
+            for path, (summary, answer, read) in parts.items()
+        ),
+        _get(
+            "/v1/runs/{run}/files/{name}",
+            f"One file of a run's results: {', '.join(FILES)}.",
+            None,
+            media=tuple(dict.fromkeys(kind.partition(";")[0] for kind in FILES.values())),
+        ),
+        _get(
+            "/v1/runs/{run}/rounds",
+            "A run's rounds, in pages, as `fcil-server rounds --json`.",
+            results.RoundsAnswer,
+            query=inputs.RoundsPage,
+            read=rounds,
+        ),
+        _get("/v1/runs/{run}/rounds/{seq}", "One round.", results.RoundAnswer, read=one),
+    ]
+
+
+def _acts() -> list[Endpoint]:
+    def act(
+        path: str,
+        role: TokenRole,
+        summary: str,
+        answer: type[BaseModel],
+        body: type[inputs.ActBody],
+        order: Callable[[Any, Mapping[str, str]], Order],
+        status: int = 200,
+    ) -> Endpoint:
+        return Endpoint(
+            "POST",
+            path,
+            role,
+            summary,
+            answer,
+            body=body,
+            order=lambda asked: order(asked.body, asked.path),
+            status=status,
+        )
+
+    def mode(op: str, summary: str) -> Endpoint:
+        empty = inputs.EmptyBody
+        order = orders.set_mode(op)
+        return act(
+            f"/v1/rounds/{op}", OPERATE, summary, answers.ModeAnswer, empty, lambda *_: order
+        )
+
+    def classes(
+        change: str,
+        summary: str,
+        body: type[inputs.ActBody],
+        names: Callable[[Any], list[str]],
+    ) -> Endpoint:
+        return act(
+            f"/v1/classes/{change}",
+            OPERATE,
+            summary,
+            answers.NamesAnswer,
+            body,
+            lambda given, _: orders.change_classes(change, names(given)),
+        )
+
+    return [
+        mode("pause", "Open no further round until resume; the current one completes."),
+        mode("resume", "Resume rounds after pause, or cancel a drain that has not finished."),
+        mode("drain", "Stop the server, and this API, when the current round is complete."),
+        act(
+            "/v1/rounds/close",
+            OPERATE,
+            "Close the current round with the updates received so far.",
+            answers.DoneAnswer,
+            inputs.CloseRoundBody,
+            lambda body, _: orders.close_round(body),
+        ),
+        classes("admit", "Admit new names to tasks.", inputs.AdmitBody, lambda b: list(b.names)),
+        classes(
+            "alias",
+            "Make a name an alias of a class.",
+            inputs.AliasBody,
+            lambda b: [b.name, b.target],
+        ),
+        classes("rename", "Rename a class.", inputs.RenameBody, lambda b: [b.name, b.new]),
+        classes(
+            "hide", "Exclude names from future tasks.", inputs.NamesBody, lambda b: list(b.names)
+        ),
+        classes("show", "Undo hide.", inputs.NamesBody, lambda b: list(b.names)),
+        act(
+            "/v1/tickets",
+            ADMINISTER,
+            "Make a ticket that lets one new client (or relay) join, once.",
+            answers.TicketAnswer,
+            inputs.EnrolBody,
+            lambda body, _: orders.enrol(body),
+            HTTPStatus.CREATED,
+        ),
+        act(
+            "/v1/clients/{client}/revoke",
+            ADMINISTER,
+            "Revoke a member now, or withdraw an open ticket.",
+            answers.RevokedAnswer,
+            inputs.RevokeBody,
+            lambda body, path: orders.revoke(path["client"], body),
+        ),
+    ]

@@ -1,0 +1,171 @@
+"""Acts through the API: each the same control command as its CLI verb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    Starting,
+    Timeout,
+    Unreachable,
+    UsageError,
+)
+from fcil_server.federation.api_tokens import ApiToken
+from fcil_server.federation.operator_text import describe_done, seconds, start_command
+from fcil_server.web.api import inputs
+from fcil_server.web.api.past_acts import PastActs, key_of, request_digest
+from fcil_server.web.requests import RefusedRequest, in_thread, one_of
+
+ORDERS = 2  # acts that are sent to the server at the same time
+ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
+_BY = "api"  # with the token's name: addition to the user's number in the audit log
+_MANY = "the server has not answered other acts yet; nothing was done."
+
+Ask = Callable[..., dict[str, Any]]
+Told = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A control command, and the answer made from the server's.
+
+    Attributes:
+        op: the command. fields: its fields.
+        view: makes the answer.
+        status: of the answer. refused: of the answer when the server refuses.
+        secret: the answer is never written to disk.
+    """
+
+    op: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    view: Callable[[Told], dict[str, Any]] = dict
+    status: int = 200
+    refused: int = 409
+    secret: bool = False
+
+
+class Orders:
+    """Carries out acts.
+
+    Args:
+        ask: asks the running server: ``ask(op, **fields)``, as `process.control_socket.ask`.
+        past: the remembered acts.
+    """
+
+    def __init__(self, ask: Ask, past: PastActs) -> None:
+        self._ask = ask
+        self._past = past
+        self._turns = asyncio.Semaphore(ORDERS)
+        self._threads = ThreadPoolExecutor(max_workers=ORDERS, thread_name_prefix="act")
+
+    async def carry_out(
+        self, order: Order, token: ApiToken, *, place: tuple[str, str], body: Told, key: str | None
+    ) -> tuple[int, dict[str, Any]]:
+        """Carry out an act; return the status and the data of its answer.
+
+        Args:
+            order: the act.
+            token: of the request.
+            place: method and path of the request.
+            body: of the request.
+            key: its ``Idempotency-Key``; None: it is carried out each time.
+
+        Raises:
+            UsageError: the key is none.
+            RefusedRequest: the server refuses; there are too many; or the key is of another or a
+                lost act.
+            Unreachable, Timeout: the server does not run, or does not answer.
+        """
+        name = None if key is None else key_of(token.name, key)
+        request = request_digest(*place, dict(body))
+
+        def work() -> tuple[int, dict[str, Any]]:
+            try:
+                return self._once(order, token, name, request)
+            except UsageError as error:  # the input is as it should be: things are otherwise
+                raise RefusedRequest(order.refused, error) from error
+
+        async with one_of(self._turns, ORDER_WAIT_S, _MANY):
+            return await in_thread(self._threads, work)
+
+    def _once(
+        self, order: Order, token: ApiToken, key: str | None, request: str
+    ) -> tuple[int, dict[str, Any]]:
+        if key is None:
+            return order.status, order.view(self._send(order, token))
+        found = self._past.begin(key, request)
+        if found is not None:
+            return found
+        try:
+            content = order.view(self._send(order, token))
+        except FcilError as error:
+            unsure = isinstance(error, Timeout | Unreachable | InternalError)
+            if unsure and not isinstance(error, Starting):
+                self._past.lost(key)
+            else:
+                self._past.undone(key)
+            raise
+        except BaseException:
+            self._past.lost(key)
+            raise
+        self._past.done(key, order.status, content, secret=order.secret)
+        return order.status, content
+
+    def _send(self, order: Order, token: ApiToken) -> dict[str, Any]:
+        try:
+            return self._ask(order.op, **order.fields, by=_BY, token=token.name)
+        except Starting:
+            raise
+        except Timeout as error:  # a sent command cannot be taken back
+            raise Timeout(
+                "the server did not answer in time; the act may still happen.",
+                action="Check whether it did before you repeat it.",
+            ) from error
+        except Unreachable as error:  # its own message names the server's directory
+            raise Unreachable("the server does not answer.", action="Try again later.") from error
+
+
+# The acts.
+
+
+def enrol(body: inputs.EnrolBody) -> Order:
+    """Make a ticket."""
+    fields: dict[str, Any] = {"name": body.name, "lasts_s": seconds(body.lasts)}
+    fields["relay"] = body.relay
+    if body.via is not None:
+        fields["via"] = body.via
+
+    def view(told: Told) -> dict[str, Any]:
+        return {"name": body.name, **told, "run_this": start_command("FILE", relay=body.relay)}
+
+    return Order("enrol", fields, view, 201, secret=True)
+
+
+def revoke(client: str, body: inputs.RevokeBody) -> Order:
+    """End a membership, or withdraw an open ticket of this name."""
+    fields = {"name": client, "why": body.why, "keep": body.keep_update}
+    return Order("revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404)
+
+
+def set_mode(op: str) -> Order:
+    """Pause, resume or drain."""
+    return Order(op)
+
+
+def close_round(body: inputs.CloseRoundBody) -> Order:
+    """Close the round under way."""
+    fields: dict[str, Any] = {"rest_of_task": body.rest_of_task}
+    if body.only is not None:
+        fields["only"] = body.only.model_dump()
+    return Order("close_round", fields, lambda told: {"says": describe_done("close_round", told)})
+
+
+def change_classes(change: str, names: list[str]) -> Order:
+    """Change class names of the newest run."""
+    return Order("classes", {"change": change, "names": names})

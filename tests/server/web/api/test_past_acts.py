@@ -1,0 +1,88 @@
+"""Acts with a key: carried out once, over restarts, kills, other keys and full files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_server.federation.api_tokens import REQUESTS_NAME
+from fcil_server.web.api import past_acts
+from fcil_server.web.api.past_acts import LIFE_S, PastActs, key_of, request_digest
+from fcil_server.web.requests import RefusedRequest
+from sample_run import Clock
+
+
+def test_an_answer_outlives_the_process(tmp_path: Path) -> None:
+    acts = PastActs(tmp_path)
+    assert acts.begin("k", "r") is None
+    acts.done("k", 200, {"mode": "paused"}, secret=False)
+    assert PastActs(tmp_path).begin("k", "r") == (200, {"mode": "paused"})
+
+
+def test_what_a_kill_interrupted_is_not_carried_out_again(tmp_path: Path) -> None:
+    assert PastActs(tmp_path).begin("k", "r") is None
+    with pytest.raises(RefusedRequest, match="may have been carried out") as told:
+        PastActs(tmp_path).begin("k", "r")
+    assert told.value.status == 409
+
+
+def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
+    acts = PastActs(tmp_path)
+    acts.begin("k", "r")
+    with pytest.raises(RefusedRequest, match="is under way"):
+        acts.begin("k", "r")
+    acts.undone("k")
+    assert acts.begin("k", "r") is None
+
+
+def test_a_secret_is_answered_by_this_process_only(tmp_path: Path) -> None:
+    acts = PastActs(tmp_path)
+    acts.begin("k", "r")
+    acts.done("k", 201, {"ticket": "SECRET"}, secret=True)
+    assert acts.begin("k", "r") == (201, {"ticket": "SECRET"})
+    assert "SECRET" not in (tmp_path / REQUESTS_NAME).read_text()
+    with pytest.raises(RefusedRequest, match="was secret or long, and is not kept"):
+        PastActs(tmp_path).begin("k", "r")
+
+
+def test_after_a_day_and_a_number_of_acts_the_oldest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    acts = PastActs(tmp_path, clock)
+    acts.begin("k", "r")
+    acts.done("k", 200, {}, secret=False)
+    clock.now += LIFE_S
+    assert acts.begin("k", "r") is None
+    monkeypatch.setattr(past_acts, "MAX_ACTS", 3)
+    for n in range(4):
+        acts.begin(str(n), "r")
+        acts.done(str(n), 200, {"n": n}, secret=True)
+    assert list(json.loads((tmp_path / REQUESTS_NAME).read_text())["acts"]) == ["1", "2", "3"]
+    assert list(acts._unwritten) == ["1", "2", "3"]
+
+
+def test_keys_of_two_tokens_never_meet() -> None:
+    assert key_of("a", "b") != key_of("b", "b")
+    assert request_digest("POST", "/a", {"x": 1, "y": 2}) == request_digest(
+        "POST", "/a", {"y": 2, "x": 1}
+    )
+    assert request_digest("POST", "/a", {}) != request_digest("POST", "/b", {})
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "ä", "a\tb"])
+def test_a_key_is_a_short_printable_text(key: str) -> None:
+    with pytest.raises(UsageError, match="printable ASCII"):
+        key_of("a", key)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"version": 2, "acts": {}}', '{"version": 1, "acts": {"a": 1}}']
+)
+def test_a_damaged_file_refuses_acts_with_a_key(tmp_path: Path, content: str) -> None:
+    (tmp_path / REQUESTS_NAME).write_text(content)
+    with pytest.raises(CorruptFile, match="it has the acts of the last day"):
+        PastActs(tmp_path).begin("k", "r")
