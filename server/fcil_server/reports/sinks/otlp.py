@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from fcil_protocol.errors import Unreachable
 from fcil_server.reports.sinks.contract import Options, RunFacts
-from fcil_server.reports.sinks.spans import Span
+from fcil_server.reports.sinks.spans import TraceSpan
 
 STANDARD = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT = "http://localhost:4318"
@@ -48,8 +48,8 @@ class OtlpWriter:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         base = options.endpoint or os.environ.get(STANDARD, DEFAULT).rstrip("/")
-        self._traces = OTLPSpanExporter(f"{base}/v1/traces", timeout=SEND_S)
-        self._metrics = OTLPMetricExporter(f"{base}/v1/metrics", timeout=SEND_S)
+        self._traces: Any = OTLPSpanExporter(f"{base}/v1/traces", timeout=SEND_S)
+        self._metrics: Any = OTLPMetricExporter(f"{base}/v1/metrics", timeout=SEND_S)
         self._resource: Any = Resource(
             {
                 "service.name": options.service,
@@ -63,18 +63,18 @@ class OtlpWriter:
         self._spans: list[Any] = []
         self._points: dict[str, list[Any]] = {}
 
-    def spans(self, spans: Sequence[Span]) -> None:
+    def spans(self, spans: Sequence[TraceSpan]) -> None:
         """Keep the spans of a round until they are flushed."""
         self._spans += map(self._span, spans)
 
-    def _span(self, span: Span) -> Any:
+    def _span(self, span: TraceSpan) -> Any:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, TraceFlags
         from opentelemetry.trace.status import Status, StatusCode
 
         def context(own: bytes) -> SpanContext:
-            numbers = (int.from_bytes(part) for part in (span.trace, own))
-            return SpanContext(*numbers, is_remote=False, trace_flags=TraceFlags(1))
+            trace, number = int.from_bytes(span.trace), int.from_bytes(own)
+            return SpanContext(trace, number, is_remote=False, trace_flags=TraceFlags(1))
 
         return ReadableSpan(
             span.name,
@@ -98,7 +98,7 @@ class OtlpWriter:
             self._points.setdefault(f"fcil.{name.replace('/', '.')}", []).append(point)
 
     def flush(self) -> None:
-        """Send what is kept.
+        """Send the kept spans and metrics.
 
         Raises:
             Unreachable: the collector did not take it; it is kept.

@@ -21,7 +21,7 @@ _FAULTS = (Answer.LOST, Answer.STRAGGLER)
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """One piece of work.
 
     Attributes:
@@ -54,7 +54,7 @@ def span_id(trace: bytes, name: str) -> bytes:
 
 def of_round(
     row: RoundRow, updates: Sequence[UpdateRow], answers: Sequence[AnswerRow]
-) -> list[Span]:
+) -> list[TraceSpan]:
     """Return the spans of a closed round: itself first, its phases, and a span for each client.
 
     Phases are placed from the end: after a restart of the server they say how long they took in
@@ -83,27 +83,27 @@ def of_round(
         "fcil.reopened": row.reopened,
     }
     fault = "" if row.outcome is Outcome.DONE else str(attributes["fcil.outcome"])
-    spans = [Span(trace, root, None, "round", row.opened_at, row.closed_at, attributes, fault)]
+    spans = [TraceSpan(trace, root, None, "round", row.opened_at, row.closed_at, attributes, fault)]
     spans += _phases(row, trace, root)
     spans += (_update(row, update, trace, root) for update in updates)
     spans += (_answer(row, answer, trace, root) for answer in answers)
     return spans
 
 
-def _phases(row: RoundRow, trace: bytes, root: bytes) -> Iterator[Span]:
+def _phases(row: RoundRow, trace: bytes, root: bytes) -> Iterator[TraceSpan]:
     assert row.closed_at is not None
     ends, found = row.closed_at, []
     for name in reversed(_AFTER_COLLECT):
         seconds = row.phases.get(f"{name}_s")
         if seconds is not None:
             began = max(row.opened_at, ends - seconds)
-            found.append(Span(trace, span_id(trace, name), root, name, began, ends, {}))
+            found.append(TraceSpan(trace, span_id(trace, name), root, name, began, ends, {}))
             ends = began
-    yield Span(trace, span_id(trace, "collect"), root, "collect", row.opened_at, ends, {})
+    yield TraceSpan(trace, span_id(trace, "collect"), root, "collect", row.opened_at, ends, {})
     yield from reversed(found)
 
 
-def _update(row: RoundRow, update: UpdateRow, trace: bytes, root: bytes) -> Span:
+def _update(row: RoundRow, update: UpdateRow, trace: bytes, root: bytes) -> TraceSpan:
     attributes: dict[str, Value] = {
         "fcil.client": update.client,
         "fcil.update": update.update_id,
@@ -115,10 +115,10 @@ def _update(row: RoundRow, update: UpdateRow, trace: bytes, root: bytes) -> Span
     fault = "excluded" if update.status is UpdateStatus.EXCLUDED else ""
     name = span_id(trace, f"client {update.client}")
     ended = max(row.opened_at, update.accepted_at)
-    return Span(trace, name, root, "client", row.opened_at, ended, attributes, fault)
+    return TraceSpan(trace, name, root, "client", row.opened_at, ended, attributes, fault)
 
 
-def _answer(row: RoundRow, answer: AnswerRow, trace: bytes, root: bytes) -> Span:
+def _answer(row: RoundRow, answer: AnswerRow, trace: bytes, root: bytes) -> TraceSpan:
     attributes: dict[str, Value] = {
         "fcil.client": answer.client,
         "fcil.status": answer.answer.value,
@@ -126,7 +126,7 @@ def _answer(row: RoundRow, answer: AnswerRow, trace: bytes, root: bytes) -> Span
     fault = answer.answer.value if answer.answer in _FAULTS else ""
     name = span_id(trace, f"client {answer.client}")
     ended = max(row.opened_at, answer.at)
-    return Span(trace, name, root, "client", row.opened_at, ended, attributes, fault)
+    return TraceSpan(trace, name, root, "client", row.opened_at, ended, attributes, fault)
 
 
 def _digest(text: str, size: int) -> bytes:

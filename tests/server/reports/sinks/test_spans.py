@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
 from fcil_server.reports.sinks import spans
-from fcil_server.reports.sinks.spans import Span
+from fcil_server.reports.sinks.spans import TraceSpan
 
 RUN = RunId("r20260101-000000-0000")
 ROW = RoundRow(
@@ -35,7 +35,7 @@ def answer(client: str, at: float, what: Answer) -> AnswerRow:
     return AnswerRow(RUN, 1, "train", 2, ClientId(client), what, "on battery", at)
 
 
-def by_name(found: list[Span]) -> dict[str, list[tuple[float, float]]]:
+def by_name(found: list[TraceSpan]) -> dict[str, list[tuple[float, float]]]:
     names: dict[str, list[tuple[float, float]]] = {}
     for span in found:
         names.setdefault(span.name, []).append((span.began, span.ended))
