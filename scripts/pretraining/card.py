@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+from torch import Tensor
 
-from fcil_adapters.backbones.backbone import Backbone, load_backbone, wrap_backbone
+from fcil_adapters.backbones.backbone import Backbone, backbone_digest, load_backbone, wrap_backbone
 from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_PREPROCESSING
 from fcil_adapters.backbones.probes import probe_features
 from fcil_adapters.export.backbone_file import write_graph, write_weights
 from fcil_adapters.images.decoding import preprocess
+from fcil_protocol.errors import ConfigError
 from fcil_protocol.storage.atomic_files import write_atomic
 from pretraining import transfer
 from pretraining.checkpoint import Story, load
@@ -41,11 +44,55 @@ class Row:
     numbers: tuple[float, ...]
 
 
-def backbone_of(folder: Path) -> tuple[Backbone, Story]:
+@dataclass(frozen=True)
+class Blend:
+    """A mean of a result's weights with those that it began from.
+
+    It keeps more of what the earlier weights know of other pictures than the result does, and
+    loses little of what was learned (Wortsman et al., Robust fine-tuning of zero-shot models,
+    CVPR 2022).
+
+    Attributes:
+        share: of the result, between 0 and 1.
+        start: the weights that it began from.
+    """
+
+    share: float
+    start: Mapping[str, Tensor]
+
+    def of(self, result: Mapping[str, Tensor], begun: str) -> dict[str, Tensor]:
+        """Return the mean.
+
+        Args:
+            result: the weights of the result.
+            begun: digest of the weights that it began from.
+
+        Raises:
+            ConfigError: these are others.
+        """
+        digest = backbone_digest(dict(self.start))
+        if digest != begun:
+            raise ConfigError(
+                f"the checkpoint began from {f'the weights {begun[:12]}' if begun else 'chance'}, "
+                f"not from {digest[:12]}.",
+                action="Name the weights that it began from: --start FILE",
+            )
+        return {
+            name: self.share * tensor + (1 - self.share) * self.start[name]
+            for name, tensor in result.items()
+        }
+
+
+def backbone_of(folder: Path, blend: Blend | None = None) -> tuple[Backbone, Story]:
     """Return the result of a checkpoint as a frozen backbone: its student, or the mean of it.
+
+    Args:
+        folder: of the checkpoint.
+        blend: weights to mix the result with.
 
     Raises:
         DataError, CorruptFile: there is no whole checkpoint.
+        ConfigError: it did not begin from the weights of the blend.
     """
     tensors, story = load(folder / CHECKPOINT)
     vit = new_model(story.model, story.recipe.seed)
@@ -53,6 +100,8 @@ def backbone_of(folder: Path) -> tuple[Backbone, Story]:
     vit.load_state_dict(
         {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     )
+    if blend is not None:
+        vit.load_state_dict(blend.of(vit.state_dict(), story.start))
     return wrap_backbone(vit, EMBEDDED, EMBEDDED_PREPROCESSING), story
 
 
@@ -111,11 +160,19 @@ def embed(backbone: Backbone, folder: Path) -> None:
     np.save(folder / f"{EMBEDDED}.probe.npy", probe_features(backbone))
 
 
-def write_card(path: Path, backbone: Backbone, story: Story | None, rows: list[Row]) -> None:
-    write_atomic(path, card(backbone, story, rows).encode(), mode=0o644)
+def write_card(
+    path: Path,
+    backbone: Backbone,
+    story: Story | None,
+    rows: list[Row],
+    blend: Blend | None = None,
+) -> None:
+    write_atomic(path, card(backbone, story, rows, blend).encode(), mode=0o644)
 
 
-def card(backbone: Backbone, story: Story | None, rows: list[Row]) -> str:
+def card(
+    backbone: Backbone, story: Story | None, rows: list[Row], blend: Blend | None = None
+) -> str:
     """Return the card in Markdown."""
     info = backbone.info
     side = info.preprocessing.size
@@ -127,6 +184,7 @@ def card(backbone: Backbone, story: Story | None, rows: list[Row]) -> str:
         "input": "RGB, normalised with mean = std = 0.5 (of values in [0, 1])",
         "feature": f"class token after the final norm, {info.dim} numbers",
         **(_origin(story) if story else {}),
+        **({"blend": _mixed(blend)} if blend else {}),
         "digest": f"`{info.digest}`",
     }
     names = [name for name, _ in COLUMNS]
@@ -139,6 +197,13 @@ def card(backbone: Backbone, story: Story | None, rows: list[Row]) -> str:
         + "".join(f"| {name} | {text} |\n" for name, text in facts.items())
         + f"\n{words} {which}\n\n"
         + "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+    )
+
+
+def _mixed(blend: Blend) -> str:
+    return (
+        f"{blend.share:g} of the result and {1 - blend.share:g} of the weights that it began from "
+        "(Wortsman et al., CVPR 2022)"
     )
 
 

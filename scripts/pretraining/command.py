@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
     show.add_argument("--data", type=Path, help="the pre-training data, with test/<class>/*")
     show.add_argument("--cifar100", type=Path, required=True)
+    show.add_argument(
+        "--blend", type=float, metavar="SHARE",
+        help="mix this share of the result with the weights that it began from (--start)",
+    )  # fmt: skip
+    show.add_argument("--start", help="'embedded' or a safetensors file; for --blend")
     show.add_argument("--per-class", type=_count, default=100)
     show.add_argument("--threads", type=_count)
     return parser
@@ -253,11 +258,19 @@ def _card(args: argparse.Namespace) -> None:
     from pretraining import card  # scikit-learn is not needed to train
 
     _prepare("cpu", args.threads)
-    story = None
+    story = blend = None
+    if args.blend is not None:
+        if args.out is None or args.start is None or not 0 < args.blend < 1:
+            raise ConfigError(
+                "--blend is a share between 0 and 1 of the result in --out; the rest is of the "
+                f"weights in --start, got {args.blend:g}.",
+                action="Give all three, or leave --blend out.",
+            )
+        blend = card.Blend(args.blend, _weights(args.start))
     if args.out is None:
         backbone = card.shipped()
     else:
-        backbone, story = card.backbone_of(args.out)
+        backbone, story = card.backbone_of(args.out, blend)
     size = backbone.info.preprocessing.size
     cifar100 = (
         read_pictures(args.cifar100, size, "train", args.per_class),
@@ -272,9 +285,9 @@ def _card(args: argparse.Namespace) -> None:
     rows = card.measure(backbone, own, cifar100, args.per_class)
     if args.out is not None:
         card.embed(backbone, args.out)
-        card.write_card(args.out / f"{EMBEDDED}.md", backbone, story, rows)
+        card.write_card(args.out / f"{EMBEDDED}.md", backbone, story, rows, blend)
         print(f"written: {args.out / EMBEDDED}.md, .safetensors, .onnx and .probe.npy")
-    print(card.card(backbone, story, rows))
+    print(card.card(backbone, story, rows, blend))
 
 
 def _prepare(device: str, threads: int | None) -> None:

@@ -25,6 +25,7 @@ from pretraining.pictures import CIFAR100, Pictures, check_disjoint, plain, read
 from pretraining.recipe import Recipe
 from pretraining.training import CHECKPOINT, Sitting
 from pretraining.views import turn, view
+from safetensors.torch import load_file, save_file
 
 from fcil_adapters.backbones.backbone import cls_features, load_backbone, wrap_backbone
 from fcil_adapters.backbones.known import embedded_file
@@ -339,6 +340,38 @@ class TestCommand:
         assert "width 12, 2 blocks, 3 heads, MLP 48, no head; 5," in said
         assert "| teacher | vit_nano_patch4_32 at 32 px, digest 41ad" in said
         assert np.load(out / "vit_nano_patch4_32.probe.npy").shape == (4, 12)
+
+    def test_mixes_the_result_with_the_weights_that_it_began_from(
+        self, archive, tmp_path, capsys, monkeypatch
+    ):
+        two = tuple(read_pictures(archive, 32, part) for part in ("train", "test"))
+        monkeypatch.setattr(card, "digits", lambda: two)
+        monkeypatch.setattr(card, "write_graph", lambda *_: None)
+        out, begun = tmp_path / "out", embedded_file(".safetensors")
+        new = ("--recipe", "supervised", "--start", begun, "--steps", 1, "--batch", 4)
+        assert pretrain(capsys, "train", "--data", archive, "--out", out, *new)[0] == 0
+        ask = ("card", "--out", out, "--cifar100", archive, "--per-class", 3)
+        other = tmp_path / "other.safetensors"
+        start, _ = card.backbone_of(out)
+        save_file(start.module.state_dict(), other)
+        for wrong, words in (
+            (("--blend", "0.5"), "--blend is a share"),
+            (("--blend", "1.5", "--start", begun), "--blend is a share"),
+            (("--blend", "nan", "--start", begun), "--blend is a share"),
+            (("--blend", "0.5", "--start", other), "began from the weights"),
+        ):
+            code, _, error = pretrain(capsys, *ask, *wrong)
+            assert (code, words in error) == (4, True), wrong
+        assert not (out / "vit_nano_patch4_32.safetensors").exists()
+        code, said, error = pretrain(capsys, *ask, "--blend", "0.25", "--start", begun)
+        assert (code, error) == (0, "")
+        assert "| blend | 0.25 of the result and 0.75 of the weights" in said
+        first, last = load_file(begun), load_file(other)
+        found = load_file(out / "vit_nano_patch4_32.safetensors")
+        assert found.keys() == first.keys()
+        for name, tensor in found.items():
+            expected = 0.25 * last[name].double() + 0.75 * first[name].double()
+            assert torch.allclose(tensor.double(), expected, atol=1e-7), name
 
     @pytest.mark.full
     def test_graph_of_the_card_is_that_of_its_weights(self, tmp_path):
