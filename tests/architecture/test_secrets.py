@@ -30,6 +30,7 @@ from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import Ticket
 from fcil_server.cli import main as server_cli
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.directory import Federation
 from system.kit import settings, write_client
@@ -182,7 +183,7 @@ async def two_daemons(tmp_path, needles, said):
     given = ("federation.listen='127.0.0.1:0'", *settings(**ALONE)[1::2])
     federation = Federation.open(tmp_path / "federation", None, given)
     notes = []
-    server = Server(federation, notify=notes.append)
+    server = Server(federation, Journal(federation.ledger, notes.append))
     serving = asyncio.create_task(server.serve())
     try:
         await heard(server, "serving", 1)

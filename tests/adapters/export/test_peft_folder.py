@@ -337,6 +337,7 @@ def test_all_that_is_missing_is_named_with_one_command(monkeypatch):
 def test_a_predictor_without_features_is_refused(tmp_path, monkeypatch):
     fed = learned("pilora")
     monkeypatch.setattr(peft_folder, "_loaded", lambda *_: (None, None))
+    monkeypatch.setattr(peft_folder, "_version", lambda: "peft")
     half = registry.load_half(fed.method.model)
 
     class Model:
