@@ -20,6 +20,9 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
@@ -135,8 +138,32 @@ def _real_dynamo() -> Any:
     return importlib.import_module(_DYNAMO)
 
 
+class _Loaded(Loader, MetaPathFinder):
+    """Finds submodules of the compiler that are loaded already.
+
+    An import of a submodule asks the placeholder for its path. That loads the compiler with its
+    submodules, and the import would go on to load the one that it is for once more.
+    """
+
+    def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> Any:
+        if fullname.startswith(f"{_DYNAMO}.") and fullname in sys.modules:
+            return spec_from_loader(fullname, self)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = sys.modules[spec.name]
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own
+
+
 def _defer_compiler() -> None:
     """Keep optimisers from loading the compiler, unless it is loaded already."""
     if _DYNAMO not in sys.modules:
-        sys.modules[_DYNAMO] = placeholder = _Dynamo(_DYNAMO)
+        placeholder = _Dynamo(_DYNAMO)
+        placeholder.__spec__ = find_spec(_DYNAMO)
+        sys.modules[_DYNAMO] = placeholder
         vars(torch)["_dynamo"] = placeholder
+        sys.meta_path.insert(0, _Loaded())

@@ -89,6 +89,7 @@ class Service:
         self._describe: Callable[[], str] = str
         self._stopping = False
         self._asked = False  # by a signal
+        self._asked_to_drain = False
         self._watchdog: asyncio.TimerHandle | None = None
 
     def catch(
@@ -113,6 +114,9 @@ class Service:
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         if self._asked:  # while another part of the daemon's life had the signals
             stop()
+        elif self._asked_to_drain and drain is not None:
+            self._drain = None
+            drain()
 
     def ready(self, describe: Callable[[], str]) -> None:
         """Report that the daemon works now; ``describe`` returns its activity at any moment."""
@@ -154,6 +158,7 @@ class Service:
             os._exit(HURRIED + number)  # like a crash: every acknowledged update is on disk
         if number is signal.SIGTERM and self._drain is not None:
             drain, self._drain = self._drain, None  # the next signal asks to end now
+            self._asked_to_drain = True
             self._notify(
                 "SIGTERM: stopping after the current round; send the signal again to stop sooner"
             )

@@ -200,6 +200,7 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
             cli_page.show_first_link(context)
         # Modules and schemas live as long as this process: no collection looks at them again,
         # which would keep the loop for 50 ms.
+        gc.unfreeze()  # the server of the run before goes
         gc.collect()
         gc.freeze()
 
@@ -210,7 +211,7 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
         if not server.goes_on:
             return
         federation.keep_port(server.port)
-        flags["new_run"] = False
+        flags |= {"new_run": False, "follows": True}
 
 
 @app.command()

@@ -57,6 +57,7 @@ class Commands:
         self._actions = actions
         self._sessions = sessions
         self._live = live
+        self._queue_lock = asyncio.Lock()
 
     async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; ``fields["uid"]`` is the caller's, from the kernel.
@@ -91,7 +92,8 @@ class Commands:
             case "submit_run":
                 return await self._submit_run(fields)
             case "cancel_run":
-                entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
+                async with self._queue_lock:
+                    entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
                 _audit(context, fields, op, entry.name)
                 return {"number": entry.number, "title": entry.title}
             case "page_link":
@@ -147,6 +149,8 @@ class Commands:
             coordinator.set_mode(mode)
             text = "no round opens" if op == "pause" else "rounds continue"
             self._context.journal.note("info", mode.value, text)
+            if mode is Mode.RUNNING and self._context.run.is_over:
+                self._actions.begin_next()
         return {"mode": coordinator.progress.mode.value, "round_open": coordinator.progress.is_open}
 
     def _stop_run(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -163,12 +167,16 @@ class Commands:
 
     async def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
         context, directory = self._context, self._context.federation.directory
-        entry = await asyncio.to_thread(submit, directory, context.config, fields, _actor(fields))
+        async with self._queue_lock:  # numbers are given once
+            actor = _actor(fields)
+            entry = await asyncio.to_thread(submit, directory, context.config, fields, actor)
         _audit(context, fields, "submit_run", entry.name)
         reply = describe_submitted(directory, entry)
-        row = context.ledger.runs.get(context.run.coordinator.context.run)
-        over = row is not None and row.status in (RunStatus.DONE, RunStatus.STOPPED)
-        return {**reply, "begins": over and self._actions.begin_next()}
+        begins = context.run.is_over and not self._is_paused() and self._actions.begin_next()
+        return {**reply, "begins": begins}
+
+    def _is_paused(self) -> bool:
+        return self._context.run.coordinator.progress.mode is Mode.PAUSED
 
     def _revoke(self, fields: dict[str, Any]) -> dict[str, Any]:
         roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)

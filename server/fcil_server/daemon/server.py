@@ -46,6 +46,7 @@ from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
 from fcil_server.web.supervisor import WebProcess, api_site, figures_site, page_site
 
+FAREWELL_S = 5.0  # for clients of the run before to come back, if no further run could begin
 FLUSH_S = 5.0  # between writes of byte counts and the deadline while no round closes
 
 
@@ -70,6 +71,7 @@ class Server:
     Args:
         journal: takes the notes for the operator; servers of one process share it.
         until_done: end when the run's listed tasks are learned and no other run waits.
+        follows: another server of this process served the run before.
         drain_on_term: the first SIGTERM lets the round under way finish.
         service: signals, and the reports to a supervisor.
         listening: called once, when everything is loaded and clients can come.
@@ -82,6 +84,7 @@ class Server:
         *,
         until_done: bool = False,
         new_run: bool = False,
+        follows: bool = False,
         drain_on_term: bool = False,
         service: Service | None = None,
         listening: Callable[[ServerContext], None] = lambda _: None,
@@ -95,7 +98,7 @@ class Server:
         self.lag = LagMeter()
         self.until_done = until_done
         self._began, self._started_at = time.monotonic(), time.time()
-        self._new_run = new_run
+        self._new_run, self._follows = new_run, follows
         self._drain_on_term = drain_on_term
         self._service = service or Service()
         self._listening = listening
@@ -351,7 +354,8 @@ class Server:
     # --- the end ----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the server after pending writes."""
+        """End the server after pending writes; no further run begins."""
+        self.goes_on = False
         self._stopping.set()
 
     def drain_rounds(self) -> None:
@@ -370,22 +374,30 @@ class Server:
         except FcilError as error:
             self.note("error", error.code, str(error))
             return False
-        if not waiting or self._failure is not None:
+        if not waiting or self._stopping.is_set():
             return False
         self.note("info", "next_run", f"submitted {waiting[0].name} is next")
         self.goes_on = True
-        self.stop()
+        self._stopping.set()
         return True
 
     def fail(self, error: FcilError) -> None:
         """End the server with an error."""
         self.note("error", error.code, str(error))
-        self._failure, self.goes_on = error, False
+        self._failure = error
         self.stop()
 
     def _run_ended(self) -> None:
-        if not self.begin_next() and self.until_done:
+        assert self._coordinator is not None, "it drove the run"
+        mode = self._coordinator.progress.mode
+        if mode is Mode.DRAINING:
             self.stop()
+        elif mode is Mode.PAUSED and self._queue.waiting():
+            text = "the run is complete; the next one begins at: fcil-server resume"
+            self.note("info", mode.value, text)
+        elif not self.begin_next() and self.until_done:
+            # Clients that come back after an earlier run hear that it is over, and end.
+            asyncio.get_running_loop().call_later(FAREWELL_S if self._follows else 0, self.stop)
 
     def _over(self) -> None:
         if not self.goes_on:

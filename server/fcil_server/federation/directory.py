@@ -65,14 +65,21 @@ class Federation:
 
     Attributes:
         variables: names of the environment variables that set something of the configuration.
+        overrides: ``section.key=value`` of this start.
     """
 
     def __init__(
-        self, directory: Path, config: Config, lock: DirectoryLock, variables: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        config: Config,
+        lock: DirectoryLock,
+        variables: tuple[str, ...] = (),
+        overrides: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         self.config = config
         self.variables = variables
+        self.overrides = overrides
         self._lock = lock
         self._root_path = directory / "keys" / "root.json"
         _refuse_lost_ledger(directory)
@@ -135,7 +142,7 @@ class Federation:
         try:
             if new:
                 write_atomic(own, file)
-            return cls(directory, config, lock, variables_in_force(overrides))
+            return cls(directory, config, lock, variables_in_force(overrides), overrides)
         except BaseException:
             lock.release()
             raise

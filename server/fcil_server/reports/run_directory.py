@@ -30,7 +30,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.round_views import RoundReader
-from fcil_server.reports.results.run_data import RunData, collect
+from fcil_server.reports.results.run_data import RunData, collect, shown_environment
 
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"
@@ -218,7 +218,7 @@ def environment(data: RunData) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "status": "ok",
         "data": {
-            **run.environment,
+            **shown_environment(run),
             "method": run.method,
             "method_version": run.method_version,
             "schema_digest": run.schema_digest,

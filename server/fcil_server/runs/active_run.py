@@ -19,8 +19,11 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
 from fcil_protocol.errors import (
     ConfigError,
+    DataError,
     FcilError,
     StorageError,
+    UsageError,
+    WireError,
 )
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -87,6 +90,7 @@ class OpenRun:
     aggregation: Aggregation
     terms: RunTerms
     sinks: Sinks
+    is_over: bool = False  # complete, with its results written
 
     async def drive(self) -> None:
         """Drive the run to its end; then write its results."""
@@ -102,6 +106,7 @@ class OpenRun:
         spool.remove(spool.keys())  # the last state now has a second copy
         text = f"run {run} is complete: {self.directory}; for more: fcil-server report"
         self.ports.notify("info", "run_done", text)
+        self.is_over = True
         if not self.ports.another_waits():
             for peer in self.ports.peers:
                 self.ports.tell_done(peer)
@@ -197,6 +202,10 @@ class OpenRun:
             self.coordinator.context.spool.close()
 
 
+# Faults of a submitted run; all others, such as a full disk or memory, are the machine's.
+_REFUSALS = (ConfigError, DataError, UsageError, WireError)
+
+
 async def open_run(
     federation: Federation, config: Config, ports: RunPorts, *, new: bool
 ) -> OpenRun:
@@ -220,13 +229,16 @@ async def open_run(
     while True:
         row, entry = next_run(queue, ledger, new=new)
         try:
-            return await _open(federation, config_for(row, entry, config), ports, row, entry)
-        except FcilError as error:
-            if entry is None or isinstance(error, StorageError) or has_begun(entry, ledger):
+            given = config_for(row, entry, config, federation.overrides)
+            return await _open(federation, given, ports, row, entry)
+        except _REFUSALS as error:
+            if entry is None or has_begun(entry, ledger):
                 raise
             queue.refuse(entry, error)
             text = f"submitted {entry.name} cannot begin and is set aside: {error}"
             ports.notify("error", error.code, text)
+            if next_run(queue, ledger, new=new) == (None, None):
+                raise  # nothing is left, and a run of other settings is not asked for
 
 
 async def _open(

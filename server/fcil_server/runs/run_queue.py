@@ -8,16 +8,19 @@ start finds its id there and removes the file, so that no entry begins two runs.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
+from fcil_protocol.ids import RunId
+from fcil_protocol.process.overrides import apply_override
 from fcil_protocol.process.terminal import printable
 from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
 from fcil_server.federation.config import Config, validate
@@ -25,6 +28,8 @@ from fcil_server.federation.first_start import check_method
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
+from fcil_server.reports import run_directory
+from fcil_server.runs.frozen_config import FREE_KEYS
 
 FACT = "submitted"  # in a run's environment
 FORMAT = 1
@@ -35,6 +40,7 @@ SECTIONS = ("run", "method", "tasks", "round", "wire", "privacy", "trust")
 WHOLE = ("method", "tasks")  # options of one method, or classes of one order, do not suit another
 
 QUEUE = "queue"  # its folder in the federation's directory
+LAST = "last"  # a file in it: the highest number that was given
 
 _NAME = re.compile(r"(\d{6})\.json")
 Settings = dict[str, dict[str, Any]]
@@ -45,7 +51,7 @@ class QueuedRun:
     """A run that waits.
 
     Attributes:
-        number: its place, never given twice while entries wait; operators name it by this.
+        number: its place; operators name it by this, and it is not given again.
         id: random, to recognise the run that it began.
         title: what its submitter calls it.
         at: when it was submitted, in unix seconds.
@@ -63,18 +69,23 @@ class QueuedRun:
     refused: str = ""
 
     @classmethod
-    def parse(cls, text: bytes) -> Self:
-        """Read an entry.
+    def parse(cls, text: bytes, number: int) -> Self:
+        """Read the entry of a number.
 
         Raises:
-            ValueError, TypeError, KeyError: it is none, or has another format.
+            ValueError, TypeError, KeyError: it is none, is another's, or has another format.
         """
         fields = json.loads(text)
         if fields.pop("format") != FORMAT:
             raise ValueError("it is of another version of fcil")
         entry = cls(**fields)
-        for section in entry.settings.values():
-            dict(section)
+        for name, kind in _TYPES.items():
+            if not isinstance(getattr(entry, name), kind):
+                raise TypeError(f"{name} is of another type")
+        if not all(isinstance(section, dict) for section in entry.settings.values()):
+            raise TypeError("a section has no keys")
+        if entry.number != number:
+            raise ValueError(f"its number is {entry.number}")
         return entry
 
     @property
@@ -85,6 +96,12 @@ class QueuedRun:
     def facts(self) -> dict[str, Any]:
         """Return what the run's environment says of its submission."""
         return {name: value for name, value in asdict(self).items() if name != "refused"}
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "number": int, "id": str, "title": str, "at": (int, float), "by": str, "settings": dict,
+    "refused": str,
+}  # fmt: skip
 
 
 class RunQueue:
@@ -146,11 +163,13 @@ class RunQueue:
                 action="Cancel some: fcil-server run cancel NUMBER",
             )
         number = 1 + max((entry.number for entry in entries), default=0)
+        number = max(number, self._last() + 1)
         if number > MAX_NUMBER:
-            raise UsageError("the numbers are used up.", action="Let the queue become empty.")
+            raise UsageError("the numbers are used up.", action=f"Remove {self._folder / LAST}.")
         text = printable(title.strip())[:MAX_TITLE]
         entry = QueuedRun(number, secrets.token_hex(16), text, time.time(), by, settings)
         make_private(self._folder)
+        write_atomic(self._folder / LAST, str(number).encode())
         self._write(entry)
         return entry
 
@@ -182,6 +201,17 @@ class RunQueue:
         for entry in self.entries():
             if has_begun(entry, ledger):
                 self.begun(entry)
+
+    def has_results(self, run: RunId) -> bool:
+        """Return True if a complete run's results were written."""
+        return run_directory.is_complete(self._folder.parent / "runs" / run)
+
+    def _last(self) -> int:
+        """Return the highest number that was given, also of runs that have begun; 0: unknown."""
+        try:
+            return int((self._folder / LAST).read_bytes()[:12])
+        except (OSError, ValueError):
+            return 0
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}.json"
@@ -248,10 +278,10 @@ def describe_waiting(directory: Path) -> list[dict[str, Any]]:
 
 
 def _read(name: str, text: bytes) -> QueuedRun:
+    number = int(_NAME.findall(name)[0])
     try:
-        return QueuedRun.parse(text)
+        return QueuedRun.parse(text, number)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        number = int(_NAME.findall(name)[0])
         return QueuedRun(number, "", "", 0.0, "", {}, refused=f"{name} is damaged ({error})")
 
 
@@ -267,6 +297,10 @@ def check(settings: Settings, base: Config) -> Config:
             f"[{foreign[0]}] is no section of a single run.",
             action=f"A submitted run has {', '.join(f'[{name}]' for name in SECTIONS)}; everything "
             "else belongs to the server, in its federation.toml.",
+        )
+    if "window_mb" in (settings.get("wire") or ()):
+        raise ConfigError(
+            "wire.window_mb belongs to the server's link.", action="Set it in federation.toml."
         )
     flat = [name for name, keys in settings.items() if not isinstance(keys, dict)]
     if flat:
@@ -296,10 +330,11 @@ def next_run(
 ) -> tuple[RunRow | None, QueuedRun | None]:
     """Decide which run a server opens: the run that it resumes, or the entry of a new one.
 
-    Both are None for a new run with the federation's own configuration, which ``new`` asks for.
+    Both are None for a new run with the federation's own configuration, which ``new`` asks for. A
+    complete run without its results is resumed: they are written first.
 
     Raises:
-        CorruptFile, StorageError: of the queue's files.
+        StorageError: the queue cannot be read or tidied.
     """
     queue.tidy(ledger)
     if new:
@@ -307,14 +342,26 @@ def next_run(
     row = ledger.runs.newest()
     if row is not None and row.status not in (RunStatus.DONE, RunStatus.STOPPED):
         return row, None
+    stopped = row is not None and row.status is RunStatus.STOPPED
+    if row is not None and not stopped and not queue.has_results(row.run_id):
+        return row, None
     entry = next(iter(queue.waiting()), None)
-    if entry is not None or (row is not None and row.status is RunStatus.STOPPED):
+    if entry is not None or stopped:
         return None, entry
     return row, None
 
 
-def config_for(row: RunRow | None, entry: QueuedRun | None, config: Config) -> Config:
+def config_for(
+    row: RunRow | None, entry: QueuedRun | None, config: Config, overrides: Sequence[str] = ()
+) -> Config:
     """Return the federation's configuration with the settings that a run was submitted with.
+
+    Args:
+        row: the run that is resumed.
+        entry: the one that begins.
+        config: the federation's configuration.
+        overrides: of this start; of a run that is resumed, they win for the keys that it may change
+            (`frozen_config.FREE_KEYS`), such as a new place of the weights.
 
     Raises:
         ConfigError: the entry's settings are wrong by now.
@@ -322,7 +369,14 @@ def config_for(row: RunRow | None, entry: QueuedRun | None, config: Config) -> C
     if entry is not None:
         return check(entry.settings, config)
     submitted = None if row is None else row.environment.get(FACT)
-    return with_settings(config, submitted["settings"]) if submitted else config
+    if not submitted:
+        return config
+    settings: Settings = copy.deepcopy(submitted["settings"])
+    for override in overrides:
+        section, _, key = override.partition("=")[0].strip().partition(".")
+        if key in FREE_KEYS.get(section, ()):
+            apply_override(settings, override)
+    return with_settings(config, settings)
 
 
 def has_begun(entry: QueuedRun, ledger: Ledger) -> bool:

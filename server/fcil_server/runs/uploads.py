@@ -82,7 +82,7 @@ class RunUploads(IntakePorts):
         if news:
             self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.on_client_ready(peer)
-        if self._coordinator.progress.phase == "done":
+        if self._coordinator.progress.phase == "done" and not self._ports.another_waits():
             self._ports.tell_done(peer)
 
     def send(self, peer: Peer, message: Message) -> bool:

@@ -107,11 +107,22 @@ print("torch._dynamo.eval_frame" in sys.modules, steps() == first)
         "from torch._dynamo.utils import counters",
         "import torch._dynamo.config as config; config.cache_size_limit",
         "import torch._dynamo; torch._dynamo.reset()",
+        "import torch._dynamo.exc",
+        "import importlib.util; assert importlib.util.find_spec('torch._dynamo')",
         "torch.compiler.reset()",
         "torch.compile(lambda x: 2 * x, backend='eager')(torch.ones(2))",
         "torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))",
     ],
 )
 def test_whoever_compiles_after_a_training_gets_the_real_one(code):
+    once = """
+import torch._dynamo.symbolic_convert as user
+assert user.exc is sys.modules["torch._dynamo.exc"]
+assert torch._dynamo.eval_frame.config is sys.modules["torch._dynamo.config"]
+import importlib.util
+assert importlib.util.find_spec("torch._dynamo") is not None
+assert torch._dynamo.exc.__spec__.loader is not None
+"""
+    code += once
     names = 'print(type(sys.modules["torch._dynamo"]).__name__, type(torch._dynamo).__name__)'
     assert run(f"{TRAINING}\nsteps()\n{code}\nsteps()\n{names}") == ["module", "module"]

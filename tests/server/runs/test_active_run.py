@@ -15,13 +15,22 @@ from fcil_adapters.contract import Exchange, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import MetaSpec, PayloadSchema
-from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
+from fcil_protocol.errors import (
+    ConfigError,
+    DataError,
+    EgressRefused,
+    FcilError,
+    OutOfMemory,
+    RunFailed,
+    StorageError,
+)
 from fcil_server.federation.config import load, to_toml
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import active_run, run_record
 from fcil_server.runs.active_run import check_unlabelled, tell_ignored
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.resources import RunSetup
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
 
@@ -34,7 +43,7 @@ def silent(_level: str, _code: str, _text: str) -> None:
 
 def begin_run(ledger: Ledger, settings: list[str], notify: Callable[..., None] = silent) -> None:
     """Open a new run with these settings, in the ledger's directory."""
-    federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent)
+    federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent, overrides=())
     ports = RunPorts(notify=notify, peers=Peers())
     asyncio.run(active_run.open_run(federation, load(None, settings), ports, new=True))
 
@@ -192,3 +201,36 @@ def test_unlabelled_images_need_an_evaluation_and_a_warning() -> None:
     [(level, code, text)] = notes
     assert (level, code) == ("warning", "unlabelled")
     assert "at least 40% of the test images" in text
+
+
+def open_queued(ledger: Ledger, notify: Callable[..., None]) -> None:
+    """Open the next run of the queue, in the ledger's directory."""
+    federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent, overrides=())
+    ports = RunPorts(notify=notify, peers=Peers())
+    asyncio.run(active_run.open_run(federation, load(None), ports, new=False))
+
+
+@pytest.mark.parametrize(
+    ("fault", "refused"),
+    [
+        (ConfigError("no such weights."), True),
+        (DataError("no such weights."), True),
+        (OutOfMemory("the GPU is in use."), False),
+        (StorageError("the disk is full."), False),
+        (RunFailed("no."), False),
+    ],
+)
+def test_only_its_own_fault_sets_a_submitted_run_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: FcilError, refused: bool
+) -> None:
+    async def fails(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(active_run, "_open", fails)
+    queue, noted = RunQueue(tmp_path), []
+    queue.submit("night", {"method": {"name": "fedncm"}}, load(None), "uid 1")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(type(fault)):
+        open_queued(ledger, lambda *line: noted.append(line[2]))
+    (entry,) = queue.entries()
+    assert (entry.refused != "") is refused
+    assert [("run 1 (night)" in text) for text in noted] == [True] * refused

@@ -51,10 +51,11 @@ def test_entries_keep_their_order_over_cancellations_and_processes(
     one, two, three = submit(queue, "one", "two", "three")
     assert queue.cancel(2) == two
     assert RunQueue(tmp_path).entries() == [one, three]
+    queue.cancel(3)
     (four,) = submit(queue, "four")
-    assert [e.number for e in queue.entries()] == [1, 3, 4]
+    assert [e.number for e in queue.entries()] == [1, 4], "no number is given twice"
     assert four.settings == NCM
-    with pytest.raises(UsageError, match=r"number 2 waits.*There are: 1, 3, 4"):
+    with pytest.raises(UsageError, match=r"number 2 waits.*There are: 1, 4"):
         queue.cancel(2)
     assert (tmp_path / "queue").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "queue" / "000001.json").stat().st_mode & 0o777 == 0o600
@@ -71,6 +72,7 @@ def test_entries_keep_their_order_over_cancellations_and_processes(
         ({"round": {"rounds_per_tasks": 2}}, r"did you mean 'round\.rounds_per_task'"),
         ({"method": "fedncm"}, "method is a section"),
         ({"run": [1]}, "run is a section"),
+        ({"wire": {"window_mb": 32}}, "window_mb belongs to the server"),
     ],
 )
 def test_wrong_settings_are_refused_when_they_are_submitted(
@@ -108,11 +110,15 @@ def test_the_next_run_begins_when_the_one_before_it_is_over(
     for status, expected in (
         (RunStatus.FAILED, (run, None)),
         (RunStatus.STOPPED, (None, two)),
-        (RunStatus.DONE, (None, two)),
+        (RunStatus.DONE, (run, None)),  # its results are still to be written
     ):
         ledger.runs.set_status(run, status)
         row, entry = next_run(queue, ledger, new=False)
         assert (row and row.run_id, entry) == expected, status
+    results = ledger.path.parent / "runs" / run / "summary.json"
+    results.parent.mkdir(parents=True)
+    results.write_text('{"data": {"run_status": "done"}}')
+    assert next_run(queue, ledger, new=False) == (None, two)
     queue.cancel(2)
     row, entry = next_run(queue, ledger, new=False)
     assert (row and row.run_id, entry) == (run, None), "a complete run stays open"
@@ -127,8 +133,34 @@ def test_a_resumed_run_gets_the_settings_of_its_submission(ledger: Ledger) -> No
     assert config_for(ledger.runs.newest(), None, base).method.name == "fedncm"
     assert config_for(None, entry, base).method.name == "fedncm"
     assert config_for(None, None, base) == base
+    moved = ["run.device=cpu", "run.seed=9", "method.name=pilora", "round.deadline_s=5"]
+    found = config_for(ledger.runs.newest(), None, base, moved)
+    assert (found.run.device, found.run.seed, found.method.name) == ("cpu", 1993, "fedncm")
     add_run(ledger, {}, RunStatus.RUNNING)
     assert config_for(ledger.runs.newest(), None, base) == base
+
+
+def test_a_copied_entry_is_no_second_run(queue: RunQueue, tmp_path: Path) -> None:
+    (one,) = submit(queue, "one")
+    folder = tmp_path / "queue"
+    (folder / "000777.json").write_bytes((folder / "000001.json").read_bytes())
+    assert queue.waiting() == [one]
+    assert "its number is 1" in queue.entries()[1].refused
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"number": "1"}, {"settings": {"method": []}}, {"settings": []}, {"title": 3}, {"x": 1}],
+)
+def test_an_entry_with_fields_of_another_kind_is_damaged(
+    queue: RunQueue, tmp_path: Path, field: dict[str, Any]
+) -> None:
+    submit(queue, "one")
+    path = tmp_path / "queue" / "000001.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **field}))
+    (found,) = queue.entries()
+    assert found.refused.startswith("queue/000001.json is damaged")
+    assert run_queue.describe_waiting(tmp_path)[0]["number"] == 1
 
 
 @pytest.mark.parametrize(

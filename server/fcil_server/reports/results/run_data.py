@@ -195,3 +195,14 @@ def _participants(
     took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
     took_part |= {client for client, _ in sums.sizes}
     return {c.client_id: c for c in ledger.clients.all() if c.client_id in took_part}
+
+
+def shown_environment(run: RunRow) -> dict[str, Any]:
+    """Return the facts about a run's environment for reports: no submitter, and none of its paths.
+
+    A submitted run's settings are those of its configuration, which reports show too.
+    """
+    found = dict(run.environment)
+    if submitted := found.get("submitted"):
+        found["submitted"] = {name: submitted.get(name) for name in ("number", "title")}
+    return found

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.reports.charts.history import History
 from fcil_server.reports.charts.render import template
+from fcil_server.reports.results.run_data import shown_environment
 from fcil_server.reports.sections import accuracy, clients, events, now, rounds, tasks, traffic
 from fcil_server.reports.sections.params import Params
 
@@ -81,7 +82,7 @@ def _configuration(history: History, _: Live | None, __: Params) -> dict[str, An
         ("run", "Configuration of the run", run.config),
         ("method", "Options of the method", json.dumps(run.hparams, indent=2)),
         ("backbone", "Backbone", json.dumps(run.backbone, indent=2)),
-        ("environment", "Environment", json.dumps(run.environment, indent=2)),
+        ("environment", "Environment", json.dumps(shown_environment(run), indent=2)),
     )
     return {"parts": parts}
 

@@ -39,7 +39,7 @@ LEFT_S = 20.0  # for the last metrics of a killed server; a live one kills the p
 REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
 # Sections about how a run learns; those of paths and addresses are excluded.
 PARAMS = ("run", "method", "round", "wire", "privacy", "trust")
-PLACES = ("run.weights", "run.central_test")
+PLACES = ("run.weights", "run.central_test", "run.init_from")
 
 
 @dataclass(frozen=True)

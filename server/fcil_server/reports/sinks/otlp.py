@@ -47,7 +47,7 @@ class OtlpWriter:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        base = options.endpoint or os.environ.get(STANDARD, DEFAULT).rstrip("/")
+        base = options.endpoint or (os.environ.get(STANDARD) or DEFAULT).rstrip("/")
         self._traces: Any = OTLPSpanExporter(f"{base}/v1/traces", timeout=SEND_S)
         self._metrics: Any = OTLPMetricExporter(f"{base}/v1/metrics", timeout=SEND_S)
         self._resource: Any = Resource(

@@ -1,0 +1,77 @@
+"""A server that is to end ends, whatever waits in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fcil_protocol.errors import RunFailed
+from fcil_server.daemon.journal import Journal
+from fcil_server.daemon.server import Server
+from fcil_server.federation.directory import Federation
+from fcil_server.rounds.position import Mode
+from fcil_server.runs.run_queue import RunQueue
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    federation = Federation.open(tmp_path / "f", None, ("federation.listen=127.0.0.1:0",))
+    yield Server(federation, Journal(federation.ledger, lambda _: None), until_done=True)
+    federation.close()
+
+
+def submit(server: Server) -> None:
+    settings = {"method": {"name": "fedncm"}}
+    RunQueue(server.federation.directory).submit("", settings, server.config, "uid 1")
+
+
+def at_the_end(server: Server, mode: Mode) -> Any:
+    """Let the run end while the operator has set this mode."""
+    server._coordinator = SimpleNamespace(progress=SimpleNamespace(mode=mode))  # type: ignore[assignment]
+    server._run_ended()
+    return server
+
+
+def test_the_next_run_begins_only_if_one_waits(server: Server) -> None:
+    assert not server.begin_next()
+    submit(server)
+    assert server.begin_next()
+    assert server.goes_on
+    assert server._stopping.is_set()
+
+
+def test_a_stop_after_the_decision_for_the_next_run_wins(server: Server) -> None:
+    submit(server)
+    assert server.begin_next()
+    server.stop()
+    assert not server.goes_on
+
+
+def test_nothing_begins_once_the_server_stops_or_failed(server: Server) -> None:
+    submit(server)
+    server.stop()
+    assert not server.begin_next()
+    assert not server.goes_on
+
+
+def test_a_failure_ends_it(server: Server) -> None:
+    submit(server)
+    assert server.begin_next()
+    server.fail(RunFailed("no."))
+    assert not server.goes_on
+
+
+@pytest.mark.parametrize(
+    ("mode", "goes_on", "stops"),
+    [(Mode.RUNNING, True, True), (Mode.DRAINING, False, True), (Mode.PAUSED, False, False)],
+)
+def test_a_drain_or_a_pause_in_the_last_round_holds(
+    server: Server, mode: Mode, goes_on: bool, stops: bool
+) -> None:
+    submit(server)
+    at_the_end(server, mode)
+    assert (server.goes_on, server._stopping.is_set()) == (goes_on, stops)
