@@ -126,9 +126,8 @@ def _closed(ledger: Ledger, position: NewsPosition, limit: int) -> Iterator[Roun
     reader = RoundReader(ledger.database)
     for run, seq in _runs_from(ledger.runs.all(), position):
         for row in reader.rounds.all(run, seq)[:limit]:
-            if row.closed_at is None:
-                return
-            yield reader.view(row)
+            if row.closed_at is not None:  # an abandoned run keeps its open round for good
+                yield reader.view(row)
 
 
 def _runs_from(runs: list[RunRow], position: NewsPosition) -> Iterator[tuple[RunId, int]]:

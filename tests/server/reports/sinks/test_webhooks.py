@@ -16,7 +16,7 @@ import pytest
 
 import page_kit
 from fcil_protocol.errors import ConfigError, LinkError
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.federation.directory import WEBHOOKS
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -117,6 +117,21 @@ def test_rounds_that_a_fork_copied_are_no_news(federation: Path) -> None:
             ledger.forks.begin(RUN, state, fork)
         assert ledger.rounds.all(fork)
         assert [i for i in news_after(ledger, position, 100) if i.data["run"] == fork] == []
+
+
+def test_an_open_round_of_an_earlier_run_holds_nothing_back(federation: Path) -> None:
+    with Ledger(federation / LEDGER_NAME) as ledger:
+        rows = ledger.rounds.all(RUN)
+        assert rows[-1].closed_at is None
+        ledger.runs.set_status(RUN, RunStatus.STOPPED)
+        fork = RunId("r20260104-000000-f0f0")
+        with ledger.transaction():
+            ledger.forks.begin(RUN, ledger.states.all(RUN)[2].state, fork)
+        key = RoundKey(fork, ledger.tasks.all(fork)[-1].task, "train", 9)
+        ledger.rounds.open(key, asked=(), base_state=0, remaining_s=None)
+        ledger.rounds.close(key, "short", why="operator")
+        found = news_after(ledger, START, 100)
+    assert found[-1].data["run"] == fork
 
 
 def test_a_learned_task_comes_with_its_number_and_accuracy(federation: Path) -> None:
