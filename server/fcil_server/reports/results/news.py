@@ -81,11 +81,13 @@ class NewsItem:
     Attributes:
         data: plain; its moments are unix seconds.
         position: the place after it.
+        key: names it among all news, whatever else is read with it.
     """
 
     kind: NewsKind
     data: dict[str, Any]
     position: NewsPosition
+    key: str
 
 
 Timed = Iterator[tuple[float, Event | RefusalRow | RoundView]]
@@ -147,9 +149,10 @@ def _item(ledger: Ledger, one: Event | RefusalRow | RoundView, before: NewsPosit
             data = asdict(one)
             if kind is NewsKind.TASK_LEARNED and one.run is not None:
                 data |= _learned(ledger, one.run, one.at)
-            return NewsItem(kind, data, replace(before, event=one.id))
+            return NewsItem(kind, data, replace(before, event=one.id), f"event {one.id}")
         case RefusalRow():
-            return NewsItem(NewsKind.CLIENT_REFUSED, asdict(one), replace(before, refusal=one.id))
+            position = replace(before, refusal=one.id)
+            return NewsItem(NewsKind.CLIENT_REFUSED, asdict(one), position, f"refusal {one.id}")
     row = one.round
     data = {
         "run": row.run,
@@ -169,7 +172,7 @@ def _item(ledger: Ledger, one: Event | RefusalRow | RoundView, before: NewsPosit
         "test_accuracy": one.tested,
     }
     position = replace(before, run=row.run, seq=row.seq)
-    return NewsItem(NewsKind.ROUND_CLOSED, data, position)
+    return NewsItem(NewsKind.ROUND_CLOSED, data, position, f"round {row.run} {row.seq}")
 
 
 def _learned(ledger: Ledger, run: RunId, at: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from fcil_server.reports.sinks.webhooks import (
     send,
     sign,
 )
-from sample_run import RUN
+from sample_run import RUN, Clock
 
 SECRET = bytes(range(32))
 START = NewsPosition()
@@ -166,6 +166,22 @@ def test_a_webhook_begins_with_the_news_from_now_on(federation: Path, secret: Pa
     assert receiver.kinds() == ["client_refused"]
     assert receiver.taken[0]["data"]["reason"] == "the signature does not match."
     assert receiver.taken[0]["federation"] == "lab"
+
+
+def test_an_item_keeps_its_id_whatever_is_read_with_it(federation: Path) -> None:
+    """What came late with an earlier time stands before it at the next attempt."""
+    with Ledger(federation / LEDGER_NAME, clock=Clock(page_kit.NOW + 300)) as ledger:
+        before = newest_position(ledger)
+        ledger.events.add("info", "run_done", "the run is complete", run=RUN)
+        (item,) = news_after(ledger, before, 10)
+    with Ledger(federation / LEDGER_NAME, clock=Clock(page_kit.NOW + 250)) as ledger:
+        ledger.refusals.add(None, "bad_signature", "the signature does not match.")
+        refused, again = news_after(ledger, before, 10)
+    assert again.position != item.position
+    ids = [
+        sign("lab", one, 5.0, 6.0, SECRET).headers["webhook-id"] for one in (item, again, refused)
+    ]
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_only_chosen_kinds_are_sent_each_once(federation: Path, secret: Path) -> None:

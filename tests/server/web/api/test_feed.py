@@ -12,7 +12,7 @@ from fcil_server.web.api import feed as feed_module
 from fcil_server.web.api.feed import Feed
 from fcil_server.web.event_stream import TICK
 
-ITEM = NewsItem(NewsKind.NOTE, {"text": "here"}, NewsPosition(event=1))
+ITEM = NewsItem(NewsKind.NOTE, {"text": "here"}, NewsPosition(event=1), "event 1")
 
 
 @pytest.fixture(autouse=True)
