@@ -8,6 +8,7 @@ answers stay in memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fcil_protocol.errors import CorruptFile, NotNow, UsageError
+from fcil_protocol.errors import CorruptFile, NotNow, StorageError, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.federation.api_tokens import REQUESTS_NAME
 from fcil_server.web.requests import RefusedRequest
@@ -132,13 +133,13 @@ class PastActs:
                 self._unwritten[key] = content
             self._under_way.discard(key)
             if key in acts:
-                self._write({**acts, key: replace(acts[key], status=status, content=kept)})
+                self._note({**acts, key: replace(acts[key], status=status, content=kept)})
 
     def undone(self, key: str) -> None:
         """Forget an act that was refused: nothing was done."""
         with self._lock:
             self._under_way.discard(key)
-            self._write({k: act for k, act in self._read().items() if k != key})
+            self._note({k: act for k, act in self._read().items() if k != key})
 
     def lost(self, key: str) -> None:
         """Note that an act may or may not have been carried out."""
@@ -150,6 +151,15 @@ class PastActs:
             self._acts = _load(self._path)
         oldest = self._clock() - LIFE_S
         return {key: act for key, act in self._acts.items() if act.at > oldest}
+
+    def _note(self, acts: dict[str, PastAct]) -> None:
+        """Remember how an act ended; on a disk that is full, only in this process.
+
+        After a restart its file then says that it may have been carried out, which is true.
+        """
+        self._acts = acts
+        with contextlib.suppress(StorageError):
+            self._write(acts)
 
     def _write(self, acts: dict[str, PastAct]) -> None:
         kept = dict(list(acts.items())[-MAX_ACTS:])

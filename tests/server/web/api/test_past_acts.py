@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.errors import CorruptFile, DiskFull, UsageError
 from fcil_server.federation.api_tokens import REQUESTS_NAME
 from fcil_server.web.api import past_acts
 from fcil_server.web.api.past_acts import LIFE_S, PastActs, key_of, request_digest
@@ -27,6 +27,26 @@ def test_what_a_kill_interrupted_is_not_carried_out_again(tmp_path: Path) -> Non
     with pytest.raises(RefusedRequest, match="may have been carried out") as told:
         PastActs(tmp_path).begin("k", "r")
     assert told.value.status == 409
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_full_disk_hides_no_success(tmp_path: Path, monkeypatch, secret: bool) -> None:
+    acts = PastActs(tmp_path)
+    acts.begin("k", "r")
+    acts.begin("other", "r")
+    with monkeypatch.context() as full:
+        full.setattr(past_acts, "write_atomic", _full)
+        acts.done("k", 201, {"ticket": "SECRET"}, secret=secret)
+        acts.undone("other")
+        with pytest.raises(DiskFull):
+            acts.begin("third", "r")
+    assert acts.begin("k", "r") == (201, {"ticket": "SECRET"})
+    assert acts.begin("other", "r") is None
+    assert acts.begin("third", "r") is None
+
+
+def _full(path: Path, _: bytes) -> None:
+    raise DiskFull(f"no room is left for {path}.")
 
 
 def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
