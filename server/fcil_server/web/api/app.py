@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fcil_protocol.errors import FcilError, TrustError, UsageError
+from fcil_protocol.errors import FcilError, StorageError, TrustError, UsageError
 from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, read_tokens
@@ -56,6 +56,7 @@ class ApiApp:
         readings: reads the federation.
         acts: carries out acts.
         feeds: the streams of events.
+        faults: logs our own defects, and a file of tokens that cannot be used.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class ApiApp:
         readings: Readings,
         acts: Orders,
         feeds: Feeds,
+        faults: Faults,
     ) -> None:
         self._directory = directory
         self._endpoints = endpoints
         self._readings = readings
         self._acts = acts
         self._feeds = feeds
+        self._faults = faults
         self._document = document(endpoints)
 
     def routes(self) -> list[BaseRoute]:
@@ -101,7 +104,7 @@ class ApiApp:
         """Return the token of a request.
 
         Raises:
-            RefusedRequest: it has none, or the token lacks the role.
+            RefusedRequest: it has none, the token lacks the role, or none can be checked.
         """
         kind, _, text = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not text.strip():
@@ -109,7 +112,13 @@ class ApiApp:
                 "this address needs a token: Authorization: Bearer TOKEN.", action=_GET_ONE
             )
             raise RefusedRequest(401, needs)
-        token = find_token(read_tokens(self._directory), text.strip(), time.time())
+        try:
+            tokens = read_tokens(self._directory)
+        except FcilError as error:  # its text is for the operator, not for a stranger
+            self._faults.tell(error, "the reading of its tokens")
+            shut = StorageError("no token can be checked now.", action="The server's log says why.")
+            raise RefusedRequest(503, shut) from error
+        token = find_token(tokens, text.strip(), time.time())
         if token is None:
             wrong = TrustError("this token is unknown, expired or revoked.", action=_GET_ONE)
             raise RefusedRequest(401, wrong)

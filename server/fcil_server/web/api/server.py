@@ -52,7 +52,7 @@ class Api:
         readings = Readings(directory, ask)
         acts = Orders(ask, PastActs(directory))
         self._feeds = Feeds(directory, ask, faults)
-        api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds)
+        api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds, faults)
         health = Health(web_child.Fresh(functools.partial(ask, "gauges")))
         self.app = make_app(api, faults, [Route("/healthz", health.answer)])
 

@@ -307,20 +307,24 @@ def test_a_revoked_token_is_void_at_the_next_request(federation: Path) -> None:
     assert (after, other[0]) == (401, 200)
 
 
-def test_a_damaged_file_of_tokens_admits_nobody(federation: Path) -> None:
+def test_a_file_of_tokens_that_cannot_be_used_is_told_to_the_log_alone(federation, capsys) -> None:
     async def work(api):
         path = federation / "api.tokens"
         told = []
         for content in ("{", '{"version": 9, "tokens": []}', "[" * 9000):
             path.write_text(content)
-            told.append(await api.ask("/v1/token"))
+            told.append(await api.ask("/v1/token", role="wrong"))
         path.write_text('{"version": 1, "tokens": []}')
         path.chmod(0o644)
         return [*told, await api.ask("/v1/token")]
 
     answers = visited(federation, work)
-    assert [a[0] for a in answers] == [503, 503, 503, 403]
-    assert "version '9', expected 1" in answers[1][2]["detail"]
+    assert [a[0] for a in answers] == [503] * 4
+    assert {a[2]["detail"] for a in answers} == {"No token can be checked now."}
+    assert "api.tokens" not in json.dumps([a[2] for a in answers])
+    log = capsys.readouterr().err
+    assert "version '9', expected 1" in log
+    assert "so others can use" in log
 
 
 # --- acts -----------------------------------------------------------------------------------------
