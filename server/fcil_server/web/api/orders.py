@@ -12,9 +12,11 @@ from fcil_protocol.errors import (
     FcilError,
     InternalError,
     Starting,
+    StorageError,
     Timeout,
     Unreachable,
     UsageError,
+    WireError,
 )
 from fcil_server.federation.api_tokens import ApiToken
 from fcil_server.federation.operator_text import describe_done, seconds, start_command
@@ -26,6 +28,9 @@ ORDERS = 2  # acts that are sent to the server at the same time
 ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
+# After these an act may have been carried out: no answer came, a part of one, or the server's disk
+# failed in the middle.
+_UNSURE = (InternalError, StorageError, Timeout, Unreachable, WireError)
 
 Ask = Callable[..., dict[str, Any]]
 Told = Mapping[str, Any]
@@ -105,8 +110,7 @@ class Orders:
         try:
             content = order.view(self._send(order, token))
         except FcilError as error:
-            unsure = isinstance(error, Timeout | Unreachable | InternalError)
-            if unsure and not isinstance(error, Starting):
+            if isinstance(error, _UNSURE) and not isinstance(error, Starting):
                 self._past.lost(key)
             else:
                 self._past.undone(key)

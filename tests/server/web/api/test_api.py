@@ -11,7 +11,16 @@ import pytest
 from pydantic import BaseModel
 
 import page_kit
-from fcil_protocol.errors import InternalError, NotNow, Timeout, UsageError, all_errors
+from fcil_protocol.errors import (
+    DiskFull,
+    FcilError,
+    InternalError,
+    NotNow,
+    Timeout,
+    UsageError,
+    WireError,
+    all_errors,
+)
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import TokenRole, revoke_token
 from fcil_server.federation.config import Config, as_file
@@ -482,8 +491,18 @@ def test_a_repeated_request_gets_the_first_ones_answer(federation: Path) -> None
     assert "SECRET" not in (federation / "api.requests").read_text()
 
 
-def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(federation: Path) -> None:
-    says: list = [UsageError("no round."), {}, Timeout("late.")]
+@pytest.mark.parametrize(
+    ("unsure", "status"),
+    [
+        (Timeout("late."), 503),
+        (WireError("the answer is no JSON object."), 500),
+        (DiskFull("no room."), 503),
+    ],
+)
+def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(
+    federation: Path, unsure: FcilError, status: int
+) -> None:
+    says: list = [UsageError("no round."), {}, unsure]
     server = Server(close_round=lambda: says.pop(0))
 
     async def work(api):
@@ -493,7 +512,7 @@ def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(federation: 
         ]
 
     told = visited(federation, work, server)
-    assert [a[0] for a in told] == [409, 200, 200, 503, 409]
+    assert [a[0] for a in told] == [409, 200, 200, status, 409]
     assert "may have been carried out; its answer was lost" in told[4][2]["detail"]
     assert len(server.asked) == 3
 
