@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fcil_protocol.errors import FcilError, StorageError, TrustError, UsageError
@@ -22,11 +22,11 @@ from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, r
 from fcil_server.web.api import inputs, problems
 from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint
 from fcil_server.web.api.feed import Feeds
+from fcil_server.web.api.file_answer import FileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
 from fcil_server.web.api.orders import Orders
 from fcil_server.web.api.readings import FILES, Readings, missing
 from fcil_server.web.errors import Faults
-from fcil_server.web.http_server import mark_as_stream
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
 MAX_BODY_BYTES = 256 << 10  # `inputs.MOST_NAMES` names fit
@@ -97,7 +97,7 @@ class ApiApp:
         if not one.enveloped:
             return JSONResponse(self._document)
         if "name" in one.variables:
-            return await self._file(asked, request)
+            return await self._file(asked)
         return await self._stream(asked, request)
 
     def _token(self, request: Request, needed: TokenRole) -> ApiToken:
@@ -165,11 +165,10 @@ class ApiApp:
         assert isinstance(start, inputs.StreamStart), "the table says so"
         return await self._feeds.open(start.last, request, self._still(asked))
 
-    async def _file(self, asked: Asked, request: Request) -> Response:
+    async def _file(self, asked: Asked) -> Response:
         name = asked.path["name"]
-        path = await self._readings.file(asked.path["run"], name)
-        mark_as_stream(request.scope)  # it may be long, and its reader slow
-        return FileResponse(path, media_type=FILES[name])
+        file = await self._readings.file(asked.path["run"], name)
+        return FileAnswer(file, FILES[name])
 
 
 def _data(one: Endpoint, data: dict[str, Any], status: int | None = None) -> Response:
