@@ -231,7 +231,9 @@ class EvaluationTable:
         last = self._db.number(
             "SELECT max(state) FROM states WHERE run = ? AND task = ?", (run, task)
         )
-        over = self._db.number("SELECT closed_at FROM tasks WHERE run = ? AND task = ?", (run, task))
+        over = self._db.number(
+            "SELECT closed_at FROM tasks WHERE run = ? AND task = ?", (run, task)
+        )
         central = self.totals(run, task, central=True)
         if last is not None and central[1] and not self._is_outdated(run, last, over):
             found[int(last)] = central

@@ -93,7 +93,7 @@ class Feed:
             self._unread = False  # before the read: it may miss what is told during it
             try:
                 found = await self._read(self._position)
-            except FcilError:  # the ledger cannot be read now; it is tried at the next look
+            except (FcilError, RefusedRequest):  # it cannot be read now; the next look tries again
                 self._unread = True
                 return False
             self._unread = self._unread or len(found) >= PAGE
@@ -165,7 +165,7 @@ class Feeds:
             await self._watched.wait()
             try:
                 await self._look()
-            except FcilError:
+            except (FcilError, RefusedRequest):
                 pass  # the ledger cannot be read now: the streams wait
             except Exception as error:  # a defect is logged once, and the next look may succeed
                 self._faults.tell(error, "a look at what is new")

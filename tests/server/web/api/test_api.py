@@ -31,6 +31,7 @@ from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.openapi import document
 from fcil_server.web.api.orders import ORDER_WAIT_S
 from fcil_server.web.api.readings import FILES, Readings
+from fcil_server.web.requests import Pool
 from sample_run import ALICE, RUN
 from server.api_door import Server, visited
 from server.web_kit import ask, get
@@ -243,6 +244,17 @@ def test_a_bad_request_gets_a_sentence_with_a_code(federation, path, status, say
     assert headers["content-type"] == "application/problem+json"
     assert content["type"] == f"/v1/errors/{content['code']}"
     assert content["code"] in {kind.code for kind in all_errors()}
+
+
+def test_a_reader_too_many_is_told_when_to_come_again(federation, monkeypatch) -> None:
+    monkeypatch.setattr(Pool.__init__, "__kwdefaults__", {"threads": 1, "most": 0})
+
+    async def work(api):
+        return [await api.ask(f"/v1/{path}") for path in ("runs", "methods")]
+
+    for status, headers, content in visited(federation, work):
+        assert (status, content["code"], headers["retry-after"]) == (429, "not_now", "2")
+        assert content["detail"] == "Too many requests are under way."
 
 
 def test_what_the_listener_refuses_is_a_problem_too(federation: Path) -> None:
