@@ -44,7 +44,7 @@ class Order:
         op: the command. fields: its fields.
         view: makes the answer.
         status: of the answer. refused: of the answer when the server refuses.
-        secret: the answer is never written to disk.
+        private: the answer, which is secret or names a client, is never written to disk.
     """
 
     op: str
@@ -52,7 +52,7 @@ class Order:
     view: Callable[[Told], dict[str, Any]] = dict
     status: int = 200
     refused: int = 409
-    secret: bool = False
+    private: bool = False
 
 
 class Orders:
@@ -118,7 +118,7 @@ class Orders:
         except BaseException:
             self._past.lost(key)
             raise
-        self._past.done(key, order.status, content, secret=order.secret)
+        self._past.done(key, order.status, content, private=order.private)
         return order.status, content
 
     def _send(self, order: Order, token: ApiToken) -> dict[str, Any]:
@@ -148,13 +148,15 @@ def enrol(body: inputs.EnrolBody) -> Order:
     def view(told: Told) -> dict[str, Any]:
         return {"name": body.name, **told, "run_this": start_command("FILE", relay=body.relay)}
 
-    return Order("enrol", fields, view, 201, secret=True)
+    return Order("enrol", fields, view, 201, private=True)
 
 
 def revoke(client: str, body: inputs.RevokeBody) -> Order:
     """End a membership, or withdraw an open ticket of this name."""
     fields = {"name": client, "why": body.why, "keep": body.keep_update}
-    return Order("revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404)
+    return Order(
+        "revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404, private=True
+    )
 
 
 def set_mode(op: str) -> Order:

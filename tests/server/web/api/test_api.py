@@ -503,6 +503,21 @@ def test_a_repeated_request_gets_the_first_ones_answer(federation: Path) -> None
     assert "SECRET" not in (federation / "api.requests").read_text()
 
 
+def test_the_file_of_acts_names_no_client(federation: Path) -> None:
+    """So an erased one is not in it either."""
+
+    async def work(api):
+        for path, body, _, _ in ACTS:
+            given = {"method": "POST", "role": "administer", "body": body}
+            told = [await api.ask(f"/v1/{path}", **given, Idempotency_Key=path) for _ in range(2)]
+            assert told[0] == told[1]
+
+    visited(federation, work, Server(**TOLD))
+    written = (federation / "api.requests").read_text()
+    assert len(json.loads(written)["acts"]) == len(ACTS)
+    assert not [word for word in ("alice", ALICE, "cam", "SECRET") if word in written]
+
+
 @pytest.mark.parametrize(
     ("unsure", "status"),
     [
