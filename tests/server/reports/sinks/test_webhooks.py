@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import page_kit
-from fcil_protocol.errors import ConfigError, LinkError
+from fcil_protocol.errors import ConfigError, CorruptFile, LinkError, StorageError
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.federation.directory import WEBHOOKS
 from fcil_server.ledger.enums import RunStatus
@@ -217,13 +217,22 @@ def test_news_that_could_not_be_sent_for_a_day_are_skipped(federation, secret) -
     assert receiver.taken == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"position": "x"}', '{"position": 3}'])
-def test_a_damaged_position_begins_from_now_on(federation, secret, content) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"position": "x"}', '{"position": 3}', "[" * 9000, "\xff"]
+)
+def test_a_damaged_position_is_an_error_and_passes_over_no_news(federation, secret, content):
     rewind(federation)
-    (federation / WEBHOOKS / "ops.json").write_text(content)
-    receiver = Receiver()
-    follower(federation, secret, receiver).catch_up()
-    assert receiver.taken == []
+    path = federation / WEBHOOKS / "ops.json"
+    path.write_text(content, "latin-1")
+    with pytest.raises(CorruptFile, match="which news the webhook has sent"):
+        follower(federation, secret, Receiver())
+    assert path.read_text("latin-1") == content
+
+
+def test_a_position_that_cannot_be_read_is_an_error(federation, secret) -> None:
+    (federation / WEBHOOKS / "ops.json").mkdir(parents=True)
+    with pytest.raises(StorageError, match="it is a directory"):
+        follower(federation, secret, Receiver())
 
 
 # --- requests ---------------------------------------------------------------------------------------
