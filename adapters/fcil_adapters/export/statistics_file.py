@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fcil_adapters.contract import Context, Method, Preprocessing, State
 from fcil_adapters.contract.backbone_info import backbone_fields
@@ -343,7 +343,13 @@ def _parse(content: bytes, path: Path) -> tuple[StatisticsInfo, dict[str, Array]
             if info.sha256 != _digest(content):
                 raise ValueError("its SHA-256 does not match")
             return info, tensors
-    except (ValueError, TypeError, KeyError, ValidationError, safetensors.SafetensorError) as error:
+    except (
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        safetensors.SafetensorError,
+    ) as error:
         raise CorruptFile(
             f"{path} is no file of statistics, or has changed since it was written "
             f"({' '.join(str(error).split())[:120]}).",

@@ -198,7 +198,8 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path):
     for path in (place, tmp_path / "other"):
         with pytest.raises(CorruptFile, match="is no file of statistics"):
             read_statistics(path)
-    for content in (b"", whole[:100], whole[:-3], b"x" * 50):
+    deep = (9000).to_bytes(8, "little") + b"[" * 9000
+    for content in (b"", whole[:100], whole[:-3], b"x" * 50, deep):
         place.write_bytes(content)
         with pytest.raises(CorruptFile, match="is no file of statistics"):
             read_statistics(place)

@@ -215,14 +215,7 @@ def _load(path: Path) -> dict[str, PastAct]:
         if content["version"] != VERSION:
             raise ValueError(content["version"])
         return {str(key): _act(row) for key, row in content["acts"].items()}
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGE as error:
         raise CorruptFile(
             f"{path} is damaged: it has the acts of the last day.", action=_REMEDY
         ) from error
