@@ -146,6 +146,8 @@ def _item(ledger: Ledger, one: Event | RefusalRow | RoundView, before: NewsPosit
     match one:
         case Event():
             kind = _NOTED.get((one.level, one.code), NewsKind.NOTE)
+            if kind is NewsKind.RUN_DONE and ledger.events.is_repeated(one):
+                kind = NewsKind.NOTE  # a server that starts on a complete run notes it again
             data = asdict(one)
             if kind is NewsKind.TASK_LEARNED and one.run is not None:
                 data |= _learned(ledger, one.run, one.at)

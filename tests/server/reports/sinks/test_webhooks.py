@@ -146,6 +146,22 @@ def test_a_learned_task_comes_with_its_number_and_accuracy(federation: Path) -> 
     assert (not_learned.kind, done.kind) == (NewsKind.NOTE, NewsKind.RUN_DONE)
 
 
+def test_a_run_is_completed_once_and_again_after_further_rounds(federation: Path) -> None:
+    clock = Clock(page_kit.NOW + 500)
+    with Ledger(federation / LEDGER_NAME, clock=clock) as ledger:
+
+        def done() -> NewsKind:
+            clock.now += 1
+            before = newest_position(ledger)
+            ledger.events.add("info", "run_done", "the run is complete", run=RUN)
+            return news_after(ledger, before, 10)[-1].kind
+
+        assert [done(), done(), done()] == [NewsKind.RUN_DONE, NewsKind.NOTE, NewsKind.NOTE]
+        clock.now += 1
+        ledger.rounds.close(page_kit.OPEN_KEY, "short")
+        assert [done(), done()] == [NewsKind.RUN_DONE, NewsKind.NOTE]
+
+
 @pytest.mark.parametrize("text", ["", "1", "1.2.3", "1.2.r.x", "-1.0..0", "1.1.a/b.1", "9" * 40])
 def test_a_position_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(Exception, match="is not the id of an event"):
