@@ -1,7 +1,7 @@
 """Class statistics of a run as one safetensors file: means, prototypes, Gaussians (torch-free).
 
-docs/export.md has the schema. A file holds one row for each class, over all clients together: no
-client's own statistics, and no client's name.
+docs/export.md has the schema. A file holds one row for each class, over all clients together, and
+no client's name. The row of a class that one client alone holds is that client's own statistics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fcil_adapters.contract import Context, Method, Preprocessing, State
 from fcil_adapters.contract.backbone_info import backbone_fields
@@ -303,10 +303,23 @@ def pool(many: Sequence[Gaussian], *, diagonal: bool) -> Gaussian:
     if diagonal:
         return Gaussian(int(total), mean, np.zeros((0, len(mean))), rest + np.square(apart).sum(0))
     scaled = [w**0.5 * g.factor.astype(np.float64) for w, g in zip(own, many, strict=True)]
-    factor: F64 = np.concatenate([*scaled, apart] if len(many) > 1 else scaled)
-    if len(factor) > len(mean):  # a smaller one with the same product
+    if len(many) == 1:
+        return Gaussian(int(total), mean, scaled[0], rest)
+    return Gaussian(int(total), mean, _mixed(np.concatenate([*scaled, apart])), rest)
+
+
+def _mixed(factor: F64) -> F64:
+    """Return the factor with the same product that this product alone determines.
+
+    Its rows are the principal axes of ``F^T F``, each times its standard deviation, so no row is a
+    client's; those without any effect are left out.
+    """
+    if len(factor) > factor.shape[1]:  # a smaller one, whose axes are found sooner
         factor = np.asarray(np.linalg.qr(factor, mode="r"))
-    return Gaussian(int(total), mean, factor, rest)
+    _, sizes, axes = np.linalg.svd(factor, full_matrices=False)
+    known = sizes > sizes.max(initial=0.0) * max(factor.shape) * np.finfo(np.float64).eps
+    mixed: F64 = sizes[known, None] * axes[known]
+    return mixed
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -330,7 +343,13 @@ def _parse(content: bytes, path: Path) -> tuple[StatisticsInfo, dict[str, Array]
             if info.sha256 != _digest(content):
                 raise ValueError("its SHA-256 does not match")
             return info, tensors
-    except (ValueError, TypeError, KeyError, ValidationError, safetensors.SafetensorError) as error:
+    except (
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        safetensors.SafetensorError,
+    ) as error:
         raise CorruptFile(
             f"{path} is no file of statistics, or has changed since it was written "
             f"({' '.join(str(error).split())[:120]}).",

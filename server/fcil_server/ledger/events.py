@@ -57,6 +57,16 @@ class EventTable:
         sql = "SELECT * FROM events WHERE id > ? AND (? IS NULL OR level = ?) ORDER BY id LIMIT ?"
         return self._db.all(Event, sql, (after, level, level, limit))
 
+    def is_repeated(self, event: Event) -> bool:
+        """Return True if the same was noted of its run before, and no round of it closed since."""
+        sql = (
+            "SELECT EXISTS (SELECT 1 FROM events AS e WHERE e.run = :run AND e.id < :id "
+            "AND e.level = :level AND e.code = :code AND NOT EXISTS (SELECT 1 FROM rounds AS r "
+            "WHERE r.run = e.run AND r.closed_at > e.at AND r.closed_at <= :at))"
+        )
+        names = ("run", "id", "level", "code", "at")
+        return bool(self._db.number(sql, {name: getattr(event, name) for name in names}))
+
     def last_id(self) -> int:
         """Return the id of the newest event; 0: there is none."""
         return int(self._db.number("SELECT ifnull(max(id), 0) FROM events"))

@@ -215,7 +215,8 @@ class EvaluationTable:
         """Return the test results of a task's states, in order.
 
         They are those on the server's folder, after rounds and at the task's end; without any, that
-        of the clients' evaluation.
+        of the clients' evaluation. What was measured before a client was forgotten is of another
+        state, and left out.
         """
         sql = (
             "SELECT new_state AS state, json_extract(metrics, '$.test_correct') AS correct, "
@@ -223,13 +224,18 @@ class EvaluationTable:
             "AND new_state IS NOT NULL AND json_extract(metrics, '$.test_total') > 0"
         )
         found = {
-            int(r["state"]): (r["correct"], r["total"]) for r in self._db.rows(sql, (run, task))
+            int(r["state"]): (r["correct"], r["total"])
+            for r in self._db.rows(sql, (run, task))
+            if not self._is_outdated(run, r["state"], None)
         }
         last = self._db.number(
             "SELECT max(state) FROM states WHERE run = ? AND task = ?", (run, task)
         )
+        over = self._db.number(
+            "SELECT closed_at FROM tasks WHERE run = ? AND task = ?", (run, task)
+        )
         central = self.totals(run, task, central=True)
-        if last is not None and central[1]:
+        if last is not None and central[1] and not self._is_outdated(run, last, over):
             found[int(last)] = central
         if found:
             return [StateResult(s, task, *found[s], central=True) for s in sorted(found)]
@@ -239,9 +245,34 @@ class EvaluationTable:
             (run, task, EVALUATE),
         )
         right, total = self.totals(run, task)
-        if evaluated is None or not total:
+        if evaluated is None or not total or self._is_outdated(run, evaluated, over):
             return []
         return [StateResult(int(evaluated), task, right, total, central=False)]
+
+    def _is_outdated(self, run: RunId, state: int, at: float | None) -> bool:
+        """Return True if a state was computed again without a client after it was tested.
+
+        It then differs from the same state of the run from which a fork copied the result.
+
+        Args:
+            run: the run that has the result.
+            state: the tested state.
+            at: end of the test; None: as the state was made.
+        """
+        sql = (
+            "SELECT parent_run, created_at, mine.digest <> old.digest AS differs FROM runs AS r "
+            "JOIN states AS mine ON mine.run = r.run_id AND mine.state = :state "
+            "JOIN states AS old ON old.run = r.parent_run AND old.state = :state "
+            "WHERE r.run_id = :run AND r.parent_state >= :state"
+        )
+        while rows := list(self._db.rows(sql, {"run": run, "state": state})):
+            (row,) = rows
+            if at is not None and at > row["created_at"]:
+                return False
+            if row["differs"]:
+                return True
+            run = row["parent_run"]
+        return False
 
     def best(self, run: RunId) -> StateResult | None:
         """Return the best tested state of those that know the most classes; None: none is tested.

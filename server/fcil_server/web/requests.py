@@ -102,10 +102,11 @@ class Pool:
         """Return the result of the work, or raise its error.
 
         Raises:
-            NotNow: the queue is full.
+            RefusedRequest: the queue is full.
         """
         if self._under_way >= self._most:
-            raise NotNow("too many requests are under way.", action="Try again in a few seconds.")
+            many = NotNow("too many requests are under way.", action="Try again in a few seconds.")
+            raise RefusedRequest(429, many)
         loop = asyncio.get_running_loop()
         self._under_way += 1
         done = loop.run_in_executor(self.threads, work, *given)

@@ -81,6 +81,21 @@ def test_pooling_equals_a_description_of_all_images():
     assert not alone.covariance().any(), "one image has no covariance"
 
 
+def test_no_row_of_a_pooled_factor_is_a_clients():
+    """Also with fewer rows than features, of which some are 0 everywhere."""
+    draw = np.random.default_rng(3)
+    pieces = [draw.normal(size=(n, 40)) * (np.arange(40) > 2) for n in (5, 9, 7)]
+    many = [describe(x, "lowrank", 2) for x in pieces]
+    one = pool(many, diagonal=False)
+    assert len(one.factor) < 40
+    rows = np.concatenate([*(g.factor for g in many), *(g.mean[None] - one.mean for g in many)])
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    own = one.factor / np.linalg.norm(one.factor, axis=1, keepdims=True)
+    assert np.abs(own @ rows.T).max() < 0.999
+    other = pool(many[::-1], diagonal=False)
+    assert np.allclose(np.abs(other.factor), np.abs(one.factor)), "a matter of the covariance alone"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "space"),
     [
@@ -183,7 +198,8 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path):
     for path in (place, tmp_path / "other"):
         with pytest.raises(CorruptFile, match="is no file of statistics"):
             read_statistics(path)
-    for content in (b"", whole[:100], whole[:-3], b"x" * 50):
+    deep = (9000).to_bytes(8, "little") + b"[" * 9000
+    for content in (b"", whole[:100], whole[:-3], b"x" * 50, deep):
         place.write_bytes(content)
         with pytest.raises(CorruptFile, match="is no file of statistics"):
             read_statistics(place)

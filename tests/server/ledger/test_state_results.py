@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sample_run
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import Ledger
@@ -17,8 +17,13 @@ from sample_run import ALICE, BOB, RUN, Clock, digest
 
 
 @pytest.fixture
-def ledger(tmp_path: Path):
-    with Ledger(tmp_path / "ledger.sqlite", clock=Clock()) as opened:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock):
+    with Ledger(tmp_path / "ledger.sqlite", clock=clock) as opened:
         sample_run.add_clients(opened)
         sample_run.add_run(opened)
         yield opened
@@ -95,3 +100,54 @@ def test_a_withheld_evaluation_has_no_result(ledger: Ledger) -> None:
     ledger.rounds.close(key, "done")
     ledger.evaluations.add(RUN, 0, ALICE, {0: (0, 0)})
     assert ledger.evaluations.best(RUN) is None
+
+
+# --- after a client was forgotten -------------------------------------------------------------------
+
+FORK, NEXT = RunId("r20260104-000000-f0f0"), RunId("r20260105-000000-f0f0")
+
+
+def forget(ledger: Ledger, first: int, source: RunId = RUN, fork: RunId = FORK) -> None:
+    """Fork a run at its newest state, with other states from the first one on."""
+    rows = ledger.states.all(source)
+    with ledger.transaction():
+        ledger.forks.begin(source, rows[-1].state, fork)
+        states = [(r.state, digest(f"{fork} {r.state}"), r.parent) for r in rows[first:]]
+        ledger.forks.leave_out(fork, BOB, states)
+
+
+def test_a_state_that_was_computed_again_has_no_result(ledger: Ledger) -> None:
+    """Neither in the fork that forgot a client, nor in a later fork of it."""
+    rounds(ledger, 0, [3, 5])
+    rounds(ledger, 1, [4, 9])
+    ledger.tasks.close(RUN, 1)
+    ledger.evaluations.add(RUN, 1, CENTRAL, {0: (8, 10)})
+    forget(ledger, first=2)
+    with ledger.transaction():
+        ledger.forks.begin(FORK, 3, NEXT)
+    for run in (FORK, NEXT):
+        assert ledger.evaluations.of_states(run, 1) == []
+        assert [r.state for r in ledger.evaluations.of_states(run, 0)] == [0, 1]
+        assert ledger.evaluations.best(run) == StateResult(1, 0, 5, 10, central=True)
+    assert best(ledger).state == 3, "the run that was forked keeps its own"
+
+
+def test_clients_results_of_a_state_that_was_computed_again_do_not_count(ledger: Ledger) -> None:
+    rounds(ledger, 0, [None, None])
+    ledger.rounds.open(RoundKey(RUN, 0, EVALUATE, 0), asked=(ALICE,), base_state=1)
+    ledger.evaluations.add(RUN, 0, ALICE, {0: (1, 4)})
+    ledger.rounds.close(RoundKey(RUN, 0, EVALUATE, 0), "done")
+    ledger.tasks.close(RUN, 0)
+    forget(ledger, first=1)
+    assert ledger.evaluations.totals(FORK, 0) == (1, 4)
+    assert ledger.evaluations.best(FORK) is None
+
+
+def test_a_test_in_the_fork_counts(ledger: Ledger, clock: Clock) -> None:
+    rounds(ledger, 0, [3, 5])
+    forget(ledger, first=0)
+    assert ledger.evaluations.best(FORK) is None
+    clock.now += 1
+    ledger.tasks.close(FORK, 0)
+    ledger.evaluations.add(FORK, 0, CENTRAL, {0: (2, 10)})
+    assert ledger.evaluations.best(FORK) == StateResult(1, 0, 2, 10, central=True)

@@ -81,11 +81,13 @@ class NewsItem:
     Attributes:
         data: plain; its moments are unix seconds.
         position: the place after it.
+        key: names it among all news, whatever else is read with it.
     """
 
     kind: NewsKind
     data: dict[str, Any]
     position: NewsPosition
+    key: str
 
 
 Timed = Iterator[tuple[float, Event | RefusalRow | RoundView]]
@@ -126,9 +128,8 @@ def _closed(ledger: Ledger, position: NewsPosition, limit: int) -> Iterator[Roun
     reader = RoundReader(ledger.database)
     for run, seq in _runs_from(ledger.runs.all(), position):
         for row in reader.rounds.all(run, seq)[:limit]:
-            if row.closed_at is None:
-                return
-            yield reader.view(row)
+            if row.closed_at is not None:  # an abandoned run keeps its open round for good
+                yield reader.view(row)
 
 
 def _runs_from(runs: list[RunRow], position: NewsPosition) -> Iterator[tuple[RunId, int]]:
@@ -145,12 +146,15 @@ def _item(ledger: Ledger, one: Event | RefusalRow | RoundView, before: NewsPosit
     match one:
         case Event():
             kind = _NOTED.get((one.level, one.code), NewsKind.NOTE)
+            if kind is NewsKind.RUN_DONE and ledger.events.is_repeated(one):
+                kind = NewsKind.NOTE  # a server that starts on a complete run notes it again
             data = asdict(one)
             if kind is NewsKind.TASK_LEARNED and one.run is not None:
                 data |= _learned(ledger, one.run, one.at)
-            return NewsItem(kind, data, replace(before, event=one.id))
+            return NewsItem(kind, data, replace(before, event=one.id), f"event {one.id}")
         case RefusalRow():
-            return NewsItem(NewsKind.CLIENT_REFUSED, asdict(one), replace(before, refusal=one.id))
+            position = replace(before, refusal=one.id)
+            return NewsItem(NewsKind.CLIENT_REFUSED, asdict(one), position, f"refusal {one.id}")
     row = one.round
     data = {
         "run": row.run,
@@ -170,7 +174,7 @@ def _item(ledger: Ledger, one: Event | RefusalRow | RoundView, before: NewsPosit
         "test_accuracy": one.tested,
     }
     position = replace(before, run=row.run, seq=row.seq)
-    return NewsItem(NewsKind.ROUND_CLOSED, data, position)
+    return NewsItem(NewsKind.ROUND_CLOSED, data, position, f"round {row.run} {row.seq}")
 
 
 def _learned(ledger: Ledger, run: RunId, at: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import CorruptFile, FcilError, UsageError
 from fcil_protocol.process.child import limit, parent_pipe, read_line
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.federation.directory import WEBHOOKS
@@ -49,6 +49,9 @@ class WebhookFollower:
         federation: its name, for the requests.
         post: sends a request.
         clock: unix seconds.
+
+    Raises:
+        CorruptFile, StorageError: its position cannot be read; no news may be passed over silently.
     """
 
     def __init__(
@@ -105,14 +108,26 @@ class WebhookFollower:
 
     def _read(self) -> NewsPosition:
         """Return the saved position; without one, a webhook begins with the news from now on."""
-        try:
-            return NewsPosition.parse(str(json.loads(self._path.read_bytes())["position"]))
-        except (OSError, ValueError, TypeError, KeyError, FcilError):
-            with Ledger(self._ledger, read_only=True) as ledger:
-                position = newest_position(ledger)
+        with storage_errors("read", self._path):
+            try:
+                return _position(self._path.read_bytes(), self._path)
+            except FileNotFoundError:
+                pass
+        with Ledger(self._ledger, read_only=True) as ledger:
+            position = newest_position(ledger)
         self._position = NewsPosition()
         self._save(position)
         return position
+
+
+def _position(content: bytes, path: Path) -> NewsPosition:
+    try:
+        return NewsPosition.parse(str(json.loads(content)["position"]))
+    except (LookupError, RecursionError, TypeError, ValueError, UsageError) as error:
+        raise CorruptFile(
+            f"{path} is damaged: it says which news the webhook has sent.",
+            action="Remove it: the webhook then begins with the news from now on.",
+        ) from error
 
 
 def _time_of(item: NewsItem) -> float:

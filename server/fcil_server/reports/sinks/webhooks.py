@@ -174,8 +174,9 @@ def sign(federation: str, item: NewsItem, at: float, now: float, secret: bytes) 
         "data": with_iso_times(item.data),
     }
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-    # The same at every attempt, so that a receiver knows what it has.
-    told = f"{federation}\n{item.kind}\n{item.position.text()}"
+    # The same at every attempt, so that a receiver knows what it has. The position is not: what
+    # else came before the item may differ when the news are read again.
+    told = f"{federation}\n{item.kind}\n{item.key}"
     number = f"msg_{hashlib.sha256(told.encode()).hexdigest()[:32]}"
     signed = f"{number}.{int(now)}.".encode() + body
     mac = base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()

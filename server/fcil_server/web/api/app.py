@@ -12,21 +12,21 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fcil_protocol.errors import FcilError, TrustError, UsageError
+from fcil_protocol.errors import FcilError, StorageError, TrustError, UsageError
 from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, read_tokens
 from fcil_server.web.api import inputs, problems
 from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint
 from fcil_server.web.api.feed import Feeds
+from fcil_server.web.api.file_answer import FileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
 from fcil_server.web.api.orders import Orders
 from fcil_server.web.api.readings import FILES, Readings, missing
 from fcil_server.web.errors import Faults
-from fcil_server.web.http_server import mark_as_stream
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
 MAX_BODY_BYTES = 256 << 10  # `inputs.MOST_NAMES` names fit
@@ -56,6 +56,7 @@ class ApiApp:
         readings: reads the federation.
         acts: carries out acts.
         feeds: the streams of events.
+        faults: logs our own defects, and a file of tokens that cannot be used.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class ApiApp:
         readings: Readings,
         acts: Orders,
         feeds: Feeds,
+        faults: Faults,
     ) -> None:
         self._directory = directory
         self._endpoints = endpoints
         self._readings = readings
         self._acts = acts
         self._feeds = feeds
+        self._faults = faults
         self._document = document(endpoints)
 
     def routes(self) -> list[BaseRoute]:
@@ -94,14 +97,14 @@ class ApiApp:
         if not one.enveloped:
             return JSONResponse(self._document)
         if "name" in one.variables:
-            return await self._file(asked, request)
+            return await self._file(asked)
         return await self._stream(asked, request)
 
     def _token(self, request: Request, needed: TokenRole) -> ApiToken:
         """Return the token of a request.
 
         Raises:
-            RefusedRequest: it has none, or the token lacks the role.
+            RefusedRequest: it has none, the token lacks the role, or none can be checked.
         """
         kind, _, text = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not text.strip():
@@ -109,7 +112,13 @@ class ApiApp:
                 "this address needs a token: Authorization: Bearer TOKEN.", action=_GET_ONE
             )
             raise RefusedRequest(401, needs)
-        token = find_token(read_tokens(self._directory), text.strip(), time.time())
+        try:
+            tokens = read_tokens(self._directory)
+        except FcilError as error:  # its text is for the operator, not for a stranger
+            self._faults.tell(error, "the reading of its tokens")
+            shut = StorageError("no token can be checked now.", action="The server's log says why.")
+            raise RefusedRequest(503, shut) from error
+        token = find_token(tokens, text.strip(), time.time())
         if token is None:
             wrong = TrustError("this token is unknown, expired or revoked.", action=_GET_ONE)
             raise RefusedRequest(401, wrong)
@@ -156,11 +165,10 @@ class ApiApp:
         assert isinstance(start, inputs.StreamStart), "the table says so"
         return await self._feeds.open(start.last, request, self._still(asked))
 
-    async def _file(self, asked: Asked, request: Request) -> Response:
+    async def _file(self, asked: Asked) -> Response:
         name = asked.path["name"]
-        path = await self._readings.file(asked.path["run"], name)
-        mark_as_stream(request.scope)  # it may be long, and its reader slow
-        return FileResponse(path, media_type=FILES[name])
+        file = await self._readings.file(asked.path["run"], name)
+        return FileAnswer(file, FILES[name])
 
 
 def _data(one: Endpoint, data: dict[str, Any], status: int | None = None) -> Response:

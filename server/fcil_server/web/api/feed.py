@@ -72,8 +72,8 @@ class Feed:
         """Return the next event, within `TICK_S`; None: the stream is over."""
         if self._ended:
             return None
+        self._wake.clear()  # before the read: what is told during it ends the wait after it
         if self._progress is None and not await self._more():
-            self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             if self._ended:
@@ -90,11 +90,13 @@ class Feed:
     async def _more(self) -> bool:
         """Read a page of news if there may be any; True: there is."""
         if not self._page and self._unread:
+            self._unread = False  # before the read: it may miss what is told during it
             try:
                 found = await self._read(self._position)
-            except FcilError:  # the ledger cannot be read now; it is tried at the next look
+            except (FcilError, RefusedRequest):  # it cannot be read now; the next look tries again
+                self._unread = True
                 return False
-            self._unread = len(found) >= PAGE
+            self._unread = self._unread or len(found) >= PAGE
             self._page.extend(found)
         return bool(self._page)
 
@@ -163,7 +165,7 @@ class Feeds:
             await self._watched.wait()
             try:
                 await self._look()
-            except FcilError:
+            except (FcilError, RefusedRequest):
                 pass  # the ledger cannot be read now: the streams wait
             except Exception as error:  # a defect is logged once, and the next look may succeed
                 self._faults.tell(error, "a look at what is new")

@@ -12,9 +12,11 @@ from fcil_protocol.errors import (
     FcilError,
     InternalError,
     Starting,
+    StorageError,
     Timeout,
     Unreachable,
     UsageError,
+    WireError,
 )
 from fcil_server.federation.api_tokens import ApiToken
 from fcil_server.federation.operator_text import describe_done, seconds, start_command
@@ -26,6 +28,9 @@ ORDERS = 2  # acts that are sent to the server at the same time
 ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
+# After these an act may have been carried out: no answer came, a part of one, or the server's disk
+# failed in the middle.
+_UNSURE = (InternalError, StorageError, Timeout, Unreachable, WireError)
 
 Ask = Callable[..., dict[str, Any]]
 Told = Mapping[str, Any]
@@ -39,7 +44,7 @@ class Order:
         op: the command. fields: its fields.
         view: makes the answer.
         status: of the answer. refused: of the answer when the server refuses.
-        secret: the answer is never written to disk.
+        private: the answer, which is secret or names a client, is never written to disk.
     """
 
     op: str
@@ -47,7 +52,7 @@ class Order:
     view: Callable[[Told], dict[str, Any]] = dict
     status: int = 200
     refused: int = 409
-    secret: bool = False
+    private: bool = False
 
 
 class Orders:
@@ -105,8 +110,7 @@ class Orders:
         try:
             content = order.view(self._send(order, token))
         except FcilError as error:
-            unsure = isinstance(error, Timeout | Unreachable | InternalError)
-            if unsure and not isinstance(error, Starting):
+            if isinstance(error, _UNSURE) and not isinstance(error, Starting):
                 self._past.lost(key)
             else:
                 self._past.undone(key)
@@ -114,7 +118,7 @@ class Orders:
         except BaseException:
             self._past.lost(key)
             raise
-        self._past.done(key, order.status, content, secret=order.secret)
+        self._past.done(key, order.status, content, private=order.private)
         return order.status, content
 
     def _send(self, order: Order, token: ApiToken) -> dict[str, Any]:
@@ -144,13 +148,15 @@ def enrol(body: inputs.EnrolBody) -> Order:
     def view(told: Told) -> dict[str, Any]:
         return {"name": body.name, **told, "run_this": start_command("FILE", relay=body.relay)}
 
-    return Order("enrol", fields, view, 201, secret=True)
+    return Order("enrol", fields, view, 201, private=True)
 
 
 def revoke(client: str, body: inputs.RevokeBody) -> Order:
     """End a membership, or withdraw an open ticket of this name."""
     fields = {"name": client, "why": body.why, "keep": body.keep_update}
-    return Order("revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404)
+    return Order(
+        "revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404, private=True
+    )
 
 
 def set_mode(op: str) -> Order:

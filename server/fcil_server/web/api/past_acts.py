@@ -2,12 +2,13 @@
 
 They are remembered for a day, the newest `MAX_ACTS` of them, in ``api.requests`` (0600), so that
 they outlive this process. An act is noted before it is sent to the server: one whose answer was
-lost with a process is never carried out a second time. New tickets, which are secret, and long
-answers stay in memory.
+lost with a process is never carried out a second time. New tickets, which are secret, answers that
+name a client, which may be erased, and long ones stay in memory: the file has no personal data.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fcil_protocol.errors import CorruptFile, NotNow, UsageError
+from fcil_protocol.errors import CorruptFile, NotNow, StorageError, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.federation.api_tokens import REQUESTS_NAME
 from fcil_server.web.requests import RefusedRequest
@@ -118,38 +119,56 @@ class PastActs:
             raise RefusedRequest(409, NotNow(f"{lost}; its answer was lost.", action=_LOOK))
         content = self._unwritten.get(key) if past.content is None else past.content
         if content is None:
-            gone = "this was carried out; its answer was secret or long, and is not kept."
+            gone = "this was carried out; its answer was private or long, and is not kept."
             raise RefusedRequest(409, NotNow(gone, action=_LOOK))
         return past.status, content
 
-    def done(self, key: str, status: int, content: dict[str, Any], *, secret: bool) -> None:
+    def done(self, key: str, status: int, content: dict[str, Any], *, private: bool) -> None:
         """Remember an answer; a disk that is full costs no more than its repetition."""
         with self._lock:
             acts = self._read()
-            unwritten = secret or len(json.dumps(content)) > MAX_CONTENT
+            unwritten = private or len(json.dumps(content)) > MAX_CONTENT
             kept = None if unwritten else content
             if unwritten:
                 self._unwritten[key] = content
             self._under_way.discard(key)
             if key in acts:
-                self._write({**acts, key: replace(acts[key], status=status, content=kept)})
+                self._note({**acts, key: replace(acts[key], status=status, content=kept)})
 
     def undone(self, key: str) -> None:
         """Forget an act that was refused: nothing was done."""
         with self._lock:
             self._under_way.discard(key)
-            self._write({k: act for k, act in self._read().items() if k != key})
+            self._note({k: act for k, act in self._read().items() if k != key})
 
     def lost(self, key: str) -> None:
         """Note that an act may or may not have been carried out."""
         with self._lock:
             self._under_way.discard(key)
 
+    def tidy(self) -> None:
+        """Remove acts from the file that are older than a day; a damaged file stays as it is."""
+        with self._lock, contextlib.suppress(StorageError):
+            self._read()
+
     def _read(self) -> dict[str, PastAct]:
-        if self._acts is None:
-            self._acts = _load(self._path)
+        loaded = self._acts is None
+        acts = _load(self._path) if self._acts is None else self._acts
         oldest = self._clock() - LIFE_S
-        return {key: act for key, act in self._acts.items() if act.at > oldest}
+        young = {key: act for key, act in acts.items() if act.at > oldest}
+        if loaded and len(young) < len(acts):
+            self._note(young)
+        self._acts = young
+        return young
+
+    def _note(self, acts: dict[str, PastAct]) -> None:
+        """Remember how acts ended; on a disk that is full, only in this process.
+
+        After a restart the file then says that one may have been carried out, which is true.
+        """
+        self._acts = acts
+        with contextlib.suppress(StorageError):
+            self._write(acts)
 
     def _write(self, acts: dict[str, PastAct]) -> None:
         kept = dict(list(acts.items())[-MAX_ACTS:])
@@ -196,14 +215,7 @@ def _load(path: Path) -> dict[str, PastAct]:
         if content["version"] != VERSION:
             raise ValueError(content["version"])
         return {str(key): _act(row) for key, row in content["acts"].items()}
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGE as error:
         raise CorruptFile(
             f"{path} is damaged: it has the acts of the last day.", action=_REMEDY
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fcil_protocol.errors import FcilError, UsageError
 from fcil_server.federation.members import member_rows, ticket_rows
@@ -15,6 +15,7 @@ from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.reports.results.run_data import collect, round_rows, run_rows
 from fcil_server.rounds.class_changes import class_list
 from fcil_server.web.api import inputs
+from fcil_server.web.api.file_answer import is_plain, open_plain
 from fcil_server.web.child import Fresh
 from fcil_server.web.requests import Pool, RefusedRequest
 
@@ -174,28 +175,29 @@ class Readings:
             files = [
                 {"name": name, "bytes": path.stat().st_size}
                 for name in FILES
-                if _is_plain(path := folder / name)
+                if is_plain(path := folder / name)
             ]
             return {"run": found, "files": files}
 
         return await self._read(read)
 
-    async def file(self, run: str, name: str) -> Path:
-        """Return the path of one of a run's files.
+    async def file(self, run: str, name: str) -> BinaryIO:
+        """Open one of a run's files.
 
         Raises:
             RefusedRequest: there is no such run or file.
         """
 
-        def read(ledger: Ledger) -> Path:
-            path: Path = self._directory / "runs" / _run_of(ledger, run) / name
-            if name not in FILES or not _is_plain(path):
+        def read(ledger: Ledger) -> BinaryIO:
+            folder = self._directory / "runs" / _run_of(ledger, run)
+            file = open_plain(folder / name) if name in FILES else None
+            if file is None:
                 listed = ", ".join(FILES)
                 raise missing(
                     f"run {run[:40]!r} has no file {name[:40]!r}; there may be: {listed}.",
                     "GET /v1/runs/RUN/files lists them; the server writes them as tasks end.",
                 )
-            return path
+            return file
 
         return await self._read(read)
 
@@ -250,7 +252,3 @@ def _summary(ledger: Ledger, run: str) -> dict[str, Any]:
 
 def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
     return {"run": data["run"], name: data[name]}
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()

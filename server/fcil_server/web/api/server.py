@@ -50,9 +50,11 @@ class Api:
     def __init__(self, directory: Path, ask: Ask) -> None:
         faults = Faults(what="the API")
         readings = Readings(directory, ask)
-        acts = Orders(ask, PastActs(directory))
+        past = PastActs(directory)
+        past.tidy()
+        acts = Orders(ask, past)
         self._feeds = Feeds(directory, ask, faults)
-        api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds)
+        api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds, faults)
         health = Health(web_child.Fresh(functools.partial(ask, "gauges")))
         self.app = make_app(api, faults, [Route("/healthz", health.answer)])
 

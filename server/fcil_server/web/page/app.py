@@ -49,7 +49,7 @@ from fcil_server.web.page.client_view import client_html
 from fcil_server.web.page.compare_view import Comparison
 from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.watch import PageWatch
-from fcil_server.web.requests import Guard, Pool
+from fcil_server.web.requests import Guard, Pool, RefusedRequest
 
 STREAM_S = 3600.0  # lifetime of a stream; then the dashboard opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
@@ -266,6 +266,8 @@ def make_app(
     """
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, RefusedRequest):
+            return _refused(request, error.error, error.status)
         assert isinstance(error, FcilError)
         return _refused(request, error, status_of(error))
 
@@ -285,7 +287,12 @@ def make_app(
     app = Starlette(
         routes=[*pages.routes(), *posts, *extra],
         middleware=[Middleware(GZipMiddleware, minimum_size=1024)],
-        exception_handlers={FcilError: refused, HTTPException: wrong, Exception: failed},
+        exception_handlers={
+            FcilError: refused,
+            RefusedRequest: refused,
+            HTTPException: wrong,
+            Exception: failed,
+        },
     )
     app.router.redirect_slashes = False
     return Guard(app, HEADERS, too_long)

@@ -22,7 +22,7 @@ from fcil_server.web.event_stream import event
 from fcil_server.web.page.access.guard import DEFECT
 from fcil_server.web.page.board import Board, BoardPiece, Boards, Live
 from fcil_server.web.page.event_stream import HELLO, Hub, Stream
-from fcil_server.web.requests import Pool
+from fcil_server.web.requests import Pool, RefusedRequest
 
 LOOK_S = 1.05  # between two looks; after a second, values are read again
 SERVER_WAIT_S = 1.0  # that a new dashboard waits for a server that does not answer
@@ -151,7 +151,8 @@ class PageWatch:
         """Return a run's board, the newest run's or an older one's.
 
         Raises:
-            FcilError: there is no such run, or the ledger cannot be read; or too many ask.
+            FcilError: there is no such run, or the ledger cannot be read.
+            RefusedRequest: too many ask.
         """
         newest = await self.board()
         return newest if run == newest.run else await self._ledger.do(self._boards.of, run)
@@ -160,7 +161,8 @@ class PageWatch:
         """Return one section with the visitor's parameters.
 
         Raises:
-            FcilError: there is no such run, or the ledger cannot be read; or too many ask.
+            FcilError: there is no such run, or the ledger cannot be read.
+            RefusedRequest: too many ask.
         """
         newest = await self.board()
         live = self._told.live if run is None or run == newest.run else None
@@ -170,7 +172,8 @@ class PageWatch:
         """Return a run's history, and the server's answer if the run is the newest.
 
         Raises:
-            FcilError: there is no such run, or the ledger cannot be read; or too many ask.
+            FcilError: there is no such run, or the ledger cannot be read.
+            RefusedRequest: too many ask.
         """
         newest = await self.board()
         live = self._told.live if run is None or run == newest.run else None
@@ -203,7 +206,7 @@ class PageWatch:
         try:
             while (await self._ledger.do(self._boards.history, None)).unread:
                 pass  # a visitor meanwhile gets a turn, and sees the partial result
-        except FcilError:
+        except (FcilError, RefusedRequest):
             return  # visitors get the error
         except Exception as error:
             self._faults.tell(error, "the first look")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import page_kit
-from fcil_protocol.errors import ConfigError, LinkError
-from fcil_protocol.ids import RunId
+from fcil_protocol.errors import ConfigError, CorruptFile, LinkError, StorageError
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.federation.directory import WEBHOOKS
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -35,7 +35,7 @@ from fcil_server.reports.sinks.webhooks import (
     send,
     sign,
 )
-from sample_run import RUN
+from sample_run import RUN, Clock
 
 SECRET = bytes(range(32))
 START = NewsPosition()
@@ -119,6 +119,21 @@ def test_rounds_that_a_fork_copied_are_no_news(federation: Path) -> None:
         assert [i for i in news_after(ledger, position, 100) if i.data["run"] == fork] == []
 
 
+def test_an_open_round_of_an_earlier_run_holds_nothing_back(federation: Path) -> None:
+    with Ledger(federation / LEDGER_NAME) as ledger:
+        rows = ledger.rounds.all(RUN)
+        assert rows[-1].closed_at is None
+        ledger.runs.set_status(RUN, RunStatus.STOPPED)
+        fork = RunId("r20260104-000000-f0f0")
+        with ledger.transaction():
+            ledger.forks.begin(RUN, ledger.states.all(RUN)[2].state, fork)
+        key = RoundKey(fork, ledger.tasks.all(fork)[-1].task, "train", 9)
+        ledger.rounds.open(key, asked=(), base_state=0, remaining_s=None)
+        ledger.rounds.close(key, "short", why="operator")
+        found = news_after(ledger, START, 100)
+    assert found[-1].data["run"] == fork
+
+
 def test_a_learned_task_comes_with_its_number_and_accuracy(federation: Path) -> None:
     with Ledger(federation / LEDGER_NAME) as ledger:
         position = newest_position(ledger)
@@ -129,6 +144,22 @@ def test_a_learned_task_comes_with_its_number_and_accuracy(federation: Path) -> 
     assert (learned.kind, learned.data["task"]) == (NewsKind.TASK_LEARNED, 2)
     assert learned.data["accuracy"] == pytest.approx(0.8)
     assert (not_learned.kind, done.kind) == (NewsKind.NOTE, NewsKind.RUN_DONE)
+
+
+def test_a_run_is_completed_once_and_again_after_further_rounds(federation: Path) -> None:
+    clock = Clock(page_kit.NOW + 500)
+    with Ledger(federation / LEDGER_NAME, clock=clock) as ledger:
+
+        def done() -> NewsKind:
+            clock.now += 1
+            before = newest_position(ledger)
+            ledger.events.add("info", "run_done", "the run is complete", run=RUN)
+            return news_after(ledger, before, 10)[-1].kind
+
+        assert [done(), done(), done()] == [NewsKind.RUN_DONE, NewsKind.NOTE, NewsKind.NOTE]
+        clock.now += 1
+        ledger.rounds.close(page_kit.OPEN_KEY, "short")
+        assert [done(), done()] == [NewsKind.RUN_DONE, NewsKind.NOTE]
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2.3", "1.2.r.x", "-1.0..0", "1.1.a/b.1", "9" * 40])
@@ -151,6 +182,22 @@ def test_a_webhook_begins_with_the_news_from_now_on(federation: Path, secret: Pa
     assert receiver.kinds() == ["client_refused"]
     assert receiver.taken[0]["data"]["reason"] == "the signature does not match."
     assert receiver.taken[0]["federation"] == "lab"
+
+
+def test_an_item_keeps_its_id_whatever_is_read_with_it(federation: Path) -> None:
+    """What came late with an earlier time stands before it at the next attempt."""
+    with Ledger(federation / LEDGER_NAME, clock=Clock(page_kit.NOW + 300)) as ledger:
+        before = newest_position(ledger)
+        ledger.events.add("info", "run_done", "the run is complete", run=RUN)
+        (item,) = news_after(ledger, before, 10)
+    with Ledger(federation / LEDGER_NAME, clock=Clock(page_kit.NOW + 250)) as ledger:
+        ledger.refusals.add(None, "bad_signature", "the signature does not match.")
+        refused, again = news_after(ledger, before, 10)
+    assert again.position != item.position
+    ids = [
+        sign("lab", one, 5.0, 6.0, SECRET).headers["webhook-id"] for one in (item, again, refused)
+    ]
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_only_chosen_kinds_are_sent_each_once(federation: Path, secret: Path) -> None:
@@ -186,13 +233,22 @@ def test_news_that_could_not_be_sent_for_a_day_are_skipped(federation, secret) -
     assert receiver.taken == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"position": "x"}', '{"position": 3}'])
-def test_a_damaged_position_begins_from_now_on(federation, secret, content) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"position": "x"}', '{"position": 3}', "[" * 9000, "\xff"]
+)
+def test_a_damaged_position_is_an_error_and_passes_over_no_news(federation, secret, content):
     rewind(federation)
-    (federation / WEBHOOKS / "ops.json").write_text(content)
-    receiver = Receiver()
-    follower(federation, secret, receiver).catch_up()
-    assert receiver.taken == []
+    path = federation / WEBHOOKS / "ops.json"
+    path.write_text(content, "latin-1")
+    with pytest.raises(CorruptFile, match="which news the webhook has sent"):
+        follower(federation, secret, Receiver())
+    assert path.read_text("latin-1") == content
+
+
+def test_a_position_that_cannot_be_read_is_an_error(federation, secret) -> None:
+    (federation / WEBHOOKS / "ops.json").mkdir(parents=True)
+    with pytest.raises(StorageError, match="it is a directory"):
+        follower(federation, secret, Receiver())
 
 
 # --- requests ---------------------------------------------------------------------------------------

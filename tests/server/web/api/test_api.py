@@ -11,7 +11,16 @@ import pytest
 from pydantic import BaseModel
 
 import page_kit
-from fcil_protocol.errors import InternalError, NotNow, Timeout, UsageError, all_errors
+from fcil_protocol.errors import (
+    DiskFull,
+    FcilError,
+    InternalError,
+    NotNow,
+    Timeout,
+    UsageError,
+    WireError,
+    all_errors,
+)
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import TokenRole, revoke_token
 from fcil_server.federation.config import Config, as_file
@@ -22,6 +31,7 @@ from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.openapi import document
 from fcil_server.web.api.orders import ORDER_WAIT_S
 from fcil_server.web.api.readings import FILES, Readings
+from fcil_server.web.requests import Pool
 from sample_run import ALICE, RUN
 from server.api_door import Server, visited
 from server.web_kit import ask, get
@@ -236,6 +246,17 @@ def test_a_bad_request_gets_a_sentence_with_a_code(federation, path, status, say
     assert content["code"] in {kind.code for kind in all_errors()}
 
 
+def test_a_reader_too_many_is_told_when_to_come_again(federation, monkeypatch) -> None:
+    monkeypatch.setattr(Pool.__init__, "__kwdefaults__", {"threads": 1, "most": 0})
+
+    async def work(api):
+        return [await api.ask(f"/v1/{path}") for path in ("runs", "methods")]
+
+    for status, headers, content in visited(federation, work):
+        assert (status, content["code"], headers["retry-after"]) == (429, "not_now", "2")
+        assert content["detail"] == "Too many requests are under way."
+
+
 def test_what_the_listener_refuses_is_a_problem_too(federation: Path) -> None:
     async def work(api):
         big = {"Content_Length": str(1 << 30), "Content_Type": "application/json"}
@@ -307,20 +328,24 @@ def test_a_revoked_token_is_void_at_the_next_request(federation: Path) -> None:
     assert (after, other[0]) == (401, 200)
 
 
-def test_a_damaged_file_of_tokens_admits_nobody(federation: Path) -> None:
+def test_a_file_of_tokens_that_cannot_be_used_is_told_to_the_log_alone(federation, capsys) -> None:
     async def work(api):
         path = federation / "api.tokens"
         told = []
         for content in ("{", '{"version": 9, "tokens": []}', "[" * 9000):
             path.write_text(content)
-            told.append(await api.ask("/v1/token"))
+            told.append(await api.ask("/v1/token", role="wrong"))
         path.write_text('{"version": 1, "tokens": []}')
         path.chmod(0o644)
         return [*told, await api.ask("/v1/token")]
 
     answers = visited(federation, work)
-    assert [a[0] for a in answers] == [503, 503, 503, 403]
-    assert "version '9', expected 1" in answers[1][2]["detail"]
+    assert [a[0] for a in answers] == [503] * 4
+    assert {a[2]["detail"] for a in answers} == {"No token can be checked now."}
+    assert "api.tokens" not in json.dumps([a[2] for a in answers])
+    log = capsys.readouterr().err
+    assert "version '9', expected 1" in log
+    assert "so others can use" in log
 
 
 # --- acts -----------------------------------------------------------------------------------------
@@ -478,8 +503,33 @@ def test_a_repeated_request_gets_the_first_ones_answer(federation: Path) -> None
     assert "SECRET" not in (federation / "api.requests").read_text()
 
 
-def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(federation: Path) -> None:
-    says: list = [UsageError("no round."), {}, Timeout("late.")]
+def test_the_file_of_acts_names_no_client(federation: Path) -> None:
+    """So an erased one is not in it either."""
+
+    async def work(api):
+        for path, body, _, _ in ACTS:
+            given = {"method": "POST", "role": "administer", "body": body}
+            told = [await api.ask(f"/v1/{path}", **given, Idempotency_Key=path) for _ in range(2)]
+            assert told[0] == told[1]
+
+    visited(federation, work, Server(**TOLD))
+    written = (federation / "api.requests").read_text()
+    assert len(json.loads(written)["acts"]) == len(ACTS)
+    assert not [word for word in ("alice", ALICE, "cam", "SECRET") if word in written]
+
+
+@pytest.mark.parametrize(
+    ("unsure", "status"),
+    [
+        (Timeout("late."), 503),
+        (WireError("the answer is no JSON object."), 500),
+        (DiskFull("no room."), 503),
+    ],
+)
+def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(
+    federation: Path, unsure: FcilError, status: int
+) -> None:
+    says: list = [UsageError("no round."), {}, unsure]
     server = Server(close_round=lambda: says.pop(0))
 
     async def work(api):
@@ -489,7 +539,7 @@ def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(federation: 
         ]
 
     told = visited(federation, work, server)
-    assert [a[0] for a in told] == [409, 200, 200, 503, 409]
+    assert [a[0] for a in told] == [409, 200, 200, status, 409]
     assert "may have been carried out; its answer was lost" in told[4][2]["detail"]
     assert len(server.asked) == 3
 

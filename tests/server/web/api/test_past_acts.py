@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.errors import CorruptFile, DiskFull, UsageError
 from fcil_server.federation.api_tokens import REQUESTS_NAME
 from fcil_server.web.api import past_acts
 from fcil_server.web.api.past_acts import LIFE_S, PastActs, key_of, request_digest
@@ -18,7 +18,7 @@ from sample_run import Clock
 def test_an_answer_outlives_the_process(tmp_path: Path) -> None:
     acts = PastActs(tmp_path)
     assert acts.begin("k", "r") is None
-    acts.done("k", 200, {"mode": "paused"}, secret=False)
+    acts.done("k", 200, {"mode": "paused"}, private=False)
     assert PastActs(tmp_path).begin("k", "r") == (200, {"mode": "paused"})
 
 
@@ -27,6 +27,26 @@ def test_what_a_kill_interrupted_is_not_carried_out_again(tmp_path: Path) -> Non
     with pytest.raises(RefusedRequest, match="may have been carried out") as told:
         PastActs(tmp_path).begin("k", "r")
     assert told.value.status == 409
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_full_disk_hides_no_success(tmp_path: Path, monkeypatch, private: bool) -> None:
+    acts = PastActs(tmp_path)
+    acts.begin("k", "r")
+    acts.begin("other", "r")
+    with monkeypatch.context() as full:
+        full.setattr(past_acts, "write_atomic", _full)
+        acts.done("k", 201, {"ticket": "SECRET"}, private=private)
+        acts.undone("other")
+        with pytest.raises(DiskFull):
+            acts.begin("third", "r")
+    assert acts.begin("k", "r") == (201, {"ticket": "SECRET"})
+    assert acts.begin("other", "r") is None
+    assert acts.begin("third", "r") is None
+
+
+def _full(path: Path, _: bytes) -> None:
+    raise DiskFull(f"no room is left for {path}.")
 
 
 def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
@@ -41,10 +61,10 @@ def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
 def test_a_secret_is_answered_by_this_process_only(tmp_path: Path) -> None:
     acts = PastActs(tmp_path)
     acts.begin("k", "r")
-    acts.done("k", 201, {"ticket": "SECRET"}, secret=True)
+    acts.done("k", 201, {"ticket": "SECRET"}, private=True)
     assert acts.begin("k", "r") == (201, {"ticket": "SECRET"})
     assert "SECRET" not in (tmp_path / REQUESTS_NAME).read_text()
-    with pytest.raises(RefusedRequest, match="was secret or long, and is not kept"):
+    with pytest.raises(RefusedRequest, match="was private or long, and is not kept"):
         PastActs(tmp_path).begin("k", "r")
 
 
@@ -54,15 +74,27 @@ def test_after_a_day_and_a_number_of_acts_the_oldest_are_forgotten(
     clock = Clock()
     acts = PastActs(tmp_path, clock)
     acts.begin("k", "r")
-    acts.done("k", 200, {}, secret=False)
+    acts.done("k", 200, {}, private=False)
     clock.now += LIFE_S
     assert acts.begin("k", "r") is None
     monkeypatch.setattr(past_acts, "MAX_ACTS", 3)
     for n in range(4):
         acts.begin(str(n), "r")
-        acts.done(str(n), 200, {"n": n}, secret=True)
+        acts.done(str(n), 200, {"n": n}, private=True)
     assert list(json.loads((tmp_path / REQUESTS_NAME).read_text())["acts"]) == ["1", "2", "3"]
     assert list(acts._unwritten) == ["1", "2", "3"]
+
+
+def test_what_is_older_than_a_day_leaves_the_file_at_the_next_start(tmp_path: Path) -> None:
+    clock = Clock()
+    for key in ("old", "young"):
+        PastActs(tmp_path, clock).begin(key, "r")
+        clock.now += LIFE_S / 2
+    PastActs(tmp_path, clock).tidy()
+    assert list(json.loads((tmp_path / REQUESTS_NAME).read_text())["acts"]) == ["young"]
+    (tmp_path / REQUESTS_NAME).write_text("{")
+    PastActs(tmp_path, clock).tidy()
+    assert (tmp_path / REQUESTS_NAME).read_text() == "{"
 
 
 def test_keys_of_two_tokens_never_meet() -> None:

@@ -20,7 +20,7 @@ from fcil_server.web.errors import MAX_REMEMBERED, QUIET_S, Faults, status_of
 from fcil_server.web.page import app as app_module
 from fcil_server.web.page import pictures
 from fcil_server.web.page.access.guard import HEADERS
-from fcil_server.web.requests import Pool
+from fcil_server.web.requests import Pool, RefusedRequest
 from sample_run import RUN, Clock
 from server.page_door import Page, Server, browsing
 from server.web_kit import ask, get
@@ -318,6 +318,17 @@ def test_one_open_page_too_many_is_asked_to_come_later(federation: Path) -> None
     visited(federation, work, most=2)
 
 
+def test_a_reader_too_many_is_asked_to_come_again(federation, monkeypatch) -> None:
+    async def work(page: Page) -> str:
+        with monkeypatch.context() as full:
+            full.setattr(page.watch._ledger, "_most", 0)
+            return await page.get(f"/part/rounds?run={RUN}")
+
+    part = visited(federation, work)
+    assert code(part) == 429
+    assert "Too many requests are under way." in part
+
+
 def test_for_reading_only_there_are_no_buttons(federation: Path) -> None:
     (mine,) = answers(federation, "/")
     (read,) = answers(federation, "/", read_only=True)
@@ -375,11 +386,13 @@ def test_work_that_piles_up_is_refused() -> None:
 
         doing = [asyncio.ensure_future(pool.do(busy)) for _ in range(2)]
         await started.wait()
-        with pytest.raises(NotNow):
+        with pytest.raises(RefusedRequest, match="too many requests are under way") as told:
             await pool.do(busy)
+        assert told.value.status == 429
         doing[0].cancel()  # who asked is gone, its work is not
-        with pytest.raises(NotNow):
+        with pytest.raises(RefusedRequest, match="too many requests are under way") as told:
             await pool.do(busy)
+        assert told.value.status == 429
         release.set()
         assert await doing[1] == 7
         assert await pool.do(busy) == 7

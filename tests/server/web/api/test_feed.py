@@ -1,0 +1,82 @@
+"""The events of one stream: none is lost that is told while the ledger is read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fcil_protocol.errors import StorageError
+from fcil_server.reports.results.news import NewsItem, NewsKind, NewsPosition
+from fcil_server.web.api import feed as feed_module
+from fcil_server.web.api.feed import Feed
+from fcil_server.web.event_stream import TICK
+
+ITEM = NewsItem(NewsKind.NOTE, {"text": "here"}, NewsPosition(event=1), "event 1")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "TICK_S", 0.01)
+
+
+def told_while_reading() -> list[bytes | None]:
+    """Return two events of a stream whose first read finds nothing, and is told of news."""
+    looks: list[NewsPosition] = []
+
+    async def read(position: NewsPosition) -> list[NewsItem]:
+        looks.append(position)
+        if len(looks) > 1:
+            return [ITEM] if position == NewsPosition() else []
+        feed.tell(None, news=True)
+        return []
+
+    async def two() -> list[bytes | None]:
+        return [await feed.next(), await feed.next()]
+
+    feed = Feed(NewsPosition(), read)
+    return asyncio.run(two())
+
+
+def test_news_that_come_during_a_read_are_sent_at_once() -> None:
+    first, second = told_while_reading()
+    assert b"event: note" in (first or b"")
+    assert second == TICK
+
+
+def test_progress_that_comes_during_a_read_is_sent_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(feed_module, "TICK_S", None)  # it is not noticed by chance
+
+    async def read(_: NewsPosition) -> list[NewsItem]:
+        feed.tell(b"now", news=False)
+        return []
+
+    feed = Feed(NewsPosition(), read)
+    assert asyncio.run(asyncio.wait_for(feed.next(), 10)) == b"now"
+
+
+def test_a_read_that_fails_is_repeated() -> None:
+    looks: list[NewsPosition] = []
+
+    async def read(position: NewsPosition) -> list[NewsItem]:
+        looks.append(position)
+        if len(looks) == 1:
+            raise StorageError("the ledger cannot be read.")
+        return [ITEM] if position == NewsPosition() else []
+
+    async def one() -> bytes | None:
+        return await Feed(NewsPosition(), read).next()
+
+    assert b"event: note" in (asyncio.run(one()) or b"")
+
+
+def test_an_ended_stream_is_over() -> None:
+    async def read(_: NewsPosition) -> list[NewsItem]:
+        feed.end()
+        return []
+
+    async def two() -> list[bytes | None]:
+        return [await feed.next(), await feed.next()]
+
+    feed = Feed(NewsPosition(), read)
+    assert asyncio.run(two()) == [None, None]
