@@ -50,8 +50,8 @@ def test_only_extras_for_few_have_packages_that_are_not_locked():
         "edge-gpu",
         "hub",
         "mlflow",
-        "otel",
         "wandb",
+        "otel",
     ]
 
 
