@@ -1,7 +1,7 @@
 """Class statistics of a run as one safetensors file: means, prototypes, Gaussians (torch-free).
 
-docs/export.md has the schema. A file holds one row for each class, over all clients together, and no
-client's name. The row of a class that one client alone holds is that client's own statistics.
+docs/export.md has the schema. A file holds one row for each class, over all clients together, and
+no client's name. The row of a class that one client alone holds is that client's own statistics.
 """
 
 from __future__ import annotations
