@@ -260,7 +260,8 @@ class EvaluationTable:
             at: end of the test; None: as the state was made.
         """
         sql = (
-            "SELECT parent_run, created_at, mine.digest <> old.digest AS differs FROM runs AS r "
+            "SELECT r.parent_run, r.created_at, mine.digest <> old.digest AS differs "
+            "FROM runs AS r "
             "JOIN states AS mine ON mine.run = r.run_id AND mine.state = :state "
             "JOIN states AS old ON old.run = r.parent_run AND old.state = :state "
             "WHERE r.run_id = :run AND r.parent_state >= :state"
