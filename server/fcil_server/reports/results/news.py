@@ -81,7 +81,7 @@ class NewsItem:
     Attributes:
         data: plain; its moments are unix seconds.
         position: the place after it.
-        key: names it among all news, whatever else is read with it.
+        key: names it among all news; its place between others may change.
     """
 
     kind: NewsKind

@@ -22,7 +22,7 @@ from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, r
 from fcil_server.web.api import inputs, problems
 from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint
 from fcil_server.web.api.feed import Feeds
-from fcil_server.web.api.file_answer import FileAnswer
+from fcil_server.web.api.file_answer import OpenFileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
 from fcil_server.web.api.orders import Orders
 from fcil_server.web.api.readings import FILES, Readings, missing
@@ -168,7 +168,7 @@ class ApiApp:
     async def _file(self, asked: Asked) -> Response:
         name = asked.path["name"]
         file = await self._readings.file(asked.path["run"], name)
-        return FileAnswer(file, FILES[name])
+        return OpenFileAnswer(file, FILES[name])
 
 
 def _data(one: Endpoint, data: dict[str, Any], status: int | None = None) -> Response:

@@ -32,7 +32,7 @@ def open_plain(path: Path) -> BinaryIO | None:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
-class FileAnswer(Response):
+class OpenFileAnswer(Response):
     """An open file as an answer; closes it.
 
     As many bytes are sent as it has now: lines that are added meanwhile belong to the next request.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fcil_server.web.api import file_answer
-from fcil_server.web.api.file_answer import FileAnswer, open_plain
+from fcil_server.web.api.file_answer import OpenFileAnswer, open_plain
 
 
 def answered(path: Path, between=lambda: None, *, method="GET", leaves=False):
@@ -31,7 +31,7 @@ def answered(path: Path, between=lambda: None, *, method="GET", leaves=False):
     file = open_plain(path)
     assert file is not None
     scope = {"method": method, "state": {"fcil_endless": lambda: None}}
-    asyncio.run(FileAnswer(file, "text/plain")(scope, receive, send))
+    asyncio.run(OpenFileAnswer(file, "text/plain")(scope, receive, send))
     assert file.closed
     return sent
 
