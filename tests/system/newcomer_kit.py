@@ -20,7 +20,7 @@ from pathlib import Path
 from watchfiles import watch
 
 PORTS = (7710, 7780, 9464)  # what bare commands listen on
-WAIT_S = 240.0  # for words that come in seconds on a quiet machine
+WAIT_S = 600.0  # for words that come in seconds on a quiet machine
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A namespace with its own loopback, held open until the shell that holds it is ended.
 HOLD = (
