@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
@@ -156,7 +156,8 @@ class _Loaded(Loader, MetaPathFinder):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own
+        with suppress(AttributeError):  # the compiler's settings take no attribute
+            module.__spec__ = self._own
 
 
 def _defer_compiler() -> None:
