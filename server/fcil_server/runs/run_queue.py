@@ -22,7 +22,12 @@ from fcil_protocol.errors import ConfigError, FcilError, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.process.overrides import apply_override
 from fcil_protocol.process.terminal import printable
-from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
+from fcil_protocol.storage.atomic_files import (
+    make_private,
+    storage_errors,
+    sync_directory,
+    write_atomic,
+)
 from fcil_server.federation.config import Config, validate
 from fcil_server.federation.first_start import check_method
 from fcil_server.ledger.enums import RunStatus
@@ -224,6 +229,7 @@ class RunQueue:
         path = self._path(number)
         with storage_errors("remove", path):
             path.unlink(missing_ok=True)
+            sync_directory(path.parent)  # a power cut brings no cancelled run back
 
 
 def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: str) -> QueuedRun:
