@@ -219,9 +219,14 @@ def _origin(story: Story) -> dict[str, str]:
         "pre-training data": f"{story.images:,} images of {len(story.classes)} classes ({names}), "
         f"digest `{story.data[:16]}`",
         **({"teacher": story.teacher} if story.teacher else {}),
+        **({"held": _held(story)} if story.held else {}),
         "recipe": f"{story.step:,} steps{whole} ({passes:.2f} passes): {numbers}",
         "time": f"{wall:.1f} minutes, {cpu:.1f} of the processor; {story.machine}",
     }
+
+
+def _held(story: Story) -> str:
+    return f"features of {story.held:,} other pictures stay as the weights that it began from say"
 
 
 def shipped() -> Backbone:

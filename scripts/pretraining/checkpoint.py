@@ -33,6 +33,7 @@ class Story:
         seconds, cpu_seconds: of work so far, over all sittings.
         model: sizes of the transformer, for timm.
         teacher: its name, image size and digest, for people; "": none beside the weights.
+        held: number of the pictures whose features stay.
     """
 
     recipe: Recipe
@@ -46,6 +47,7 @@ class Story:
     machine: str
     model: dict[str, Any]
     teacher: str
+    held: int = 0
 
     def to_text(self) -> str:
         return json.dumps({**vars(self), "recipe": self.recipe.to_fields()})

@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     _targets_parser(commands)
     _train_parser(commands)
+    draw = commands.add_parser("glyphs", help="draw letters like scanned digits, for --hold")
+    draw.set_defaults(run=_glyphs)
+    draw.add_argument("--out", type=Path, required=True, help="zip to write")
+    draw.add_argument("--count", type=_count, default=12_000)
+    draw.add_argument("--seed", type=int, default=0)
     show = commands.add_parser("card", help="measure, and write the files in the form that ships")
     show.set_defaults(run=_card)
     show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
@@ -106,6 +111,10 @@ def _train_parser(commands: Any) -> None:
     source.add_argument("--targets", type=Path, help="folder of targets, for the recipe distil")
     go.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     go.add_argument("--recipe", choices=RECIPES, help="default: dino, or distil with --targets")
+    go.add_argument(
+        "--hold", type=Path,
+        help="folder or zip of pictures whose features stay as the weights of --start say them",
+    )  # fmt: skip
     length = go.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=_above_zero, help="passes over the pictures")
     length.add_argument("--steps", type=int)
@@ -165,6 +174,10 @@ def _train(args: argparse.Namespace) -> None:
     else:
         pictures = read_targets(args.targets)
     check_disjoint(pictures.classes, allowed=args.allow_overlap)
+    if args.hold is not None:
+        pictures = pictures.holding(
+            read_pictures(args.hold, int(pictures.images.shape[1]), "train")
+        )
     with storage_errors("create", args.out):
         args.out.mkdir(parents=True, exist_ok=True)
     with DirectoryLock.acquire(args.out, "pre-training"):
@@ -195,7 +208,7 @@ def _new(args: argparse.Namespace, pictures: Pictures) -> tuple[Learner, Story]:
         raise ConfigError(
             "a new pre-training needs its length.", action="Give --epochs, --steps or --minutes."
         )
-    recipe = Recipe.of(kind, 1, **given)
+    recipe = Recipe.of(kind, 1, hold=0.0 if args.hold is None else 1.0, **given)
     if args.minutes is not None:
         trial, _ = begin(replace(recipe, steps=1000), pictures, model, weights, args.device)
         steps = steps_for(trial, pictures, args.minutes)
@@ -252,6 +265,13 @@ def _weights(name: str) -> dict[str, torch.Tensor]:
             f"the weights {path} cannot be read ({str(error)[:120]}).",
             action="Give 'embedded' or a safetensors file.",
         ) from error
+
+
+def _glyphs(args: argparse.Namespace) -> None:
+    from pretraining import glyphs  # matplotlib and Pillow are not needed to train
+
+    glyphs.write(args.out, args.count, args.seed)
+    print(f"{args.count:,} pictures in {args.out}")
 
 
 def _card(args: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from pretraining.terms import (
 from pretraining.views import turn, view
 
 _LARGEST_SEED = 2**63
+_HELD = 2**61  # added to the seeds of held pictures, so that they are not those of a step's views
 _PASS = 256  # pictures in a pass without gradient
 
 
@@ -33,8 +34,9 @@ class Learner:
         student: backbone and heads, by name.
         teacher: backbone and heads that follow the student: DINO's teacher, or the mean of the
             weights.
-        guide: the map to the answers that the student predicts, and the frozen backbone whose
-            blocks they come from; empty in recipes without answers.
+        guide: the map to the answers that the student predicts, the frozen backbone whose blocks
+            they come from, and the frozen starting weights that say what is held; empty in recipes
+            without these.
         step: number of the next step; with the recipe's seed it decides all chance.
     """
 
@@ -60,6 +62,8 @@ class Learner:
             seen = depths(vit, torch.zeros(1, 3, *vit.patch_embed.img_size, device=device))
             targets = sum(part.shape[1] for part in seen)
             self.guide["vit"] = copy.deepcopy(vit)
+        if recipe.hold:
+            self.guide["start"] = copy.deepcopy(vit)
         if targets:
             self.guide["answers"] = Answers(targets, width)
         self.guide.to(device).requires_grad_(requires_grad=False)
@@ -89,7 +93,11 @@ class Learner:
             self.guide["answers"].fit(seen, features, most, self.recipe.whiten)
 
     def learn(
-        self, pictures: Tensor, labels: Tensor, targets: Tensor | None = None
+        self,
+        pictures: Tensor,
+        labels: Tensor,
+        targets: Tensor | None = None,
+        held: Tensor | None = None,
     ) -> dict[str, float]:
         """Take one step and return its losses.
 
@@ -97,6 +105,7 @@ class Learner:
             pictures: (B, S, S, 3) uint8.
             labels: (B,).
             targets: a teacher's features (B, 1 or 2, D) of the pictures, and of the mirrored ones.
+            held: (H, S, S, 3) uint8, pictures whose features are to stay.
         """
         r = self.recipe
         dice = generator(r.seed, self.step)
@@ -107,6 +116,8 @@ class Learner:
             torch.device(self.device).type, torch.bfloat16, enabled=r.precision == "bf16"
         ):
             losses = self._losses(pictures, labels, answers, dice)
+            if held is not None:
+                losses["hold"] = self._hold(held, dice)
         total = torch.stack([getattr(r, name) * loss for name, loss in losses.items()]).sum()
         if not torch.isfinite(total):
             raise RunFailed(
@@ -163,6 +174,15 @@ class Learner:
             seen += [self._features(x, 1.0, dice) for x in small]
             losses["dino"] = self._dino(large, seen)
         return losses
+
+    def _hold(self, held: Tensor, dice: torch.Generator) -> Tensor:
+        r = self.recipe
+        size = self.student["vit"].patch_embed.img_size[0]
+        seen, _ = view(_values(held, self.device), size, (r.area, 1.0), dice, r.colours)
+        with torch.no_grad():
+            before = features(self.guide["start"], normalised(seen)).float()
+        now = self._features(seen, r.patches_kept(self.step), dice).float()
+        return answers_loss(now, before)
 
     def _dino(self, large: list[Tensor], seen: list[Tensor]) -> Tensor:
         r = self.recipe
@@ -261,6 +281,13 @@ def batches(count: int, recipe: Recipe, step: int) -> Iterator[Tensor]:
             dice = torch.Generator().manual_seed((recipe.seed * 1_000_003 + epoch * 2) % 2**63)
             order = torch.randperm(count, generator=dice)
         yield order[place * recipe.batch : (place + 1) * recipe.batch]
+
+
+def held_rows(count: int, recipe: Recipe, step: int) -> Tensor:
+    """Return the rows of a step's held pictures, drawn of so many with repetition."""
+    seed = (_HELD + recipe.seed * 1_000_003 + step) % _LARGEST_SEED
+    dice = torch.Generator().manual_seed(seed)
+    return torch.randint(count, (recipe.held,), generator=dice)
 
 
 def _under(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

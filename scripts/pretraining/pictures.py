@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,7 @@ class Pictures:
         targets: (N, 1 or 2, D) float16, a teacher's features of each picture and perhaps of the
             mirrored one, mapped from a file; None: there is no teacher.
         teacher: its name, image size and digest, for people.
+        held: (M, S, S, 3) uint8, pictures whose features are to stay (`Recipe.hold`); None: none.
     """
 
     images: NDArray[np.uint8]
@@ -50,12 +51,19 @@ class Pictures:
     digest: str
     targets: NDArray[np.float16] | None = None
     teacher: str = ""
+    held: NDArray[np.uint8] | None = None
 
     def part(self, first: int, count: int) -> Pictures:
         """Return ``count`` pictures of each class from the ``first`` on."""
         places = [np.flatnonzero(self.labels == c) for c in range(len(self.classes))]
         rows = np.concatenate([p[first : first + count] for p in places])
         return Pictures(self.images[rows], self.labels[rows], self.classes, self.digest)
+
+
+    def holding(self, held: Pictures) -> Pictures:
+        """Return the same with pictures whose features are to stay; the digest is of both."""
+        both = hashlib.sha256(f"{self.digest} {held.digest}".encode()).hexdigest()
+        return replace(self, held=held.images, digest=both)
 
 
 def read_pictures(

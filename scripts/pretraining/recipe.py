@@ -38,6 +38,9 @@ class Recipe:
             weights know (`answers`).
         distil: weight of the term that draws it to a larger backbone's feature (`answers`,
             `targets`); of these two terms one at most.
+        hold: weight of the term that keeps the features of held pictures at what the starting
+            weights say of them (Li and Hoiem, Learning without forgetting, ECCV 2016, on
+            features); a step has a quarter as many of them as of the others. 0: none are held.
         whiten: power of its spread by which each direction of the answers is divided.
         rotations: each image is turned by a quarter, and (class, turn) is what is learned:
             four times as many classes (self-supervised label augmentation, Lee et al., ICML 2020).
@@ -69,6 +72,7 @@ class Recipe:
     spread: float = 0.0
     layers: float = 0.0
     distil: float = 0.0
+    hold: float = 0.0
     whiten: float = 0.5
     rotations: bool = True
     smoothing: float = 0.1
@@ -101,6 +105,8 @@ class Recipe:
                 f"{', '.join(f'{t:g}' for t in terms)}.",
                 action="Choose a recipe: " + ", ".join(RECIPES) + ".",
             )
+        if not (self.hold >= 0 and math.isfinite(self.hold)):
+            raise ConfigError(f"hold is a weight, at least 0 and finite, got {self.hold:g}.")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ConfigError(f"the learning rate is above 0 and finite, got {self.lr:g}.")
         if not (0 < self.keep <= 1 and 0 < self.area <= 1):
@@ -143,6 +149,11 @@ class Recipe:
         """Return the fields by which one of `RECIPES` differs from another."""
         names = sorted({name for fields_ in RECIPES.values() for name in fields_})
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def held(self) -> int:
+        """Return how many held pictures a step has."""
+        return max(1, self.batch // 4) if self.hold else 0
 
     @property
     def large(self) -> int:

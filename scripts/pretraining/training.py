@@ -18,7 +18,7 @@ from fcil_adapters.backbones.known import EMBEDDED_PREPROCESSING, EMBEDDED_SIZE
 from fcil_protocol.errors import ConfigError, DataError
 from pretraining import checkpoint
 from pretraining.checkpoint import Story
-from pretraining.learner import Learner, batches
+from pretraining.learner import Learner, batches, held_rows
 from pretraining.pictures import Pictures
 from pretraining.recipe import Recipe
 
@@ -106,6 +106,11 @@ def begin(
             action="Compute them with scripts/pretrain targets, then give --targets FOLDER in "
             "place of --data.",
         )
+    if bool(recipe.hold) != (pictures.held is not None) or (recipe.hold and weights is None):
+        raise ConfigError(
+            "held pictures need weights that know them, and the weight hold of the recipe.",
+            action="Give --hold together with --start.",
+        )
     if len(pictures.images) < recipe.batch:
         raise DataError(
             f"a step takes {recipe.batch} pictures, there are {len(pictures.images)}.",
@@ -132,6 +137,7 @@ def begin(
         machine=f"{_machine(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}",
         model=model,
         teacher=pictures.teacher,
+        held=0 if pictures.held is None else len(pictures.held),
     )
     learner = _learner(vit, recipe, pictures, device)
     if recipe.layers or recipe.distil:
@@ -155,6 +161,14 @@ def _batch(pictures: Pictures, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | N
         torch.from_numpy(pictures.labels[index]),
         targets,
     )
+
+
+def _held(pictures: Pictures, learner: Learner) -> Tensor | None:
+    """Return copies of the held images of a learner's next step."""
+    if pictures.held is None:
+        return None
+    rows = held_rows(len(pictures.held), learner.recipe, learner.step)
+    return torch.from_numpy(pictures.held[rows.numpy()])
 
 
 def resume(folder: Path, pictures: Pictures, device: str) -> tuple[Learner, Story]:
@@ -186,7 +200,7 @@ def train(learner: Learner, story: Story, pictures: Pictures, how: Sitting) -> S
         for rows in batches(len(pictures.images), story.recipe, learner.step):
             if learner.step >= last or interrupt.asked:
                 break
-            watch.losses = learner.learn(*_batch(pictures, rows))
+            watch.losses = learner.learn(*_batch(pictures, rows), _held(pictures, learner))
             watch.look(learner)
     return watch.save(learner)
 
@@ -196,7 +210,7 @@ def steps_for(learner: Learner, pictures: Pictures, minutes: float) -> int:
     taken = 0.0
     for number, rows in enumerate(batches(len(pictures.images), learner.recipe, 0)):
         start = time.monotonic()
-        learner.learn(*_batch(pictures, rows))
+        learner.learn(*_batch(pictures, rows), _held(pictures, learner))
         taken += (time.monotonic() - start) * (number > 0)
         if number == _MEASURED_STEPS:
             break
