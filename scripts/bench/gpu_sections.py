@@ -14,11 +14,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from aggregation import Device, aggregation
 from gpu_messages import Message, TimeUp, Wanted, failed, head, note, row
 from gpu_processes import cell, federation
 from image_size import images_per_s
+from numpy.typing import NDArray
 from training import METHODS, Case, compare
 from vit_updates import CASES, Job, prepare
 
@@ -193,11 +194,14 @@ def _timed(job: Job) -> tuple[State, float, int | None]:
 def largest_difference(found: State, expected: State) -> tuple[float, str]:
     """Return the largest ``||a - b|| / ||b||`` over the tensors of two states, and its tensor.
 
+    Two factors ``X.L`` and ``X.R`` of one matrix are compared by their product ``X``: an SVD fixes
+    them up to signs, and up to turns within equal singular values.
     It is infinite where a tensor is missing, has another shape, or a value is not finite.
     """
     worst, where = 0.0, "-"
-    for name in sorted(found.tensors.keys() | expected.tensors.keys()):
-        a, b = found.tensors.get(name), expected.tensors.get(name)
+    ours, theirs = _multiplied(found.tensors), _multiplied(expected.tensors)
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
         if a is None or b is None or a.shape != b.shape:
             return float("inf"), name
         left, right = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
@@ -208,6 +212,18 @@ def largest_difference(found: State, expected: State) -> tuple[float, str]:
         if distance > worst:
             worst, where = distance, name
     return worst, where
+
+
+def _multiplied(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the tensors, with the product in place of each pair of factors."""
+    found = dict(tensors)
+    for left in [name for name in tensors if name.endswith(".L")]:
+        whole = left.removesuffix(".L")
+        right = f"{whole}.R"
+        if right in tensors:
+            L, R = found.pop(left).astype(np.float64), found.pop(right).astype(np.float64)
+            found[whole] = L @ R
+    return found
 
 
 def _other_aggregators() -> list[str]:

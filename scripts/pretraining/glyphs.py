@@ -13,7 +13,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-import matplotlib
+import matplotlib as mpl
 import numpy as np
 from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _STAMP = (1980, 1, 1, 0, 0, 0)  # of all members, so that the same numbers give 
 
 def faces() -> list[Path]:
     """Return the files of the typefaces, by name."""
-    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
     return sorted(p for p in folder.glob("*.ttf") if p.stem.startswith(_FACES))
 
 
@@ -81,9 +81,11 @@ def drawn(
     turn, shear = dice.uniform(-_TURN, _TURN), dice.uniform(-_SHEAR, _SHEAR)
     # Letters as the digits fill their square: by height, and wide ones no wider than it.
     scale = max(box[2] - box[0], box[3] - box[1]) / (_SIDE * dice.uniform(*_SCALE))
-    inverse = scale * np.array(
-        [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
-    ) @ np.array([[1.0, shear], [0.0, 1.0]])
+    inverse = (
+        scale
+        * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+        @ np.array([[1.0, shear], [0.0, 1.0]])
+    )
     middle = np.array([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2])
     moved = middle - inverse @ np.full(2, _SIDE / 2)
     small = canvas.transform(

@@ -59,7 +59,6 @@ class Pictures:
         rows = np.concatenate([p[first : first + count] for p in places])
         return Pictures(self.images[rows], self.labels[rows], self.classes, self.digest)
 
-
     def holding(self, held: Pictures) -> Pictures:
         """Return the same with pictures whose features are to stay; the digest is of both."""
         both = hashlib.sha256(f"{self.digest} {held.digest}".encode()).hexdigest()

@@ -288,6 +288,20 @@ class TestSections:
         assert sections.largest_difference(state([3.0], [1, 2]), one) == (float("inf"), "a")
         assert sections.largest_difference(sections.State({"a": one.tensors["a"]}), one)[1] == "b"
 
+    def test_factors_are_compared_by_their_product(self, sections):
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        left, right = rng.standard_normal((5, 2)), rng.standard_normal((2, 4))
+        turn = np.array([[0.6, -0.8], [0.8, 0.6]])
+        one = sections.State({"x.L": left, "x.R": right, "y.L": left})
+        other = sections.State({"x.L": left @ turn, "x.R": turn.T @ right, "y.L": left})
+        distance, name = sections.largest_difference(other, one)
+        assert distance < 1e-12
+        more = sections.State({"x.L": left, "x.R": 1.5 * right, "y.L": left})
+        distance, name = sections.largest_difference(more, one)
+        assert (round(distance, 9), name) == (0.5, "x")
+
     def test_rounds_of_a_papers_cell_are_counted_before_it_runs(self, sections):
         processes = importlib.import_module("gpu_processes")
         experiment = processes.load(ROOT / "experiments" / "not-run" / "cifar100-pilora.toml")

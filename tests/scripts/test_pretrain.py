@@ -338,7 +338,7 @@ class TestCommand:
         )
         assert (code, error) == (0, "")
         assert "width 12, 2 blocks, 3 heads, MLP 48, no head; 5," in said
-        assert "| teacher | vit_nano_patch4_32 at 32 px, digest 41ad" in said
+        assert "| teacher | vit_nano_patch4_32 at 32 px, digest a92a" in said
         assert np.load(out / "vit_nano_patch4_32.probe.npy").shape == (4, 12)
 
     def test_mixes_the_result_with_the_weights_that_it_began_from(
@@ -401,6 +401,7 @@ class TestCommand:
             (("--steps", 1, "--batch", 13), "a step takes 13 pictures, there are 12"),
             (("--steps", 0), "at least 1 step"),
             (("--steps", 1, "--recipe", "distil"), "learns from the features of a teacher"),
+            (("--steps", 1, "--hold", "held.zip"), "there is no folder or file held.zip"),
             (("--steps", 1, "--width", 130, "--heads", 4), "got 130, 6 and 4"),
             (("--steps", 1, "--average", 1), "average is at least 0"),
             (("--steps", 1, "--colours", 2), "colours and whiten are 0 to 1"),
@@ -794,6 +795,128 @@ class TestDistil:
         answers = learner.guide["answers"].map
         assert int(torch.linalg.matrix_rank(answers, rtol=1e-4)) == 7  # of 8
         assert float(answers.sum(1).norm() / answers.norm()) < 1e-4
+
+
+class TestHold:
+    """Held pictures: the student's features of them stay what the starting weights say."""
+
+    RECIPE = Recipe(
+        steps=40, batch=8, lr=3e-3, classes=1.0, rotations=False, smoothing=0.0, area=0.8,
+        colours=0.5, hold=1.0,
+    )  # fmt: skip
+
+    def both(self, pictures, rng):
+        held = np.empty((10, 16, 16, 3), np.uint8)
+        held[:] = rng.integers(0, 256, (10, 1, 1, 3))  # of one colour each, the others are noise
+        return pictures.holding(Pictures(held, np.zeros(10, np.int64), ("x",), "e" * 64))
+
+    def start(self):
+        torch.manual_seed(3)
+        return training.new_model(TOY, 3).state_dict()
+
+    def learned(self, pictures, recipe, folder):
+        folder.mkdir()
+        learner, story = training.begin(recipe, pictures, TOY, self.start(), "cpu")
+        training.train(learner, story, pictures, quiet(folder))
+        return learner
+
+    def test_features_of_held_pictures_stay_and_those_of_others_move(self, pictures, rng, tmp_path):
+        both = self.both(pictures, rng)
+        free = self.learned(pictures, replace(self.RECIPE, hold=0.0), tmp_path / "free")
+        holds = self.learned(both, self.RECIPE, tmp_path / "holds")
+
+        def moved(learner, images):
+            x = normalised(torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
+            with torch.no_grad():
+                first = features(holds.guide["start"], x).double()
+                last = features(learner.student["vit"], x).double()
+            cosine = (first * last).sum(1) / (first.norm(dim=1) * last.norm(dim=1))
+            return float(1 - cosine.mean())
+
+        assert moved(holds, both.held) < 0.25 * moved(free, both.held)
+        assert moved(free, both.held) > 0.05
+
+    def test_loss_is_one_minus_the_cosine_to_the_starting_weights_on_the_same_views(
+        self, pictures, rng
+    ):
+        both = self.both(pictures, rng)
+        learner, _ = training.begin(self.RECIPE, both, TOY, self.start(), "cpu")
+        batch = training._batch(both, torch.arange(8))
+        held = training._held(both, learner)
+        assert held.shape == (2, 16, 16, 3)  # a quarter of the batch
+        assert learner.learn(*batch, held)["hold"] == pytest.approx(0, abs=1e-6)  # nothing moved
+        with torch.no_grad():
+            for p in learner.student["vit"].parameters():
+                p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+        dice = learner_module.generator(0, 1)
+        state = dice.get_state()
+        found = float(learner._hold(held, dice).detach())
+        dice.set_state(state)
+        seen, _ = view(held.permute(0, 3, 1, 2) / 255, 16, (0.8, 1.0), dice, 0.5)
+        start = training.new_model(TOY, 0)
+        start.load_state_dict(self.start())
+        a, b = (
+            features(m, normalised(seen)).detach().numpy().astype(np.float64)
+            for m in (start, learner.student["vit"])
+        )
+        cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+        assert found == pytest.approx(1 - cosines.mean(), rel=1e-4)
+        assert found > 1e-3
+
+    def test_rows_depend_on_the_step_alone(self):
+        recipe = replace(self.RECIPE, batch=40)
+        first, again, other = (learner_module.held_rows(10, recipe, s) for s in (3, 3, 4))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert len(first) == 10
+        assert int(first.max()) < 10
+
+    def test_resumes_to_the_bit(self, pictures, rng, tmp_path):
+        both, recipe = self.both(pictures, rng), replace(self.RECIPE, steps=6)
+        for folder, stops in (("whole", (None,)), ("parts", (2, None))):
+            (tmp_path / folder).mkdir()
+            for number, stop in enumerate(stops):
+                if number:
+                    learner, story = training.resume(tmp_path / folder, both, "cpu")
+                else:
+                    learner, story = training.begin(recipe, both, TOY, self.start(), "cpu")
+                training.train(learner, story, both, quiet(tmp_path / folder, until=stop))
+        expected, story = checkpoint.load(tmp_path / "whole" / CHECKPOINT)
+        found, _ = checkpoint.load(tmp_path / "parts" / CHECKPOINT)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert story.held == 10
+        with pytest.raises(ConfigError, match="other pictures or targets"):
+            training.resume(tmp_path / "whole", pictures, "cpu")
+
+    def test_needs_weights_to_start_from(self, pictures, rng, archive, tmp_path, capsys):
+        both = self.both(pictures, rng)
+        for images, weights in ((both, None), (pictures, self.start())):
+            with pytest.raises(ConfigError, match="Give --hold together with --start"):
+                training.begin(self.RECIPE, images, TOY, weights, "cpu")
+        line = ("train", "--out", tmp_path / "out", "--data", archive, "--hold", archive)
+        code, _, error = pretrain(capsys, *line, "--recipe", "supervised", "--steps", 1)
+        assert code == 4
+        assert "held pictures need weights that know them" in error
+
+    def test_glyphs_are_letters_in_the_digits_shades(self, tmp_path, capsys):
+        first, again = tmp_path / "a.zip", tmp_path / "b.zip"
+        for path in (first, again):
+            code, out, _ = pretrain(capsys, "glyphs", "--out", path, "--count", 60)
+            assert code == 0
+            assert "60 pictures in" in out
+        assert first.read_bytes() == again.read_bytes()
+        with zipfile.ZipFile(first) as found:
+            names = found.namelist()
+            squares = [np.asarray(Image.open(BytesIO(found.read(n)))) for n in names]
+        codes = {int(name.split("/")[1].removeprefix("U+"), 16) for name in names}
+        assert all(chr(code).isalpha() for code in codes)
+        assert len(codes) > 20
+        shades = {n * 255 // 16 for n in range(17)}
+        for square in squares:
+            assert square.shape == (8, 8)
+            assert set(np.unique(square).tolist()) <= shades
+            assert square.max() > 0
+        assert read_pictures(first, 32, "train").images.shape == (60, 32, 32, 3)
 
 
 class TestPictures:

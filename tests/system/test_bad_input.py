@@ -187,4 +187,4 @@ def test_another_backbone_is_refused_with_both_digests(tmp_path):
         assert federation.clients["a"].wait(90) == 1
     words = federation.log("a").read_text()
     assert "backbone_mismatch" in words
-    assert "41ad1890e036" in words
+    assert "a92a53a1f90b" in words

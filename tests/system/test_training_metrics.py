@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 LORA = {
     "method__name": "fedavg_lora",
-    "method__epochs": 2,
+    "method__epochs": 4,
     "method__augment": "none",
     "run__backbone": "embedded",
     "run__evaluate": False,

@@ -13,7 +13,7 @@ from fcil_protocol.errors import ConfigError
 
 EMBEDDED = "vit_nano_patch4_32"
 EMBEDDED_NAMES = ("embedded", EMBEDDED)
-EMBEDDED_DIGEST = "41ad1890e0360a9ee54df454ffdbe190d1f93133e11aed6343784a8940f61329"
+EMBEDDED_DIGEST = "a92a53a1f90b97217758467236b17fd5012e61699a874b4e9bc736ef9da57a24"
 EMBEDDED_SIZE = (128, 6, 4)  # width, blocks, heads
 EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 

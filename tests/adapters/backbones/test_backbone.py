@@ -62,7 +62,7 @@ def named(monkeypatch):
 class TestEmbedded:
     def test_digest_is_that_of_the_shipped_weights(self, embedded):
         assert embedded.info.digest == EMBEDDED_DIGEST
-        assert EMBEDDED_DIGEST == "41ad1890e0360a9ee54df454ffdbe190d1f93133e11aed6343784a8940f61329"
+        assert EMBEDDED_DIGEST == "a92a53a1f90b97217758467236b17fd5012e61699a874b4e9bc736ef9da57a24"
 
     def test_info_describes_it(self, embedded):
         info = embedded.info
