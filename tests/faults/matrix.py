@@ -36,6 +36,7 @@ from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.testing import FaultScript, MemoryRouter
 from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.directory import Federation
 
@@ -201,7 +202,10 @@ class InMemory:
         federation = Federation.open(self.federation.federation, None, overrides)
         listens = asyncio.Event()
         server = MemoryServer(
-            federation, notify=self._say, until_done=True, listening=lambda _: listens.set()
+            federation,
+            Journal(federation.ledger, self._say),
+            until_done=True,
+            listening=lambda _: listens.set(),
         )
         serving = asyncio.create_task(server.serve())
         starts = asyncio.create_task(listens.wait())
