@@ -56,10 +56,10 @@ def test_what_is_done_at_a_tasks_end_keeps_old_digits_that_the_plain_average_los
 
 
 def test_factors_in_turns_learn_six_digits_in_one_task():
-    """Measured: 90 % after four rounds, `fedavg_lora` 71 %; chance is 17 %."""
+    """Measured: 83 % after four rounds, 87 % after eight, `fedavg_lora` 71 and 80; chance is 17."""
     clients, test = scanned()
     options = {"preset": "short", "augment": "jitter"}
     fed = Federation.of("lorm", clients, load_backbone(), **options)
-    fed.run(make_tasks(range(6))[0], rounds=4)
+    fed.run(make_tasks(range(6))[0], rounds=8)
     _, correct, total = evaluate(fed.predictor(), test)
     assert correct.sum() / total.sum() > 0.75

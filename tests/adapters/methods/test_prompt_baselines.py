@@ -509,7 +509,8 @@ def test_a_federation_learns_digits_on_the_embedded_backbone(name):
     fed = Federation.of(name, clients, load_backbone(), preset="short", augment="jitter")
     for task in make_tasks([0, 1], [2, 3]):
         fed.run(task, rounds=4)
-    assert right_within(fed, test.of([2, 3])) > 0.6  # of 160 images: over two deviations from chance
+    # Of 160 images: over two deviations from chance.
+    assert right_within(fed, test.of([2, 3])) > 0.6
 
 
 @pytest.mark.parametrize("name", BASELINES)
