@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -81,6 +82,8 @@ class TestUntil:
 def test_its_processes_get_no_settings_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("FCIL_")]:
+        monkeypatch.delenv(name)  # such as those of `scripts/test --full`
     for name in ("FCIL_ROUND_RETRY_S", "FCIL_METHOD_LR_PROMPT", "FCIL_RUN_SEED", "FCIL_RUN_SEEDS"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("FCIL_DATA", "/images")
