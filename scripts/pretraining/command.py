@@ -175,9 +175,9 @@ def _train(args: argparse.Namespace) -> None:
         pictures = read_targets(args.targets)
     check_disjoint(pictures.classes, allowed=args.allow_overlap)
     if args.hold is not None:
-        pictures = pictures.holding(
-            read_pictures(args.hold, int(pictures.images.shape[1]), "train")
-        )
+        held = read_pictures(args.hold, int(pictures.images.shape[1]), "train")
+        check_disjoint(held.classes, allowed=args.allow_overlap)
+        pictures = pictures.holding(held)
     with storage_errors("create", args.out):
         args.out.mkdir(parents=True, exist_ok=True)
     with DirectoryLock.acquire(args.out, "pre-training"):

@@ -184,7 +184,7 @@ def resume(folder: Path, pictures: Pictures, device: str) -> tuple[Learner, Stor
             f"{folder} was begun with other pictures or targets ({story.images} in "
             f"{len(story.classes)} classes, digest {story.data[:12]}; given: "
             f"{len(pictures.images)} in {len(pictures.classes)}, {pictures.digest[:12]}).",
-            action="Give the same --data or --targets, or begin in another folder.",
+            action="Give the same --data or --targets, and --hold, or begin in another folder.",
         )
     vit = new_model(story.model, story.recipe.seed)
     learner = _learner(vit, story.recipe, pictures, device)

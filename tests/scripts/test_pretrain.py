@@ -835,6 +835,7 @@ class TestHold:
 
         assert moved(holds, both.held) < 0.25 * moved(free, both.held)
         assert moved(free, both.held) > 0.05
+        assert moved(holds, pictures.images) > 1e-3  # the others are free to move
 
     def test_loss_is_one_minus_the_cosine_to_the_starting_weights_on_the_same_views(
         self, pictures, rng
@@ -897,6 +898,16 @@ class TestHold:
         code, _, error = pretrain(capsys, *line, "--recipe", "supervised", "--steps", 1)
         assert code == 4
         assert "held pictures need weights that know them" in error
+        with (
+            zipfile.ZipFile(tmp_path / "overlap.zip", "w") as made,
+            zipfile.ZipFile(archive) as seen,
+        ):
+            [first, *_] = [name for name in seen.namelist() if name.startswith("train/")]
+            for place in ("train/camel/1.png", "train/x/1.png"):
+                made.writestr(place, seen.read(first))
+        code, _, error = pretrain(capsys, *line[:-1], tmp_path / "overlap.zip", "--steps", 1)
+        assert code == 4
+        assert "are also classes of CIFAR-100, such as camel" in error
 
     def test_glyphs_are_letters_in_the_digits_shades(self, tmp_path, capsys):
         first, again = tmp_path / "a.zip", tmp_path / "b.zip"
