@@ -270,6 +270,10 @@ def _weights(name: str) -> dict[str, torch.Tensor]:
 def _glyphs(args: argparse.Namespace) -> None:
     from pretraining import glyphs  # matplotlib and Pillow are not needed to train
 
+    if args.seed < 0:
+        raise ConfigError(f"a seed is at least 0, got {args.seed}.", action="Give another --seed.")
+    with storage_errors("create", args.out.parent):
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     glyphs.write(args.out, args.count, args.seed)
     print(f"{args.count:,} pictures in {args.out}")
 

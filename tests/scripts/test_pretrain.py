@@ -910,7 +910,9 @@ class TestHold:
         assert "are also classes of CIFAR-100, such as camel" in error
 
     def test_glyphs_are_letters_in_the_digits_shades(self, tmp_path, capsys):
-        first, again = tmp_path / "a.zip", tmp_path / "b.zip"
+        code, _, error = pretrain(capsys, "glyphs", "--out", tmp_path / "a.zip", "--seed", -1)
+        assert (code, "a seed is at least 0, got -1" in error) == (4, True)
+        first, again = tmp_path / "new" / "a.zip", tmp_path / "b.zip"
         for path in (first, again):
             code, out, _ = pretrain(capsys, "glyphs", "--out", path, "--count", 60)
             assert code == 0
