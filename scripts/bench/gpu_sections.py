@@ -220,7 +220,7 @@ def _multiplied(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     for left in [name for name in tensors if name.endswith(".L")]:
         whole = left.removesuffix(".L")
         right = f"{whole}.R"
-        if right in tensors:
+        if right in tensors and tensors[left].shape[1:] == tensors[right].shape[:1]:
             L, R = found.pop(left).astype(np.float64), found.pop(right).astype(np.float64)
             found[whole] = L @ R
     return found

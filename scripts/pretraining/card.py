@@ -217,7 +217,7 @@ def _origin(story: Story) -> dict[str, str]:
     return {
         "begun from": f"the weights `{story.start}`" if story.start else "random weights",
         "pre-training data": f"{story.images:,} images of {len(story.classes)} classes ({names}), "
-        f"digest `{story.data[:16]}`",
+        f"digest `{story.data[:16]}`{' with the held ones' if story.held else ''}",
         **({"teacher": story.teacher} if story.teacher else {}),
         **({"held": _held(story)} if story.held else {}),
         "recipe": f"{story.step:,} steps{whole} ({passes:.2f} passes): {numbers}",

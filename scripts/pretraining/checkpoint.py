@@ -29,7 +29,8 @@ class Story:
     Attributes:
         step: steps taken.
         start: digest of the weights that it began with; "" for random ones.
-        data: digest of the pictures; `classes` and `images` say what they are.
+        data: digest of the pictures, and of the held ones; `classes` and `images` say what the
+            former are.
         seconds, cpu_seconds: of work so far, over all sittings.
         model: sizes of the transformer, for timm.
         teacher: its name, image size and digest, for people; "": none beside the weights.
@@ -47,7 +48,7 @@ class Story:
     machine: str
     model: dict[str, Any]
     teacher: str
-    held: int = 0
+    held: int
 
     def to_text(self) -> str:
         return json.dumps({**vars(self), "recipe": self.recipe.to_fields()})

@@ -19,12 +19,12 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fcil_protocol.storage.atomic_files import scratch, storage_errors
+from fcil_protocol.storage.atomic_files import write_atomic
 
 _FACES = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")  # and their bold and italic
 _SCRIPTS = (range(0x41, 0x250), range(0x370, 0x500))  # Latin; Greek and Cyrillic
 _SIDE, _BLOCK = 32, 4
-_PIXELS = 96  # side of the canvas on which a letter is drawn before it is reduced
+_PIXELS, _FONT = 96, 72  # side of the canvas on which a letter is drawn, and the letter's size
 _TURN, _SHEAR, _SCALE = 0.3, 0.35, (0.75, 1.05)  # radians; of the height; of the side
 _SET = 100  # of 255: from this shade on a pixel of the 32 x 32 is set
 _WHITE = 255
@@ -56,17 +56,17 @@ def write(path: Path, count: int, seed: int = 0) -> None:
     """
     dice = np.random.default_rng(seed)
     found = [(face, letters(face)) for face in faces()]
-    fonts = [(ImageFont.truetype(str(f), _PIXELS * 3 // 4), known) for f, known in found if known]
-    with scratch(path.parent, "glyphs") as name, storage_errors("write", path):
-        with zipfile.ZipFile(name("zip"), "w") as archive:
-            for number in range(count):
-                font, known = fonts[dice.integers(len(fonts))]
-                letter = known[dice.integers(len(known))]
-                out = BytesIO()
-                Image.fromarray(drawn(letter, font, dice)).save(out, "PNG")
-                member = zipfile.ZipInfo(f"train/U+{ord(letter):04X}/{number:06d}.png", _STAMP)
-                archive.writestr(member, out.getvalue())
-        name("zip").replace(path)
+    fonts = [(ImageFont.truetype(str(f), _FONT), known) for f, known in found if known]
+    made = BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for number in range(count):
+            font, known = fonts[dice.integers(len(fonts))]
+            letter = known[dice.integers(len(known))]
+            out = BytesIO()
+            Image.fromarray(drawn(letter, font, dice)).save(out, "PNG")
+            member = zipfile.ZipInfo(f"train/U+{ord(letter):04X}/{number:06d}.png", _STAMP)
+            archive.writestr(member, out.getvalue())
+    write_atomic(path, made.getvalue(), mode=0o644)
 
 
 def drawn(

@@ -38,7 +38,8 @@ class Pictures:
     Attributes:
         images: (N, S, S, 3) uint8, by class and name; in memory, or mapped from a file.
         labels: (N,) int64, places in `classes`.
-        digest: SHA-256 over the names, pixels and targets, which a checkpoint is bound to.
+        digest: SHA-256 over the names, pixels and targets, which a checkpoint is bound to; with
+            held pictures over that and theirs.
         targets: (N, 1 or 2, D) float16, a teacher's features of each picture and perhaps of the
             mirrored one, mapped from a file; None: there is no teacher.
         teacher: its name, image size and digest, for people.

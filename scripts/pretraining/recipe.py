@@ -12,6 +12,8 @@ from typing import Any
 
 from fcil_protocol.errors import ConfigError
 
+_HELD_SHARE = 4  # so many other pictures are in a step for each held one
+
 RECIPES: dict[str, dict[str, Any]] = {
     "dino": {"dino": 1.0},
     "supervised": {"classes": 1.0},
@@ -153,7 +155,7 @@ class Recipe:
     @property
     def held(self) -> int:
         """Return how many held pictures a step has."""
-        return max(1, self.batch // 4) if self.hold else 0
+        return max(1, self.batch // _HELD_SHARE) if self.hold else 0
 
     @property
     def large(self) -> int:

@@ -301,6 +301,8 @@ class TestSections:
         more = sections.State({"x.L": left, "x.R": 1.5 * right, "y.L": left})
         distance, name = sections.largest_difference(more, one)
         assert (round(distance, 9), name) == (0.5, "x")
+        fewer = sections.State({"x.L": left[:, :1], "x.R": right, "y.L": left})  # no product
+        assert sections.largest_difference(fewer, one)[0] == float("inf")
 
     def test_rounds_of_a_papers_cell_are_counted_before_it_runs(self, sections):
         processes = importlib.import_module("gpu_processes")

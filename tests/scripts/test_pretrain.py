@@ -864,11 +864,12 @@ class TestHold:
         assert found == pytest.approx(1 - cosines.mean(), rel=1e-4)
         assert found > 1e-3
 
-    def test_rows_depend_on_the_step_alone(self):
+    def test_rows_depend_on_the_seed_and_the_step_alone(self):
         recipe = replace(self.RECIPE, batch=40)
         first, again, other = (learner_module.held_rows(10, recipe, s) for s in (3, 3, 4))
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
+        assert not torch.equal(first, learner_module.held_rows(10, replace(recipe, seed=1), 3))
         assert len(first) == 10
         assert int(first.max()) < 10
 
@@ -909,6 +910,24 @@ class TestHold:
         assert code == 4
         assert "are also classes of CIFAR-100, such as camel" in error
 
+    def test_the_command_holds_resumes_and_says_so_on_the_card(self, archive, tmp_path, capsys):
+        held, out = tmp_path / "held.zip", tmp_path / "out"
+        assert pretrain(capsys, "glyphs", "--out", held, "--count", 12)[0] == 0
+        line = ("train", "--out", out, "--data", archive, "--recipe", "supervised", "--batch", 4)
+        more = ("--hold", held, "--start", "embedded", "--steps", 2)
+        code, said, error = pretrain(capsys, *line, *more)
+        assert (code, error) == (0, "")
+        assert "step 2 of 2" in said
+        code, said, _ = pretrain(capsys, *line, *more)
+        assert (code, "resumes at step 2 of 2" in said) == (0, True)
+        code, _, error = pretrain(capsys, *line)
+        assert code == 4
+        assert "Give the same --data or --targets, and --hold" in error
+        story = checkpoint.load(out / CHECKPOINT)[1]
+        rows = card._origin(story)
+        assert rows["held"].startswith("features of 12 other pictures stay")
+        assert rows["pre-training data"].endswith("with the held ones")
+
     def test_glyphs_are_letters_in_the_digits_shades(self, tmp_path, capsys):
         code, _, error = pretrain(capsys, "glyphs", "--out", tmp_path / "a.zip", "--seed", -1)
         assert (code, "a seed is at least 0, got -1" in error) == (4, True)
@@ -918,6 +937,8 @@ class TestHold:
             assert code == 0
             assert "60 pictures in" in out
         assert first.read_bytes() == again.read_bytes()
+        code, _, _ = pretrain(capsys, "glyphs", "--out", again, "--count", 60, "--seed", 1)
+        assert (code, first.read_bytes() == again.read_bytes()) == (0, False)
         with zipfile.ZipFile(first) as found:
             names = found.namelist()
             squares = [np.asarray(Image.open(BytesIO(found.read(n)))) for n in names]
