@@ -184,6 +184,10 @@ class Client:
                 self._settle(verdict.update, verdict.counted, verdict.reason)
             case events.Refuse(key, code, text):
                 self._decline(key, code, text)
+            case events.FetchModel(model):
+                self._transfers.fetch_model(model)
+            case events.KeepModel(model):
+                self._jobs.keep_model(model, self._talk.known_terms, self._line.server)
 
     def _fetch(self, order: RoundOpen) -> None:
         """Fetch the parts of an order, unless this client cannot take part in such a round."""

@@ -40,6 +40,7 @@ from fcil_protocol.messages.messages import (
     Parts,
     RoundClosed,
     RoundOpen,
+    UseModel,
     Want,
     Welcome,
 )
@@ -187,6 +188,8 @@ class Conversation:
             case RoundOpen():
                 self._notes("info", f"asked to take part in {message.key}")
                 self._feed(events.RoundOpened(message))
+            case UseModel():
+                self._feed(events.ModelOffered(message))
             case RoundClosed():
                 if message.answer in telling.WITHOUT_US:
                     self._notes("info", f"{message.key}: {telling.WITHOUT_US[message.answer]}")
@@ -230,6 +233,10 @@ class Conversation:
         except FcilError as error:
             self._fail(error)  # the session is open, so the server learns the reason
             return
+        try:
+            self._work.release_model(self.terms.run, welcome.promoted)
+        except StorageError as error:  # it comes with every Welcome
+            self._notes("warning", str(error))
         self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
 
     def _nacked(self, nack: Nack) -> None:

@@ -30,7 +30,7 @@ from fcil_protocol.errors import (
     UsageError,
     WorkerError,
 )
-from fcil_protocol.messages.messages import RoundOpen
+from fcil_protocol.messages.messages import RoundOpen, UseModel
 from fcil_protocol.trust.keys import PublicKeys
 
 LOG = logging.getLogger("fcil_client")
@@ -250,6 +250,22 @@ class Jobs:
             if exchange is None or not exchange.unlabelled:
                 self._tell_learned(order)
             self._feed(events.WorkDone(key, digest))
+
+    # --- a model outside of rounds ----------------------------------------------------------
+
+    def keep_model(self, model: UseModel, terms: Terms, server: PublicKeys) -> None:
+        """Make a fetched model the current one."""
+        self.spawn(self._keep_model(model, terms, server))
+
+    async def _keep_model(self, model: UseModel, terms: Terms, server: PublicKeys) -> None:
+        try:
+            text = await asyncio.to_thread(self._work.keep_model, model, terms, server)
+        except FcilError as error:
+            self._notes("warning", f"the model of state {model.base} cannot be kept: {error}")
+            self._feed(events.ModelFailed(model))
+        else:
+            self._notes("info", text)
+            self._feed(events.ModelKept(model))
 
     def _tell_learned(self, order: RoundOpen) -> None:
         held = self.inventory.train if self.inventory is not None else {}

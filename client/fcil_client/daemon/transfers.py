@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fcil_client.data.inventory import Inventory
 from fcil_client.link.connection import Connection
@@ -20,9 +20,16 @@ from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
-from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.frames import Received
-from fcil_protocol.messages.messages import Chunk, Nack, Parts, RoundOpen, Want
+from fcil_protocol.messages.messages import (
+    Chunk,
+    Nack,
+    PartRef,
+    Parts,
+    RoundOpen,
+    UseModel,
+    Want,
+)
 from fcil_protocol.trust.keys import PrivateKeys
 
 RECENT = 8  # number of inventories, and of offers, whose late answers this process recognises
@@ -56,7 +63,7 @@ class Transfers:
         self._feed = feed
         self._outbox = outbox
         self._downloads = Downloads(home, enrolment, keys, line.send)
-        self._key: RoundKey | None = None  # of the order whose parts are fetched
+        self._fetched: events.PartsReady | events.ModelFetched | None = None  # fed at the end
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
         self._offered: deque[str] = deque(maxlen=RECENT)  # digests without an answer
         self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have chunks
@@ -106,14 +113,23 @@ class Transfers:
 
     def fetch(self, order: RoundOpen) -> None:
         """Request the parts of an order that are not on disk."""
-        self._key = order.key
+        self._start(order.parts, events.PartsReady(order.key))
+
+    def fetch_model(self, model: UseModel) -> None:
+        """Request the parts of an offered model that are not on disk."""
+        self._start(model.parts, events.ModelFetched(model))
+
+    def _start(
+        self, parts: Sequence[PartRef], fetched: events.PartsReady | events.ModelFetched
+    ) -> None:
+        self._fetched = fetched
         try:
-            complete = self._downloads.start(order.parts)
+            complete = self._downloads.start(parts)
         except StorageError as error:
             self._unfetched(error)
         else:
             if complete:
-                self._feed(events.PartsReady(self._key))
+                self._feed(fetched)
 
     def stop(self) -> None:
         """Stop requesting parts."""
@@ -140,14 +156,18 @@ class Transfers:
                 raise
             self._unfetched(error)
         else:
-            if complete and self._key is not None:
-                self._feed(events.PartsReady(self._key))
+            if complete and self._fetched is not None:
+                self._feed(self._fetched)
 
     def _unfetched(self, error: FcilError) -> None:
         self._downloads.stop()
-        if self._key is not None:
-            text = f"a part cannot be fetched: {error}"
-            self._feed(events.FetchFailed(self._key, error.code, text))
+        text = f"a part cannot be fetched: {error}"
+        match self._fetched:
+            case events.PartsReady(key):
+                self._feed(events.FetchFailed(key, error.code, text))
+            case events.ModelFetched(model):
+                self._notes("warning", f"the promoted model: {text}")
+                self._feed(events.ModelFailed(model))
 
     # --- out --------------------------------------------------------------------------------
 

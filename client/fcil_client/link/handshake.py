@@ -163,6 +163,7 @@ def hello(
         run=terms.run if terms else "",
         schema_digest=terms.schema_digest if terms and ready else "",
         backbone=claim if ready else None,
+        takes_models=True,
     )
 
 

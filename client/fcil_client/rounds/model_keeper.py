@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fcil_adapters.contract import Context
+from fcil_adapters.contract import Context, TaskInfo
+from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
 from fcil_client.link.handshake import Terms
 from fcil_client.state.current_model import (
@@ -23,8 +24,8 @@ from fcil_client.state.current_model import (
     record_bytes,
 )
 from fcil_client.state.home import Home
-from fcil_protocol.errors import StorageError
-from fcil_protocol.messages.messages import RoundOpen
+from fcil_protocol.errors import StaleUpdate, StorageError
+from fcil_protocol.messages.messages import RoundOpen, UseModel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.storage.atomic_files import (
     storage_errors,
@@ -78,15 +79,82 @@ class ModelKeeper:
     def keep(self, order: RoundOpen, terms: Terms, ctx: Context, names: Mapping[str, int]) -> None:
         """Keep the model of an order whose parts were opened; none exists before the first class.
 
+        A promoted model of the same run stays.
+
         Raises:
             DiskFull, StorageError: it cannot be kept; the previous model is intact.
         """
+        with self._turn:
+            before = self._before(order.run)
+            if before is None or not before.promoted:
+                self._replace(before, order, terms, ctx, names, promoted=False)
+
+    def keep_offered(
+        self, model: UseModel, terms: Terms, names: Mapping[str, int]
+    ) -> ModelRecord | None:
+        """Keep a model that the server offers, whose parts were opened; return the current one.
+
+        Raises:
+            DiskFull, StorageError: it cannot be kept; the previous model is intact.
+            StaleUpdate: a part is gone.
+        """
+        ctx = Context(
+            kind=model.kind,
+            task=TaskInfo(model.task, tuple(model.classes), tuple(model.past)),
+            round=model.round,
+            rounds=model.rounds,
+            hparams=terms.hparams,
+            backbone_info=terms.backbone,
+            seed=(),
+            privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
+            forms=terms.method.forms,
+        )
+        with self._turn:
+            before = self._before(model.run)
+            newer = before is not None and not before.promoted and before.state > model.base
+            if model.promoted or not newer:
+                self._replace(before, model, terms, ctx, names, promoted=model.promoted)
+            now = read_if_whole(self._home)
+        if model.promoted and (now is None or not now.promoted or now.state != model.base):
+            raise StaleUpdate(f"a part of state {model.base} is no longer on disk.")
+        return now
+
+    def release(self, run: str, promoted: int) -> None:
+        """Let newer models replace a promoted one that is promoted no more.
+
+        Args:
+            run: the server's.
+            promoted: its promoted state; -1: none.
+
+        Raises:
+            DiskFull, StorageError: that cannot be recorded.
+        """
+        with self._turn:
+            before = self._before(run)
+            if before is not None and before.promoted and before.state != promoted:
+                write_atomic(
+                    self._home.model_path,
+                    record_bytes(before.model_copy(update={"promoted": False})),
+                )
+
+    def _before(self, run: str) -> ModelRecord | None:
+        """Return the current model if it is one of this run."""
+        before = read_if_whole(self._home)
+        return before if before is not None and before.run == run else None
+
+    def _replace(
+        self,
+        before: ModelRecord | None,
+        order: RoundOpen | UseModel,
+        terms: Terms,
+        ctx: Context,
+        names: Mapping[str, int],
+        *,
+        promoted: bool,
+    ) -> None:
         first = next(e.kind for e in terms.exchanges if e.in_task(order.task))
         begins = order.kind == first and order.round == 0
-        if begins and not order.past:
-            return
-        with self._turn:
-            before = read_if_whole(self._home)
+        if not (begins and not order.past):
             record = ModelRecord(
                 format=FORMAT,
                 federation=self._federation,
@@ -101,9 +169,10 @@ class ModelKeeper:
                 method_version=terms.method.version,
                 context=context_fields(ctx),
                 parts={ref.name: ref.digest for ref in order.parts if ref.name != REGISTRY},
-                names=_names(names, before if before and before.run == order.run else None),
+                names=_names(names, before),
                 weights=self._weights,
                 fetched=time.time(),
+                promoted=promoted,
             )
             if before is None or not _same(record, before):
                 self._keep(record)

@@ -30,7 +30,7 @@ from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_protocol.messages.messages import BackboneClaim, RoundOpen
+from fcil_protocol.messages.messages import BackboneClaim, RoundOpen, UseModel
 from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY, REGISTRY, inventory_faults
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
@@ -294,7 +294,7 @@ class RoundWork:
         return _Begun(classes, past, parts, self._home.state())
 
     def _parts(
-        self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+        self, order: RoundOpen | UseModel, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[dict[str, int], dict[str, Payload]]:
         """Open the order's parts: return the registry's names, and the parts for the method."""
         opened = {
@@ -314,6 +314,32 @@ class RoundWork:
             if faults:
                 raise SchemaMismatch(f"the server's {'; '.join(faults[:5])}.")
         return names, parts
+
+    # --- a model outside of rounds ----------------------------------------------------------
+
+    def keep_model(self, model: UseModel, terms: Terms, server: PublicKeys) -> str:
+        """Make a model that the server offers the current one; return a sentence about it.
+
+        Raises:
+            SchemaMismatch: a part is not of the form that its kind has.
+            StaleUpdate: a part was damaged on disk.
+            DiskFull, StorageError: it cannot be kept; the previous model is intact.
+        """
+        task = TaskInfo(model.task, tuple(model.classes), tuple(model.past))
+        names, _ = self._parts(model, terms, task, server)
+        record = self._model.keep_offered(model, terms, names)
+        if record is None:
+            return "there is no model yet"
+        why = "the operator promoted it" if record.promoted else "newer ones replace it"
+        return f"predict uses the model {record.progress_text} of run {record.run}: {why}"
+
+    def release_model(self, run: str, promoted: int) -> None:
+        """Let newer models replace a promoted one, unless it is the run's promoted state.
+
+        Raises:
+            DiskFull, StorageError: that cannot be recorded.
+        """
+        self._model.release(run, promoted)
 
     def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
         names: list[str] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.messages.messages import RoundOpen, Verdict
+from fcil_protocol.messages.messages import RoundOpen, UseModel, Verdict
 
 
 class Link(StrEnum):
@@ -237,11 +237,43 @@ class RoundOver:
     verdict: Verdict | None = None
 
 
+# --- events: a model outside of rounds ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelOffered:
+    """The server wants clients to use this model."""
+
+    model: UseModel
+
+
+@dataclass(frozen=True)
+class ModelFetched:
+    """All parts of an offered model are on disk and verified."""
+
+    model: UseModel
+
+
+@dataclass(frozen=True)
+class ModelKept:
+    """An offered model is the current one."""
+
+    model: UseModel
+
+
+@dataclass(frozen=True)
+class ModelFailed:
+    """An offered model could not be fetched or kept."""
+
+    model: UseModel
+
+
 Event = (
     LinkUp | LinkDown | Welcomed | HelloRefused | BackboneReady | BackboneFailed | Scanned
     | ScanFailed | Announced | InventoryRefused | TryAgain | Paused | Resumed | PauseTimeout
     | FolderChanged | RoundOpened | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed
     | OfferFailed | Acked | Nacked | RetryDue | RoundOver
+    | ModelOffered | ModelFetched | ModelKept | ModelFailed
 )  # fmt: skip
 
 # --- instructions ---------------------------------------------------------------------------
@@ -338,6 +370,20 @@ class Settle:
 
 
 @dataclass(frozen=True)
+class FetchModel:
+    """Request the parts of an offered model that are not on disk."""
+
+    model: UseModel
+
+
+@dataclass(frozen=True)
+class KeepModel:
+    """Make an offered model the current one."""
+
+    model: UseModel
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Send Decline with the code; show the sentence on this device."""
 
@@ -348,5 +394,5 @@ class Refuse:
 
 Instruction = (
     Greet | EnterRun | LoadBackbone | Scan | Announce | HoldNothing | Fetch | Train | CancelWork
-    | Offer | Later | Drop | Forget | Settle | Refuse
+    | Offer | Later | Drop | Forget | Settle | Refuse | FetchModel | KeepModel
 )  # fmt: skip

@@ -12,6 +12,8 @@ and the work, which continues while the link is down:
 
     idle --RoundOpened--> fetching --PartsReady--> working --WorkDone--> sending --Acked--> idle
 
+A third one, `model_offer`, fetches a model that the server offers, while there is no round.
+
 ``ClientSession.TABLE`` at the end of the file is the complete transition table; events that it does
 not list for a state are ignored. The daemon executes instructions and decides nothing.
 """
@@ -19,7 +21,7 @@ not list for a state are ignored. The daemon executes instructions and decides n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fcil_client.session.events import (
@@ -46,6 +48,10 @@ from fcil_client.session.events import (
     LinkDown,
     LinkUp,
     LoadBackbone,
+    ModelFailed,
+    ModelFetched,
+    ModelKept,
+    ModelOffered,
     Nacked,
     Offer,
     OfferFailed,
@@ -69,6 +75,7 @@ from fcil_client.session.events import (
     WorkDone,
     WorkFailed,
 )
+from fcil_client.session.model_offer import ModelOffer
 from fcil_protocol.errors import CorruptFile, NotNow
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RoundOpen, Verdict
@@ -116,6 +123,7 @@ class ClientSession:
         pauses: number of times that it was barred.
         declined_paused: it declined a round while barred, and must announce when it may work again.
         patience_s: seconds of suspended work before the round continues without it.
+        offer: the model that the server offers outside of rounds.
     """
 
     link: Link = Link.OFFLINE
@@ -135,6 +143,7 @@ class ClientSession:
     pauses: int = 0
     declined_paused: bool = False
     patience_s: float = PAUSE_LIMIT_S
+    offer: ModelOffer = field(default_factory=ModelOffer)
 
     @classmethod
     def resume(cls, order: RoundOpen | None, outgoing: str) -> ClientSession:
@@ -149,12 +158,14 @@ class ClientSession:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions to execute, in order."""
-        kind = type(event)
+        kind, out = type(event), list[Instruction]()
         for state in (self.link, self.work, None):
             handler, _ = self.TABLE.get((state, kind), (None, ()))
             if handler is not None:
-                return handler(self, event)
-        return []
+                out = handler(self, event)
+                break
+        free = self.link is Link.READY and self.work is Work.IDLE and not self.pause_reason
+        return [*out, *self.offer.proceed(free=free)]
 
     # --- link -------------------------------------------------------------------------------
 
@@ -164,6 +175,7 @@ class ClientSession:
 
     def _on_link_down(self, _: LinkDown) -> list[Instruction]:
         self.link = Link.OFFLINE
+        self.offer.end()
         return []
 
     def _on_welcomed(self, event: Welcomed) -> list[Instruction]:
@@ -172,6 +184,7 @@ class ClientSession:
             out += self._abandon("another run has begun")
         if self.run != event.run:
             self.run, self.backbone_ready = event.run, False
+            self.offer.end()
             out.append(EnterRun(event.run))
         if event.ready and self.backbone_ready:
             self.link = Link.ANNOUNCING
@@ -362,6 +375,24 @@ class ClientSession:
             out += self._abandon("its round is over")
         return [*out, *self._scan_if_due()]
 
+    # --- a model outside of rounds ----------------------------------------------------------
+
+    def _on_model_offered(self, event: ModelOffered) -> list[Instruction]:
+        if event.model.run == self.run:
+            self.offer.begin(event.model)
+        return []
+
+    def _on_model_fetched(self, event: ModelFetched) -> list[Instruction]:
+        return self.offer.on_fetched(event)
+
+    def _on_model_kept(self, event: ModelKept) -> list[Instruction]:
+        self.offer.on_kept(event)
+        return []
+
+    def _on_model_failed(self, event: ModelFailed) -> list[Instruction]:
+        self.offer.on_failed(event)
+        return []
+
     # --- rules of the device's owner --------------------------------------------------------
 
     def _decline_paused(self, key: RoundKey) -> Instruction:
@@ -420,4 +451,8 @@ class ClientSession:
         (None, Nacked): (_on_nacked, (Work.IDLE,)),
         (Work.SENDING, RetryDue): (_on_retry_due, ()),
         (None, RoundOver): (_on_round_over, (Work.IDLE,)),
+        (None, ModelOffered): (_on_model_offered, ()),
+        (None, ModelFetched): (_on_model_fetched, ()),
+        (None, ModelKept): (_on_model_kept, ()),
+        (None, ModelFailed): (_on_model_failed, ()),
     }

@@ -59,6 +59,7 @@ class ModelRecord(BaseModel):
         names: class id -> name, of the classes that this client knows or knew in this run.
         weights: the file that the backbone was loaded from, if one was given.
         fetched: time when the parts had arrived, s since 1970.
+        promoted: the operator wants this model: those of rounds do not replace it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -79,6 +80,7 @@ class ModelRecord(BaseModel):
     names: dict[int, str]
     weights: str | None
     fetched: float
+    promoted: bool = False
 
     @property
     def progress_text(self) -> str:
@@ -312,6 +314,7 @@ def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
         "backbone": record.context["backbone_info"]["name"],
         "classes": len(record.seen),
         "named": len(set(record.seen) & record.names.keys()),
+        "promoted": record.promoted,
         "fetched": record.fetched,
         "age_s": round(age_s, 1),
     }
@@ -323,7 +326,8 @@ def describe(told: Mapping[str, Any] | None) -> str:
         return "none yet"
     if told["damaged"]:
         return str(told["damaged"])
-    return f"{told['when']} of run {told['run']}, {_age(told['age_s'])} old"
+    promoted = ", promoted by the operator" if told["promoted"] else ""
+    return f"{told['when']} of run {told['run']}, {_age(told['age_s'])} old{promoted}"
 
 
 def _age(seconds: float) -> str:

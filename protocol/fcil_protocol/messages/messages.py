@@ -85,6 +85,7 @@ class Hello(Message):
     run: Name = ""
     schema_digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     backbone: BackboneClaim | None = None
+    takes_models: bool = False  # it knows the message `UseModel`
 
 
 class Verdict(Strict):
@@ -132,6 +133,7 @@ class Welcome(Message):
     verdict: Verdict | None = None
     training_metrics: bool = False  # it takes the loss and accuracy of a client's training
     clock_ms: Count = 0  # unix time of the server; 0: not reported
+    promoted: Index = -1  # the run's promoted state; -1: none
 
 
 class PartRef(Strict):
@@ -155,6 +157,22 @@ class RoundOpen(RoundMessage):
     min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
     parts: list[PartRef] = Field(max_length=10_000)
     verdict: Verdict | None = None
+
+
+class UseModel(RoundMessage):
+    """Server -> client: use the model of this state, outside of any round.
+
+    The fields are those of the round that would start from the state. ``promoted``: keep it until
+    the operator says otherwise; else newer ones replace it.
+    """
+
+    type = "use_model"
+    rounds: Count
+    base: Count  # state number that the parts describe
+    classes: list[Count] = Field(max_length=10_000)
+    past: list[Count] = Field(max_length=100_000)
+    parts: list[PartRef] = Field(max_length=10_000)
+    promoted: bool
 
 
 class RoundClosed(RoundMessage):
@@ -342,7 +360,7 @@ class Bye(Message):
 MESSAGES: dict[str, type[Message]] = {
     cls.type: cls
     for cls in (
-        Hello, Welcome, RoundOpen, RoundClosed, Decline, Progress,
+        Hello, Welcome, RoundOpen, UseModel, RoundClosed, Decline, Progress,
         Update, Want, Parts, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
     )
 }  # fmt: skip

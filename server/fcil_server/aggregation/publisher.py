@@ -72,7 +72,11 @@ class Publisher:
         self._send = send
         self._cache: OrderedDict[str, StoredEnvelope] = OrderedDict()
         self._tensor_bytes: dict[str, int] = {}
+        # Digest -> the clients that may fetch it: parts of the rounds' state, and of another one.
         self._private: dict[str, set[ClientId]] = {}
+        self._private_beside: dict[str, set[ClientId]] = {}
+        self._beside: set[str] = set()  # digests of the other state's parts
+        self._turn = asyncio.Lock()
 
     async def publish(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
         """Return references to a state's sealed parts, sealing those whose content is new.
@@ -81,7 +85,7 @@ class Publisher:
         them to catch up.
         """
         refs = [await self._reference(part, stamp) for part in parts]
-        kept = {ref.digest for ref in refs} | set(self._private)
+        kept = {ref.digest for ref in refs} | {*self._private, *self._private_beside, *self._beside}
         for row in self._ledger.parts.all(self._run):
             if row.digest not in kept:
                 self._ledger.parts.remove(self._run, row.digest)
@@ -90,7 +94,17 @@ class Publisher:
         self._store.keep_only(Digest(d) for d in kept)
         return refs
 
+    async def publish_beside(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
+        """Return references to the parts of one more state, which stay while rounds go on."""
+        refs = [await self._reference(part, stamp) for part in parts]
+        self._beside = {ref.digest for ref in refs}
+        return refs
+
     async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
+        async with self._turn:  # two states may have a part in common
+            return await self._reference_now(part, stamp)
+
+    async def _reference_now(self, part: Part, stamp: Stamp) -> PartRef:
         plain = pack(part.payload)
         plain_digest = Digest(hashlib.sha256(plain).hexdigest())
         known = self._ledger.parts.by_plain(self._run, part.name, plain_digest)
@@ -145,15 +159,29 @@ class Publisher:
         self._store.put(Digest(sealed.parsed.update_id), stored.to_bytes())
         return stored
 
-    async def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
-        """Publish a part for one client; only clients it was published for may fetch it."""
+    async def publish_for(
+        self, client: ClientId, part: Part, stamp: Stamp, *, beside: bool = False
+    ) -> PartRef:
+        """Publish a part for one client; only clients it was published for may fetch it.
+
+        Args:
+            client: the client.
+            part: the part.
+            stamp: further fields of its header.
+            beside: it belongs to the state of `publish_beside`, not to that of the rounds.
+        """
         ref = await self._reference(part, stamp)
-        for digest, clients in list(self._private.items()):
+        allowed = self._private_beside if beside else self._private
+        for digest, clients in list(allowed.items()):
             clients.discard(client)  # its earlier registry, if it changed
             if not clients:
-                del self._private[digest]
-        self._private.setdefault(ref.digest, set()).add(client)
+                del allowed[digest]
+        allowed.setdefault(ref.digest, set()).add(client)
         return ref
+
+    def _may_fetch(self, client: ClientId, digest: str) -> bool:
+        """Return True if a private part was published for this client."""
+        return any(client in t.get(digest, ()) for t in (self._private, self._private_beside))
 
     def tensor_bytes(self, digest: str) -> int:
         """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""
@@ -178,7 +206,7 @@ class Publisher:
         """
         row = self._ledger.parts.get(self._run, Digest(want.digest))
         private = row is not None and row.name == REGISTRY
-        if row is None or (private and peer.client not in self._private.get(want.digest, ())):
+        if row is None or (private and not self._may_fetch(peer.client, want.digest)):
             raise WireError(f"no part for this client has the digest {want.digest[:16]}.")
         stored = self._stored(want.digest)
         header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)

@@ -102,7 +102,8 @@ def export(
         from fcil_adapters.export.load import wanted_form
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs.export import choose, export_state
+        from fcil_server.runs.export import export_state
+        from fcil_server.runs.state_choice import choose_state
 
         wanted = wanted_form(
             {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics, "mlflow": mlflow},
@@ -116,7 +117,7 @@ def export(
                 ledger,
                 directory,
                 row,
-                choose(ledger, directory, row, task=task, state=state),
+                choose_state(ledger, directory, row, task=task, state=state),
                 wanted,
                 calibrate=calibrate,
                 overrides=settings or (),

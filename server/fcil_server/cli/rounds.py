@@ -186,3 +186,42 @@ def run_stop(
         emit(told, form, lambda: None)
         more = " The next one begins." if told.get("next") else ""
         typer.echo(f"The run is stopped.{more}", err=True)
+
+
+@runs.command("promote")
+def run_promote(
+    state: Annotated[
+        str,
+        typer.Argument(
+            help="The state whose model clients use: best, a number, or last: the newest, always."
+        ),
+    ],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Let the clients of the newest run use the model of one state while rounds go on.
+
+    Their predict and export follow it at once, or when they connect. With `last` they use the
+    newest model again.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.process import control_socket
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.runs.promotion import describe_promoted, promote_offline
+
+        find_directory(directory)
+        try:
+            told = control_socket.ask(directory, "promote", state=state)
+        except Unreachable:
+            with (
+                DirectoryLock.acquire(directory, "federation"),
+                Ledger(directory / LEDGER_NAME) as ledger,
+            ):
+                told = promote_offline(ledger, directory, state, f"uid {os.getuid()}")
+        emit(told, form, lambda: None)
+        typer.echo(describe_promoted(told), err=True)

@@ -181,6 +181,8 @@ def show_status(data: dict[str, Any]) -> None:
         )
     if run and "privacy" in run:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
+    if run and run["promoted"] is not None:
+        out.print(f"promoted    state {run['promoted']}: clients use its model")
     if run and run.get("training"):
         last = run["training"]
         text = f"loss {_loss(last['loss'])}"

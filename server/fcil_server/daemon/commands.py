@@ -20,6 +20,7 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
+from fcil_server.runs.promotion import audit_text
 from fcil_server.runs.run_queue import cancel, describe_submitted, submit
 from fcil_server.sessions import handshake
 
@@ -89,6 +90,8 @@ class Commands:
                 return await self._erase(fields)
             case "classes":
                 return change_classes(context, fields)
+            case "promote":
+                return await self._promote(fields)
             case "submit_run":
                 return await self._submit_run(fields)
             case "cancel_run":
@@ -174,6 +177,11 @@ class Commands:
         reply = describe_submitted(directory, entry)
         begins = context.run.is_over and not self._is_paused() and self._actions.begin_next()
         return {**reply, "begins": begins}
+
+    async def _promote(self, fields: dict[str, Any]) -> dict[str, Any]:
+        done = await self._context.run.promotion.promote(str(fields.get("state", "")))
+        _audit(self._context, fields, "promote", audit_text(done))
+        return done
 
     def _is_paused(self) -> bool:
         return self._context.run.coordinator.progress.mode is Mode.PAUSED

@@ -111,6 +111,7 @@ class ClientSessions:
             verdict=verdict,
             clients=len(context.peers),
             clock_s=context.ledger.now,
+            promoted=context.run.promotion.number,
         )
         self.send(peer, answer)
 

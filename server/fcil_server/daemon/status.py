@@ -47,6 +47,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "backbone": coordinator.context.info.name,
             "directory": str(context.run.directory.resolve()),
             "state": coordinator.progress.number,
+            "promoted": run.promoted,
             "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
             "training": context.ledger.updates.newest_training(run.run_id),
@@ -135,6 +136,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             "backbone": run.backbone.get("name"),
             "budget": run.environment.get("budget"),
             "training": ledger.updates.newest_training(run.run_id),
+            "promoted": run.promoted,
         },
         "now": {
             "phase": "stopped",

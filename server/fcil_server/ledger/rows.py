@@ -120,6 +120,7 @@ class RunRow:
         parent_run, parent_state: what it was forked from.
         inherited: how many of its first rounds are copies of its parent's.
         emptied_at: since when its states and updates are gone, for a client was forgotten.
+        promoted: the state whose model clients use; None: always the newest.
     """
 
     run_id: RunId
@@ -137,6 +138,7 @@ class RunRow:
     environment: Mapping[str, Any] = field(metadata=_JSON)
     inherited: int = 0
     emptied_at: float | None = None
+    promoted: int | None = None
 
 
 @dataclass(frozen=True)

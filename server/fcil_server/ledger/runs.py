@@ -107,6 +107,10 @@ class RunTable:
         """Say where a run stands."""
         self._db.write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
 
+    def promote(self, run: RunId, state: int | None) -> None:
+        """Record the state whose model clients use; None: always the newest."""
+        self._db.write("UPDATE runs SET promoted = ? WHERE run_id = ?", (state, run))
+
     def empty(self, run: RunId) -> None:
         """Record that a run's states, updates and parts must go: a client in them is forgotten.
 
@@ -250,6 +254,7 @@ class Forks:
             "parent_run": source,
             "parent_state": state,
             "inherited": self._rounds_up_to(source, state),
+            "promoted": None,
         }
         self._copy_rows("runs", changed, "run_id = :source", {"source": source})
         self._db.execute(

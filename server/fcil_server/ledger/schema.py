@@ -323,6 +323,11 @@ ALTER TABLE updates ADD COLUMN train_loss REAL;
 ALTER TABLE updates ADD COLUMN train_accuracy REAL;
 """
 
+_V9 = """
+-- The state that the operator has promoted: clients use its model.
+ALTER TABLE runs ADD COLUMN promoted INTEGER;
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_protocol.ids import ClientId
-from fcil_protocol.messages.messages import PartRef, RoundOpen, Verdict
+from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
 from fcil_server.rounds.events import Available, Phase
@@ -56,7 +56,10 @@ async def ask(
     """Send RoundOpen for the round under way."""
     assert progress.task is not None
     assert progress.step is not None
-    registry = await publish_registry(context, progress, peer, progress.task, progress.step)
+    stamp = header_stamp(context, progress.base, progress.task, progress.step)
+    registry = await context.publisher.publish_for(
+        peer.client, class_registry(context, peer, progress.task), stamp
+    )
     return context.send(
         peer,
         RoundOpen(
@@ -78,10 +81,8 @@ async def ask(
     )
 
 
-async def publish_registry(
-    context: RunContext, progress: RunProgress, peer: Peer, task: TaskInfo, step: Step
-) -> PartRef:
-    """Publish the names and ids of the classes that this client may know."""
+def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
+    """Return the part with the names and ids of the classes that this client may know."""
     if context.config.privacy.share_names:
         ids = {name: class_id for class_id, name in context.classes.names().items()}
     else:
@@ -96,10 +97,7 @@ async def publish_registry(
         },
         {"names": names},
     )
-    part = Part(REGISTRY, payload)
-    return await context.publisher.publish_for(
-        peer.client, part, header_stamp(context, progress, task, step)
-    )
+    return Part(REGISTRY, payload)
 
 
 def describe_pause(progress: RunProgress) -> str:

@@ -97,7 +97,9 @@ class Closing:
         if self._best is None:
             best = self.context.ledger.evaluations.best(self.context.run)
             self._best = () if best is None else (best.state,)
-        self._tidying = asyncio.create_task(self._tidy(victims, self._best))
+        run = self.context.ledger.runs.get(self.context.run)
+        promoted = () if run is None or run.promoted is None else (run.promoted,)
+        self._tidying = asyncio.create_task(self._tidy(victims, (*self._best, *promoted)))
 
     def _tell_pace(self, task: TaskInfo, step: Step, key: RoundKey) -> None:
         """Say after the first round of a kind how long the others take."""

@@ -273,7 +273,7 @@ class Coordinator:
             )
         before = {r.digest for r in progress.refs}
         progress.refs = await context.publisher.publish(
-            progress.parts, header_stamp(context, progress, task, step)
+            progress.parts, header_stamp(context, progress.base, task, step)
         )
         key = RoundKey(context.run, task.index, step.kind, step.round)
         self.ports.round_opens(key, {r.digest for r in progress.refs} - before)

@@ -178,13 +178,13 @@ def method_context(context: RunContext, task: TaskInfo, step: Step) -> Context:
     )
 
 
-def header_stamp(context: RunContext, progress: RunProgress, task: TaskInfo, step: Step) -> Stamp:
-    """Return the header fields of parts that are sealed now."""
+def header_stamp(context: RunContext, base: int, task: TaskInfo, step: Step) -> Stamp:
+    """Return the header fields of parts of a state that are sealed now; ``base`` is its number."""
     return Stamp(
         method=context.method.name,
         schema_digest=context.schema_digest,
         task=task.index,
         round=step.round,
         kind=step.kind,
-        base=progress.base,
+        base=base,
     )

@@ -45,6 +45,7 @@ from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs import run_queue
 from fcil_server.runs.forget import finish_emptying
 from fcil_server.runs.frozen_config import config_of
+from fcil_server.runs.promotion import Promotion
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.runs.run_queue import QueuedRun, RunQueue, config_for, has_begun, next_run
@@ -90,11 +91,13 @@ class OpenRun:
     aggregation: Aggregation
     terms: RunTerms
     sinks: Sinks
+    promotion: Promotion
     is_over: bool = False  # complete, with its results written
 
     async def drive(self) -> None:
         """Drive the run to its end; then write its results."""
         self.sinks.start()
+        await self.promotion.restore()
         ledger, run = self.federation.ledger, self.coordinator.context.run
         row = ledger.runs.get(run)
         if row is None or row.status is not RunStatus.DONE:
@@ -189,12 +192,13 @@ class OpenRun:
             credit=wire.credit,
             max_payload_bytes=int(wire.max_payload_mb * 1e6),
             max_classes=self.config.trust.max_classes_per_client,
-            ports=RunUploads(self.coordinator, self.ports),
+            ports=RunUploads(self.coordinator, self.ports, self.promotion),
         )
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
         try:
+            await self.promotion.close()
             await self.coordinator.closing.wait_until_tidied()
             await self.sinks.end()
         finally:
@@ -344,6 +348,7 @@ def _assemble(
         aggregation=context.aggregation,
         terms=terms,
         sinks=sinks,
+        promotion=Promotion(context, coordinator.closing, federation.directory),
     )
 
 

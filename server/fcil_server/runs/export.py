@@ -21,7 +21,7 @@ from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.trust.certificate import Certificate
-from fcil_server.aggregation.store import StateStore, check_state, states_folder
+from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.federation.config import Config, load, parse
 from fcil_server.federation.directory import CONFIG
 from fcil_server.federation.environment import environment_settings
@@ -33,7 +33,6 @@ from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.run_record import check_resumed
 
 _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
-_MOST_DIGITS = 10
 
 
 def export_state(
@@ -53,7 +52,7 @@ def export_state(
         ledger: the federation's.
         directory: the federation's.
         row: the run.
-        chosen: the state (`choose`).
+        chosen: the state (`choose_state`).
         wanted: format, target and options (`fcil_adapters.export.load.wanted_form`).
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.
@@ -134,64 +133,6 @@ def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:
         up_bytes=sum_bytes(v.up for v in views).true_wire,
         down_bytes=sum_bytes(v.down for v in views).true_wire,
     )
-
-
-BEST, LAST = "best", "last"
-
-
-def choose(
-    ledger: Ledger, directory: Path, row: RunRow, *, task: int | None, state: str | None
-) -> StateRow:
-    """Return the state that the operator chose.
-
-    Args:
-        ledger: the federation's.
-        directory: the federation's.
-        row: the run.
-        task: the last state of this task.
-        state: ``best`` (`EvaluationTable.best`), ``last`` or a number. Without a task and a state:
-            the newest.
-
-    Raises:
-        UsageError: there is none, or it is not kept; the message lists the kept ones.
-        CorruptFile: its file is damaged.
-    """
-    if task is not None and state is not None:
-        raise UsageError("expected --task or --state, not both.")
-    number = _number(ledger, row, state)
-    folder = states_folder(directory, row.run_id)
-    store = StateStore(folder)
-    held = set(store.numbers())
-    rows = [r for r in ledger.states.all(row.run_id) if r.state in held and r.task >= 0]
-    fitting = [r for r in rows if task in (None, r.task) and number in (None, r.state)]
-    if not fitting:
-        listed = ", ".join(f"{r.state} (task {r.task})" for r in rows) or "none"
-        what = "a state" if task is number else f"state {number}"
-        what = what if task is None else f"task {task}"
-        raise UsageError(
-            f"run {row.run_id} has no file of {what}; kept are the states {listed}.",
-            action="Kept are the newest states, the last one of each task and the best tested one: "
-            "docs/storage.md.",
-        )
-    check_state(store, fitting[-1].state, {r.state: r.digest for r in rows})
-    return fitting[-1]
-
-
-def _number(ledger: Ledger, row: RunRow, state: str | None) -> int | None:
-    """Return the number of a state by its name; None: the newest."""
-    if state is None or state == LAST:
-        return None
-    if state == BEST:
-        best = ledger.evaluations.best(row.run_id)
-        if best is None:
-            raise UsageError(
-                f"no state of run {row.run_id} is tested, so there is no best one.",
-                action="Set run.evaluate or run.central_test, or export the newest: --state last",
-            )
-        return best.state
-    if not (state.isascii() and state.isdigit() and len(state) < _MOST_DIGITS):
-        raise UsageError(f"unknown state {state[:40]!r}; expected best, last or a number.")
-    return int(state)
 
 
 def _config(row: RunRow, directory: Path, overrides: Sequence[str]) -> Config:

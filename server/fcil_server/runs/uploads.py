@@ -13,6 +13,7 @@ from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.process.terminal import count_of
 from fcil_server.rounds.classes import refused_names
 from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.runs.promotion import Promotion
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
@@ -24,10 +25,14 @@ class RunUploads(IntakePorts):
     Args:
         coordinator: of the run.
         ports: the daemon's side of it.
+        promotion: offers the promoted state to clients that are ready.
     """
 
-    def __init__(self, coordinator: Coordinator, ports: RunPorts) -> None:
+    def __init__(
+        self, coordinator: Coordinator, ports: RunPorts, promotion: Promotion | None = None
+    ) -> None:
         self._coordinator = coordinator
+        self._promotion = promotion
         self._ledger = coordinator.context.ledger
         self._ports = ports
 
@@ -82,6 +87,8 @@ class RunUploads(IntakePorts):
         if news:
             self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.on_client_ready(peer)
+        if self._promotion is not None:
+            self._promotion.on_client_ready(peer)
         if self._coordinator.progress.phase == "done" and not self._ports.another_waits():
             self._ports.tell_done(peer)
 

@@ -116,6 +116,7 @@ def begin_session(
         channel=channel,
         device=hello.device,
         package=hello.package,
+        takes_models=hello.takes_models,
     )
 
 
@@ -225,8 +226,19 @@ def welcome(
     verdict: Verdict | None,
     clients: int = 1,
     clock_s: float = 0.0,
+    promoted: int = -1,
 ) -> Welcome:
-    """Build the answer to a Hello that passed; ``clients`` share the credit at this moment."""
+    """Build the answer to a Hello that passed.
+
+    Args:
+        terms: of the run.
+        nonce: the server's, of the session.
+        ready: the client has nothing left to load.
+        verdict: on its last update.
+        clients: how many share the credit at this moment.
+        clock_s: unix time.
+        promoted: the run's promoted state; -1: none.
+    """
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
         server_nonce=nonce,
@@ -247,6 +259,7 @@ def welcome(
         verdict=verdict,
         clock_ms=max(0, int(clock_s * 1000)),
         training_metrics=True,
+        promoted=promoted,
     )
 
 

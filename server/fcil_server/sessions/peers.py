@@ -29,6 +29,7 @@ class Peer:
         resting: it may not work now; when it may again, it announces its classes again.
         untrained: names of classes that it brings and that were learned before.
         agreement: relative distance of its features of the probe images from the server's.
+        takes_models: it knows the message `UseModel`.
     """
 
     client: ClientId
@@ -49,6 +50,7 @@ class Peer:
     resting: bool = False
     untrained: tuple[str, ...] = ()
     agreement: float | None = None
+    takes_models: bool = False
 
     @property
     def announced(self) -> bool:

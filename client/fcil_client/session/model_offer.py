@@ -1,0 +1,92 @@
+"""The third region of a session: a model that the server offers outside of rounds.
+
+It is fetched while no round is under way, and given up with the link: the server offers it again
+when the client has announced its classes.
+
+    none --ModelOffered--> waiting --free--> fetching --ModelFetched--> keeping --ModelKept--> none
+                              ^--------a round begins----|                 |
+                              ^--------------------ModelFailed-------------+
+
+`ClientSession` says when the client is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fcil_client.session.events import (
+    FetchModel,
+    Instruction,
+    KeepModel,
+    ModelFailed,
+    ModelFetched,
+    ModelKept,
+)
+from fcil_protocol.messages.messages import UseModel
+
+TRIES = 3  # of one offer: a disk that damages files keeps doing so
+
+
+class Offer(StrEnum):
+    """Region three: progress of the offered model."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    KEEPING = "keeping"
+
+
+@dataclass
+class ModelOffer:
+    """The offered model and its progress.
+
+    Attributes:
+        model: set unless the state is `NONE`.
+        failures: how often it could not be fetched or kept.
+    """
+
+    state: Offer = Offer.NONE
+    model: UseModel | None = None
+    failures: int = 0
+
+    def begin(self, model: UseModel) -> None:
+        """Take an offer; it replaces an earlier one."""
+        self.state, self.model, self.failures = Offer.WAITING, model, 0
+
+    def end(self) -> None:
+        """Forget the offer."""
+        self.state, self.model = Offer.NONE, None
+
+    def proceed(self, *, free: bool) -> list[Instruction]:
+        """Fetch a waiting model if the client is free; a round that began took its place."""
+        if not free:
+            if self.state is Offer.FETCHING:
+                self.state = Offer.WAITING
+            return []
+        if self.state is not Offer.WAITING or self.model is None:
+            return []
+        self.state = Offer.FETCHING
+        return [FetchModel(self.model)]
+
+    def on_fetched(self, event: ModelFetched) -> list[Instruction]:
+        """Keep a model whose parts are on disk."""
+        if self.state is not Offer.FETCHING or event.model is not self.model:
+            return []
+        self.state = Offer.KEEPING
+        return [KeepModel(event.model)]
+
+    def on_kept(self, event: ModelKept) -> None:
+        """Be done with a model that was kept."""
+        if event.model is self.model:
+            self.end()
+
+    def on_failed(self, event: ModelFailed) -> None:
+        """Try again, a few times."""
+        if event.model is not self.model:
+            return
+        self.failures += 1
+        if self.failures < TRIES:
+            self.state = Offer.WAITING
+        else:
+            self.end()
