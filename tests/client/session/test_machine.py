@@ -22,6 +22,7 @@ from fcil_client.session.events import (
     Event,
     Fetch,
     FetchFailed,
+    FetchModel,
     FolderChanged,
     Forget,
     Greet,
@@ -29,11 +30,16 @@ from fcil_client.session.events import (
     HoldNothing,
     Instruction,
     InventoryRefused,
+    KeepModel,
     Later,
     Link,
     LinkDown,
     LinkUp,
     LoadBackbone,
+    ModelFailed,
+    ModelFetched,
+    ModelKept,
+    ModelOffered,
     Nacked,
     Offer,
     OfferFailed,
@@ -67,8 +73,9 @@ from fcil_client.session.machine import (
     SERVER_RETRY_S,
     ClientSession,
 )
+from fcil_client.session.model_offer import TRIES
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.messages.messages import RoundOpen, Verdict
+from fcil_protocol.messages.messages import RoundOpen, UseModel, Verdict
 
 RUN, RUN2 = "r20260102-030405-0a0b", "r20260102-030405-0a0c"
 D1, D2, D3 = (c * 64 for c in "123")
@@ -95,6 +102,16 @@ def order(
 
 KEY = order().key
 OTHER = order(1).key
+
+
+def offered(state: int = 5, *, run: str = RUN) -> UseModel:
+    return UseModel(
+        run=run, task=0, kind="evaluate", round=0, rounds=1, base=state, classes=[0], past=[],
+        parts=[], promoted=True,
+    )  # fmt: skip
+
+
+MODEL, MODEL2 = offered(5), offered(6)
 
 
 def session(work: Work = Work.IDLE, link: Link = Link.READY) -> ClientSession:
@@ -162,6 +179,10 @@ SAMPLES: dict[type, Event] = {
         Nacked(D1, "stale_update"),
         RetryDue(D1),
         RoundOver(KEY),
+        ModelOffered(MODEL),
+        ModelFetched(MODEL),
+        ModelKept(MODEL),
+        ModelFailed(MODEL),
     )
 }
 
@@ -838,6 +859,60 @@ class TestFolder:
         assert made.handle(Scanned()) == [Announce()]
 
 
+class TestModelOffered:
+    def test_an_idle_client_fetches_and_keeps_it(self) -> None:
+        made = session()
+        assert made.handle(ModelOffered(MODEL)) == [FetchModel(MODEL)]
+        assert made.handle(ModelFetched(MODEL)) == [KeepModel(MODEL)]
+        assert made.handle(ModelKept(MODEL)) == []
+        assert made.handle(FolderChanged()) == [Scan()], "nothing is left of it"
+
+    @pytest.mark.parametrize("work", [Work.FETCHING, Work.WORKING, Work.SENDING])
+    def test_a_round_comes_first(self, work: Work) -> None:
+        made = session(work)
+        assert made.handle(ModelOffered(MODEL)) == []
+        assert made.handle(RoundOver(KEY))[-1] == FetchModel(MODEL)
+
+    def test_a_round_that_begins_meanwhile_takes_its_place_and_then_it_goes_on(self) -> None:
+        made = session()
+        made.handle(ModelOffered(MODEL))
+        assert made.handle(RoundOpened(order())) == [Fetch(order())]
+        assert made.handle(ModelFetched(MODEL)) == [], "its parts may be gone"
+        assert made.handle(FetchFailed(KEY, "disk_full", "x"))[-1] == FetchModel(MODEL)
+
+    def test_a_newer_offer_replaces_it_at_any_stage(self) -> None:
+        for events_before in ([], [ModelFetched(MODEL)]):
+            made = session()
+            for event in (ModelOffered(MODEL), *events_before):
+                made.handle(event)
+            assert made.handle(ModelOffered(MODEL2)) == [FetchModel(MODEL2)]
+            assert made.handle(ModelKept(MODEL)) == []
+            assert made.handle(ModelFetched(MODEL2)) == [KeepModel(MODEL2)]
+
+    def test_it_is_tried_a_few_times(self) -> None:
+        made = session()
+        made.handle(ModelOffered(MODEL))
+        for _ in range(TRIES - 1):
+            assert made.handle(ModelFailed(MODEL)) == [FetchModel(MODEL)]
+            assert made.handle(ModelFetched(MODEL)) == [KeepModel(MODEL)]
+        assert made.handle(ModelFailed(MODEL)) == []
+        assert made.handle(ModelFetched(MODEL)) == []
+
+    def test_it_ends_with_the_link_and_the_run(self) -> None:
+        made = session()
+        made.handle(ModelOffered(MODEL))
+        made.handle(LinkDown())
+        assert made.handle(ModelFetched(MODEL)) == []
+        made = session()
+        assert made.handle(ModelOffered(offered(run=RUN2))) == []
+
+    def test_a_device_that_may_not_work_fetches_it_later(self) -> None:
+        made = session()
+        made.handle(Paused("on battery"))
+        assert made.handle(ModelOffered(MODEL)) == []
+        assert made.handle(Resumed()) == [FetchModel(MODEL)]
+
+
 class TestResume:
     def test_an_update_in_the_outbox_is_offered_as_soon_as_the_link_allows(self) -> None:
         made = ClientSession.resume(order(), D1)
@@ -902,6 +977,13 @@ events = st.one_of(
     st.builds(Nacked, digests, codes),
     st.builds(RetryDue, digests),
     st.builds(RoundOver, keys, verdicts),
+    st.sampled_from(
+        [
+            kind(model)
+            for kind in (ModelOffered, ModelFetched, ModelKept, ModelFailed)
+            for model in (MODEL, MODEL2)
+        ]
+    ),
 )
 
 
@@ -911,6 +993,8 @@ def check(made: ClientSession, event: Event, before: ClientSession, out: list[In
     assert (made.order is None) == (made.work is Work.IDLE)
     kinds = [type(i) for i in out]
     assert sum(k in (Fetch, Train) for k in kinds) <= 1, "one order at a time"
+    idle = made.work is Work.IDLE and made.link is Link.READY and not made.pause_reason
+    assert FetchModel not in kinds or idle, "a round comes first"
     assert made.order is None or made.order.run == made.run or not made.run, "of another run"
     assert Scan not in kinds or (made.scanning and not before.scanning) or kinds[0] is Announce
     assert LoadBackbone not in kinds or made.link is Link.PREPARING

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from client.daemon_kit import RUN2
+from client.daemon_kit import RUN, RUN2
 from client.model_kit import context_of, give_model, keep, means, order_of, put_part
 from client.round_kit import FED, KEYS, SERVER, TERMS
 from fcil_client.link.downloads import Downloads
@@ -14,7 +14,8 @@ from fcil_client.rounds import model_keeper
 from fcil_client.rounds.model_keeper import ModelKeeper
 from fcil_client.state import current_model
 from fcil_client.state.current_model import rewrap
-from fcil_protocol.errors import CorruptFile, DataError, DiskFull, MethodMismatch
+from fcil_protocol.errors import CorruptFile, DataError, DiskFull, MethodMismatch, StaleUpdate
+from fcil_protocol.messages.messages import PartRef, UseModel
 from fcil_protocol.trust.keys import PrivateKeys
 
 NEW_KEYS = PrivateKeys(curve=bytes([7]) * 32, signing=bytes([7]) * 32, sealing=bytes([7]) * 32)
@@ -260,3 +261,71 @@ def test_the_summary_says_how_old_it_is(home):
         told = current_model.summary(home, record.fetched + age)
         assert current_model.describe(told) == f"after task 1 of run {record.run}, {words}"
     assert (told["classes"], told["named"]) == (5, 3)
+
+
+# --- a promoted model -----------------------------------------------------------------------
+
+
+def offer_of(refs, *, state=2, promoted=True, classes=(0, 1, 2), task=0):
+    return UseModel(
+        run=RUN, task=task, kind="evaluate", round=0, rounds=1, base=state, classes=list(classes),
+        past=[], parts=list(refs), promoted=promoted,
+    )  # fmt: skip
+
+
+def keeper_of(home):
+    return ModelKeeper(home, FED, None)
+
+
+def promote(home, state=2, **changes):
+    KEYS.save(home.keys_path)
+    refs = [put_part(home, "task/0", means((0, 1, 2)), state=state)]
+    return keeper_of(home).keep_offered(offer_of(refs, state=state, **changes), TERMS, {"black": 0})
+
+
+def test_a_promoted_model_replaces_a_newer_one_and_stays_through_rounds(home):
+    give_model(home)
+    record = promote(home)
+    assert (record.state, record.promoted, record.progress_text) == (2, True, "after task 0")
+    assert record.names == {0: "black", 1: "dark", 4: "white"}, "names stay known"
+    assert classes_of(home) == (0, 1, 2)
+    keep(home, order_of([put_part(home, "current", means((3, 4)))], state=4))
+    assert current_model.read_record(home) == record
+    assert current_model.describe(current_model.summary(home)).endswith(
+        ", promoted by the operator"
+    )
+
+
+def test_another_run_replaces_a_promoted_model(home):
+    promote(home)
+    keep(home, order_of([put_part(home, "current", means((3, 4)))], run=RUN2))
+    assert current_model.read_record(home).run == RUN2
+
+
+def test_one_that_is_promoted_no_more_is_replaced_by_the_next(home):
+    promote(home)
+    keeper_of(home).release(RUN, 2)
+    assert current_model.read_record(home).promoted
+    keeper_of(home).release(RUN2, -1)  # another run's server says nothing about it
+    assert current_model.read_record(home).promoted
+    keeper_of(home).release(RUN, -1)
+    assert not current_model.read_record(home).promoted
+    assert classes_of(home) == (0, 1, 2)
+    keep(home, order_of([put_part(home, "current", means((3, 4)))]))
+    assert current_model.read_record(home).state == 3
+
+
+def test_the_newest_of_the_operator_does_not_replace_a_newer_one(home):
+    give_model(home)
+    assert promote(home, promoted=False).state == 3
+    promote(home, state=1)
+    assert promote(home, promoted=False).state == 2, "it ends a promotion"
+
+
+def test_parts_of_a_promoted_model_that_have_gone_are_fetched_again(home):
+    give_model(home)
+    ref = put_part(home, "task/0", means((0, 1, 2)))
+    other = PartRef(name="task/0", digest="0" * 64, sealed_bytes=ref.sealed_bytes)
+    with pytest.raises(StaleUpdate, match="state 2 is no longer on disk"):
+        keeper_of(home).keep_offered(offer_of([other]), TERMS, {})
+    assert current_model.read_record(home).state == 3
