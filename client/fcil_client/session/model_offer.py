@@ -28,7 +28,7 @@ from fcil_protocol.messages.messages import UseModel
 TRIES = 3  # of one offer: a disk that damages files keeps doing so
 
 
-class Offer(StrEnum):
+class ModelStage(StrEnum):
     """Region three: progress of the offered model."""
 
     NONE = "none"
@@ -46,34 +46,34 @@ class ModelOffer:
         failures: how often it could not be fetched or kept.
     """
 
-    state: Offer = Offer.NONE
+    state: ModelStage = ModelStage.NONE
     model: UseModel | None = None
     failures: int = 0
 
     def begin(self, model: UseModel) -> None:
         """Take an offer; it replaces an earlier one."""
-        self.state, self.model, self.failures = Offer.WAITING, model, 0
+        self.state, self.model, self.failures = ModelStage.WAITING, model, 0
 
     def end(self) -> None:
         """Forget the offer."""
-        self.state, self.model = Offer.NONE, None
+        self.state, self.model = ModelStage.NONE, None
 
     def proceed(self, *, free: bool) -> list[Instruction]:
         """Fetch a waiting model if the client is free; a round that began took its place."""
         if not free:
-            if self.state is Offer.FETCHING:
-                self.state = Offer.WAITING
+            if self.state is ModelStage.FETCHING:
+                self.state = ModelStage.WAITING
             return []
-        if self.state is not Offer.WAITING or self.model is None:
+        if self.state is not ModelStage.WAITING or self.model is None:
             return []
-        self.state = Offer.FETCHING
+        self.state = ModelStage.FETCHING
         return [FetchModel(self.model)]
 
     def on_fetched(self, event: ModelFetched) -> list[Instruction]:
         """Keep a model whose parts are on disk."""
-        if self.state is not Offer.FETCHING or event.model is not self.model:
+        if self.state is not ModelStage.FETCHING or event.model is not self.model:
             return []
-        self.state = Offer.KEEPING
+        self.state = ModelStage.KEEPING
         return [KeepModel(event.model)]
 
     def on_kept(self, event: ModelKept) -> None:
@@ -87,6 +87,6 @@ class ModelOffer:
             return
         self.failures += 1
         if self.failures < TRIES:
-            self.state = Offer.WAITING
+            self.state = ModelStage.WAITING
         else:
             self.end()

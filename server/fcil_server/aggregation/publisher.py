@@ -95,7 +95,7 @@ class Publisher:
         return refs
 
     async def publish_beside(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
-        """Return references to the parts of one more state, which stay while rounds go on."""
+        """Return references to the parts of one more state, which stay while rounds continue."""
         refs = [await self._reference(part, stamp) for part in parts]
         self._beside = {ref.digest for ref in refs}
         return refs

@@ -103,7 +103,7 @@ def export(
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.runs.export import export_state
-        from fcil_server.runs.state_choice import choose_state
+        from fcil_server.runs.state_choice import find_state
 
         wanted = wanted_form(
             {"onnx": onnx, "timm": timm, "peft": peft, "statistics": statistics, "mlflow": mlflow},
@@ -117,7 +117,7 @@ def export(
                 ledger,
                 directory,
                 row,
-                choose_state(ledger, directory, row, task=task, state=state),
+                find_state(ledger, directory, row, task=task, state=state),
                 wanted,
                 calibrate=calibrate,
                 overrides=settings or (),

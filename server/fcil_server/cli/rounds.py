@@ -200,7 +200,7 @@ def run_promote(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Let the clients of the newest run use the model of one state while rounds go on.
+    """Let the clients of the newest run use the model of one state while rounds continue.
 
     Their predict and export follow it at once, or when they connect. With `last` they use the
     newest model again.

@@ -52,7 +52,7 @@ def export_state(
         ledger: the federation's.
         directory: the federation's.
         row: the run.
-        chosen: the state (`choose_state`).
+        chosen: the state (`find_state`).
         wanted: format, target and options (`fcil_adapters.export.load.wanted_form`).
         calibrate: folder of images for calibration and comparison.
         overrides: ``run.weights=FILE`` if the weights were moved.

@@ -1,6 +1,6 @@
-"""The state that the operator promotes: clients use its model until that is taken back.
+"""The state that the operator promotes: clients use its model until that ends.
 
-The ledger remembers it. Its parts are published beside those of the rounds, which go on, and each
+The ledger remembers it. Its parts are published beside those of the rounds, which continue. Each
 client gets a signed `UseModel` at once, or when it connects.
 """
 
@@ -25,7 +25,7 @@ from fcil_server.rounds.asking import class_registry
 from fcil_server.rounds.closing import Closing
 from fcil_server.rounds.position import RunContext, header_stamp, method_context
 from fcil_server.rounds.schedule import Step, task_steps
-from fcil_server.runs.state_choice import LAST, choose_state
+from fcil_server.runs.state_choice import LAST, find_state
 from fcil_server.sessions.peers import Peer
 
 NONE = -1  # as a message says that no state is promoted
@@ -71,7 +71,7 @@ class Promotion:
         return NONE if row.promoted is None else row.promoted
 
     async def restore(self) -> None:
-        """Offer what the ledger says was promoted before this start.
+        """Offer the state that was promoted before this start.
 
         The run goes on without it if the state cannot be read.
         """
@@ -89,13 +89,13 @@ class Promotion:
         await self._tell_all()  # those that were ready before
 
     async def promote(self, state: str) -> dict[str, Any]:
-        """Promote a state, or let clients follow the newest again, and tell all who are here.
+        """Promote a state, or let clients follow the newest again, and offer it to those connected.
 
         Args:
             state: ``best``, a number, or ``last``: the newest, now and from now on.
 
         Returns:
-            ``run``, ``state``, ``task``, ``promoted`` and ``clients``: how many were told.
+            ``run``, ``state``, ``task``, ``promoted`` and ``clients``: how many got the offer.
 
         Raises:
             UsageError: there is no such state, or it has learned nothing.
@@ -144,7 +144,7 @@ class Promotion:
             self._context.notify("warning", error.code, f"{peer.name} gets no model: {error}")
 
     async def close(self) -> None:
-        """Give up what is being offered."""
+        """Cancel offers under way."""
         for task in self._offers:
             task.cancel()
         await asyncio.gather(*self._offers, return_exceptions=True)
@@ -225,7 +225,7 @@ def choose_promoted(ledger: Ledger, directory: Path, row: RunRow, state: str) ->
         UsageError: there is no such state, or it has learned nothing.
         CorruptFile: its file is damaged.
     """
-    chosen = choose_state(ledger, directory, row, task=None, state=state)
+    chosen = find_state(ledger, directory, row, task=None, state=state)
     if chosen.kind == OPENING and chosen.task == 0:
         raise UsageError(
             f"state {chosen.state} of run {row.run_id} has learned nothing yet.",

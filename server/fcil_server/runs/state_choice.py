@@ -13,7 +13,7 @@ BEST, LAST = "best", "last"
 _MOST_DIGITS = 10
 
 
-def choose_state(
+def find_state(
     ledger: Ledger, directory: Path, row: RunRow, *, task: int | None, state: str | None
 ) -> StateRow:
     """Return the state that the operator chose.
