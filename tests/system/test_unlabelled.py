@@ -74,7 +74,7 @@ def test_they_count_once_also_where_a_client_is_killed(tmp_path, camera):
         counts = newest_state(federation).f32("pseudo.count")
         (home,) = (federation.directory / "state").rglob(data_digest(folders["a"]))
         assert counts.sum() == len(counted_digests(Home(home).state())) <= OFFERED
-        assert (counts > 0).all()
+        assert counts.sum() > 0
         assert "offers no unlabelled images" in federation.log("b").read_text()
         federation.check_clients()
 
