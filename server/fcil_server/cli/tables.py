@@ -113,6 +113,9 @@ def _headline_table(data: RunData) -> Table:
         ("forgetting", points(lost), "from each task's best accuracy to its last"),
         ("time", time, counts),
     )
+    if data.best is not None:
+        what = f"state {data.best.state}, of all images after task {data.best.task}"
+        rows = (*rows[:-1], ("best", percent(data.best.accuracy), what), rows[-1])
     columns = (Column("", 0, style="bold"), Column("", 1, right=True), Column("", 2, wraps=True))
     return table(rows, columns, show_header=False, box=None, padding=(0, 2, 0, 0))
 
@@ -181,6 +184,10 @@ def show_status(data: dict[str, Any]) -> None:
         )
     if run and "privacy" in run:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
+    if run and run["best"] is not None:
+        best = run["best"]
+        what = f"state {best['state']} of task {best['task']}, {percent(best['accuracy'])}"
+        out.print(f"best        {what} of all images")
     if run and run["promoted"] is not None:
         out.print(f"promoted    state {run['promoted']}: clients use its model")
     if run and run.get("training"):

@@ -48,6 +48,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "directory": str(context.run.directory.resolve()),
             "state": coordinator.progress.number,
             "promoted": run.promoted,
+            "best": await asyncio.to_thread(_best_of, context.ledger.path, run.run_id),
             "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
             "training": context.ledger.updates.newest_training(run.run_id),
@@ -106,6 +107,16 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
     return rows
 
 
+def _best_of(path: Path, run: RunId) -> dict[str, Any] | None:
+    with Ledger(path, read_only=True) as ledger:  # many results: in a thread
+        return _best(ledger, run)
+
+
+def _best(ledger: Ledger, run: RunId) -> dict[str, Any] | None:
+    best = ledger.evaluations.best(run)
+    return None if best is None else best.to_json()
+
+
 def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     return [
         {
@@ -137,6 +148,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             "budget": run.environment.get("budget"),
             "training": ledger.updates.newest_training(run.run_id),
             "promoted": run.promoted,
+            "best": _best(ledger, run.run_id),
         },
         "now": {
             "phase": "stopped",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId, RunId
@@ -157,6 +158,11 @@ class StateResult:
     def accuracy(self) -> float:
         """In percent."""
         return 100 * self.correct / self.total
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as summaries have it."""
+        tested_by = "server" if self.central else "clients"
+        return {**asdict(self), "accuracy": self.accuracy, "tested_by": tested_by}
 
 
 class EvaluationTable:

@@ -200,6 +200,7 @@ def summary(data: RunData) -> dict[str, Any]:
             "aia": aia,
             "forgetting": lost,
             "accuracy_matrix": m and m.matrix,
+            "best_state": data.best and data.best.to_json(),
             "evaluation": data.pooled and data.pooled.to_json(),
             "central_evaluation": data.central and data.central.to_json(),
             "bytes": _all_bytes(data),

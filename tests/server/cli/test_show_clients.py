@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import sample_run
+from fcil_protocol.formats import percent
 from fcil_protocol.process.terminal import count_of
 from fcil_server.cli.show_members import show_members
 from fcil_server.cli.tables import show_status
@@ -17,7 +18,7 @@ from fcil_server.federation.members import member_rows
 from fcil_server.ledger.labels import short_device
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.web.page.reader import HistoryReader
-from sample_run import ALICE, BOB, GONE
+from sample_run import ALICE, BOB, GONE, RUN
 
 LONG = "laboratory-machine:camera-of-the-third-floor-north-7"
 
@@ -54,6 +55,19 @@ def test_status_counts_those_who_are_gone_and_lists_the_others(
     out = capsys.readouterr().out
     assert "former      2 left: fcil-server clients" in out
     assert sum(line.startswith(("alice", "bob", "gone")) for line in out.splitlines()) == 1
+
+
+def test_status_names_the_best_state_and_the_promoted_one(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = ledger.evaluations.best(RUN)
+    assert best is not None
+    ledger.runs.promote(RUN, 4)
+    show_status(stopped_status(ledger, "x"))
+    lines = capsys.readouterr().out.splitlines()
+    wanted = f"best        state {best.state} of task {best.task}, {percent(best.accuracy)} of all images"
+    assert wanted in lines
+    assert "promoted    state 4: clients use its model" in lines
 
 
 def test_names_and_states_are_whole_and_refusals_have_their_own_lines(

@@ -189,6 +189,24 @@ class TestFiles:
         final = json.loads((written / "summary.json").read_text())["data"]["final_state"]
         assert (final["number"], final["task"]) == (9, 2)
 
+    def test_the_best_tested_state_is_in_the_summary_and_the_page(
+        self, ledger: Ledger, written: Path
+    ) -> None:
+        best = json.loads((written / "summary.json").read_text())["data"]["best_state"]
+        found = ledger.evaluations.best(RUN)
+        assert found is not None
+        assert best == {
+            "state": found.state,
+            "task": 2,
+            "correct": found.correct,
+            "total": found.total,
+            "central": found.central,
+            "accuracy": 100 * found.correct / found.total,
+            "tested_by": "clients" if not found.central else "server",
+        }
+        page = (written / "report.html").read_text()
+        assert f"The best tested state is {found.state}, of task 2: " in page
+
     def test_an_older_state_never_passes_for_the_final_model(
         self, ledger: Ledger, written: Path, tmp_path: Path
     ) -> None:

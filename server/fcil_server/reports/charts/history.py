@@ -17,6 +17,7 @@ from fcil_server.ledger.enums import Cause, Direction, Outcome
 from fcil_server.ledger.labels import ANSWERS
 from fcil_server.ledger.rounds import Training
 from fcil_server.ledger.rows import ByteCount, ClassRow, Event, RunRow, TaskRow
+from fcil_server.ledger.tasks import StateResult
 from fcil_server.reports.results.metrics import Measured, Metrics
 from fcil_server.reports.results.round_views import CAUSES, Bytes, RoundView, Totals
 from fcil_server.reports.results.run_data import RunData
@@ -133,6 +134,7 @@ class History(Measured):
         totals: the run's bytes by direction, and by direction and cause.
         outside: bytes of the federation that belong to no run.
         pooled, central: as in `RunData`.
+        best: the best tested state.
         members: in the order of enrolment.
         tickets: the open ones, the newest first.
         events: the newest first; ``older`` is the number of further ones in the ledger.
@@ -153,6 +155,7 @@ class History(Measured):
     outside: Mapping[Direction, Bytes] = field(default_factory=dict)
     pooled: Metrics | None = None
     central: Metrics | None = None
+    best: StateResult | None = None
     members: tuple[MemberLine, ...] = ()
     tickets: tuple[OpenTicket, ...] = ()
     events: tuple[Event, ...] = ()
@@ -215,6 +218,7 @@ def frozen(data: RunData) -> History:
         outside={d: data.bytes_outside(d) for d in Direction},
         pooled=data.pooled,
         central=data.central,
+        best=data.best,
         members=tuple(_members(data)),
         events=data.events,
         paper=paper_of(data.run),

@@ -16,6 +16,7 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, ClassRow, ClientRow, Event, RunRow, TaskRow
+from fcil_server.ledger.tasks import StateResult
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Measured, Metrics
 from fcil_server.reports.results.round_views import Bytes, RoundReader, RoundView, Sums
@@ -31,6 +32,7 @@ class RunData(Measured):
         rounds: closed rounds in order.
         clients: all that were asked, answered or have byte counts, by id.
         pooled: metrics over the clients' test images; ``central`` over the server's folder.
+        best: the best tested state.
         sums: of all rounds, the open one too, and of the run's bytes outside its rounds.
         flows: the run's byte counts; ``outside``: the federation's that belong to no run.
         events: the run's newest warnings and errors, the newest first.
@@ -43,6 +45,7 @@ class RunData(Measured):
     clients: Mapping[ClientId, ClientRow]
     pooled: Metrics | None
     central: Metrics | None
+    best: StateResult | None
     sums: Sums
     flows: tuple[ByteCount, ...]
     outside: tuple[ByteCount, ...]
@@ -112,6 +115,7 @@ def _collect(ledger: Ledger, run_id: RunId) -> RunData:
         clients=_participants(ledger, closed, sums),
         pooled=metrics.pooled(evaluations, increments),
         central=metrics.central(evaluations, increments),
+        best=ledger.evaluations.best(run_id),
         sums=sums,
         flows=tuple(ledger.bytes.all(run_id)),
         outside=tuple(ledger.bytes.all(None)),

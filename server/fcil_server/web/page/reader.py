@@ -20,6 +20,7 @@ from fcil_server.federation.eligibility import former_state
 from fcil_server.ledger.enums import HARMLESS, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Event, RunRow
+from fcil_server.ledger.tasks import StateResult
 from fcil_server.reports.charts.history import History, MemberLine, OpenTicket, RunName
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Metrics
@@ -46,7 +47,7 @@ _SHOWS: Mapping[str, tuple[str, ...]] = {
     "now": ("run", "rounds", "open", "runs"),
     "clients": ("run", "members", "tickets", "runs"),
     "tasks": ("run", "tasks", "classes", "rounds"),
-    "accuracy": ("run", "rounds", "unread", "pooled", "central"),
+    "accuracy": ("run", "rounds", "unread", "pooled", "central", "best"),
     "training": ("run", "rounds"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
     "rounds": ("run", "rounds"),
@@ -72,6 +73,7 @@ class _Known:
     tested: object = None
     pooled: Metrics | None = None
     central: Metrics | None = None
+    best: StateResult | None = None
     events: tuple[Event, ...] = ()
     all_events: int = 0
     history: History = field(default_factory=History)
@@ -179,6 +181,7 @@ class HistoryReader:
             outside={d: outside.get((d, None), Bytes()) for d in Direction},
             pooled=known.pooled,
             central=known.central,
+            best=known.best,
             members=tuple(self._members(people, names, tallied)),
             tickets=tuple(self._tickets()),
             events=known.events,
@@ -243,6 +246,7 @@ class HistoryReader:
             rows = self._ledger.evaluations.all(run)
             known.pooled = metrics.pooled(rows, increments)
             known.central = metrics.central(rows, increments)
+            known.best = self._ledger.evaluations.best(run)
             known.tested = key
 
     def _take_events(self, known: _Known, run: RunId | None) -> None:
