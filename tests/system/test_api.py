@@ -219,6 +219,15 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
         assert [c["state"] for c in api.get_clients()["clients"]] == ["ready", "ready"]
         with pytest.raises(ValueError, match="409 not_now: Nothing was done: the round"):
             api.post_rounds_close(only={"task": 9, "kind": "train", "round": 0})
+        more = api.post_queue(title="night", settings={"run": {"seed": 2}})
+        assert more == {"number": 1, "title": "night", "before": 0, "begins": False}
+        (row,) = api.get_queue()["queue"]
+        assert (row["number"], row["title"], row["refused"]) == (1, "night", None)
+        with pytest.raises(ValueError, match="400 config_invalid: No installed package offers"):
+            api.post_queue(settings={"method": {"name": "pilor"}})
+        assert api.post_queue_number_cancel(number=1) == {"number": 1, "title": "night"}
+        with pytest.raises(ValueError, match="404 usage: "):
+            api.post_queue_number_cancel(number=1)
         assert api.post_rounds_resume()["mode"] == "running"
         first = until("round_closed", task=0, kind="train", round=0)
         assert (first["outcome"], first["counted"]) == ("done", 2)
@@ -242,6 +251,12 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
         assert api.get_runs_run_accuracy(run="newest")["faa"] == run["faa"]
         assert {f["name"] for f in api.get_runs_run_files(run=run["run"])["files"]} > {"bytes.csv"}
 
+        best = run["best_state"]["state"]
+        told = api.post_runs_newest_promote(state="best")
+        assert (told["state"], told["promoted"], told["clients"]) == (best, True, 2)
+        assert command(federation, "status", "--json")["run"]["promoted"] == best
+        with pytest.raises(ValueError, match="409 usage: .*kept are the states"):
+            api.post_runs_newest_promote(state="999")
         same_as_the_commands(federation, api)
         until_sent(got, "run_done")
         federation.stop()

@@ -47,6 +47,10 @@ class Fresh(Generic[T]):
             self._making.add_done_callback(self._made)
         return await asyncio.shield(self._making)
 
+    def expire(self) -> None:
+        """Let the next caller get a value that is made from now on."""
+        self._making = None
+
     def _made(self, made: asyncio.Future[T]) -> None:
         self._ends = time.monotonic() + FRESH_S
         if not made.cancelled():

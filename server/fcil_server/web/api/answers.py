@@ -59,6 +59,18 @@ class TrainingAnswer(AnswerModel):
     accuracy: float | None = Field(description="share of the training images, 0 to 1")
 
 
+class BestStateAnswer(AnswerModel):
+    """The best tested state: `export --state best`."""
+
+    state: int
+    task: int
+    correct: int
+    total: int
+    central: bool = Field(description="tested on the server's own folder")
+    accuracy: float = Field(description="over all classes seen, percent")
+    tested_by: str = Field(description="server or clients")
+
+
 class StatusRunAnswer(AnswerModel):
     """The run that is served."""
 
@@ -69,6 +81,8 @@ class StatusRunAnswer(AnswerModel):
     backbone: str
     directory: str
     state: int = Field(description="number of the newest state")
+    promoted: int | None = Field(description="the state whose model clients use; None: the newest")
+    best: BestStateAnswer | None
     privacy: Fields
     budget: Fields | None
     training: TrainingAnswer | None
@@ -126,6 +140,23 @@ class NoteAnswer(AnswerModel):
     text: str
 
 
+class QueuedRunAnswer(AnswerModel):
+    """A run that waits, or that could not begin."""
+
+    number: int
+    title: str
+    method: str | None = Field(description="None: the federation's")
+    submitted_at: Moment | None
+    by: str
+    refused: str | None = Field(description="why it could not begin")
+
+
+class QueueAnswer(AnswerModel):
+    """The queue, in the order in which runs begin: `fcil-server run queue --json`."""
+
+    queue: list[QueuedRunAnswer]
+
+
 class StatusAnswer(AnswerModel):
     """The federation's current state: `fcil-server status --json`."""
 
@@ -135,6 +166,7 @@ class StatusAnswer(AnswerModel):
     now: NowAnswer
     clients: list[StatusClientAnswer]
     classes: list[StatusClassAnswer]
+    queue: list[QueuedRunAnswer]
     refused: int = Field(description="messages refused since the server's start")
     loop: dict[str, float] = Field(description="lateness of the event loop, seconds")
     notes: list[NoteAnswer]
@@ -304,3 +336,46 @@ class NamesAnswer(AnswerModel):
     """The class names that a change concerned."""
 
     names: list[str]
+
+
+class SubmittedAnswer(AnswerModel):
+    """A run that was submitted."""
+
+    number: int
+    title: str
+    before: int = Field(description="runs that wait before it")
+    begins: bool = Field(description="it begins now")
+
+
+class CancelledAnswer(AnswerModel):
+    """A run that was removed from the queue."""
+
+    number: int
+    title: str
+
+
+class StoppedRunAnswer(AnswerModel):
+    """A run that was ended for good."""
+
+    run: str
+    next: bool = Field(description="the next run of the queue begins; else the server stops")
+
+
+class PromotedAnswer(AnswerModel):
+    """The state whose model clients use."""
+
+    run: str
+    state: int
+    task: int
+    promoted: bool = Field(description="False: the newest, and each newer one")
+    clients: int = Field(description="connected clients that were offered the model")
+
+
+class ErasedAnswer(AnswerModel):
+    """An erased client."""
+
+    client: str
+    name: str = Field(description="its name until now; it is stored nowhere any more")
+    pseudonym: str = Field(description="its name from now on")
+    gone: list[str] = Field(description="what was removed, in sentences")
+    stays: list[str] = Field(description="what could not be removed")

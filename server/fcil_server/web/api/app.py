@@ -156,6 +156,7 @@ class ApiApp:
             body=asked.body.model_dump(exclude={"schema_version"}),
             key=keys[0] if keys else None,
         )
+        self._readings.expire()
         return _data(one, content, status)
 
     async def _stream(self, asked: Asked, request: Request) -> Any:

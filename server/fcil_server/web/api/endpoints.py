@@ -25,6 +25,7 @@ _WHERE = {
     "client": "a member's id or name, or the name of an open ticket",
     "name": "its name",
     "code": "a code of docs/errors.md",
+    "number": "the run's number in the queue",
 }
 
 
@@ -162,6 +163,12 @@ def _federation(readings: Readings) -> list[Endpoint]:
             read=lambda asked: readings.member(asked.path["client"]),
         ),
         _get(
+            "/v1/queue",
+            "The runs that wait, as `fcil-server run queue --json`.",
+            answers.QueueAnswer,
+            read=lambda _: readings.queue(),
+        ),
+        _get(
             "/v1/events",
             "Notes, warnings and errors, in pages.",
             answers.EventsAnswer,
@@ -197,10 +204,8 @@ def _runs(readings: Readings) -> list[Endpoint]:
         return readings.rounds(asked.path["run"], cast("inputs.RoundsPage", asked.query))
 
     def one(asked: Asked) -> Awaitable[dict[str, Any]]:
-        text = asked.path["seq"]
-        if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise missing("a round's ordinal is a number from 0 on.")
-        return readings.round(asked.path["run"], int(text))
+        number = _number(asked.path["seq"], "a round's ordinal is")
+        return readings.round(asked.path["run"], number)
 
     parts: dict[str, tuple[str, type[BaseModel], Callable[[str], Awaitable[dict[str, Any]]]]] = {
         "": ("A run's results.", results.RunAnswer, readings.run),
@@ -312,6 +317,39 @@ def _acts() -> list[Endpoint]:
         ),
         classes("show", "Undo hide.", inputs.NamesBody, lambda b: list(b.names)),
         act(
+            "/v1/runs/newest/promote",
+            OPERATE,
+            "Let clients use the model of one state, while rounds continue.",
+            answers.PromotedAnswer,
+            inputs.PromoteBody,
+            lambda body, _: orders.promote(body),
+        ),
+        act(
+            "/v1/runs/newest/stop",
+            ADMINISTER,
+            "End the newest run for good; the next one begins, or the server and this API stop.",
+            answers.StoppedRunAnswer,
+            inputs.EmptyBody,
+            lambda *_: orders.stop_run(),
+        ),
+        act(
+            "/v1/queue",
+            ADMINISTER,
+            "Let a run begin once those before it are complete or stopped.",
+            answers.SubmittedAnswer,
+            inputs.SubmitBody,
+            lambda body, _: orders.submit(body),
+            HTTPStatus.CREATED,
+        ),
+        act(
+            "/v1/queue/{number}/cancel",
+            ADMINISTER,
+            "Remove a waiting run from the queue.",
+            answers.CancelledAnswer,
+            inputs.EmptyBody,
+            lambda _, path: orders.cancel(_number(path["number"], "a run of the queue has")),
+        ),
+        act(
             "/v1/tickets",
             ADMINISTER,
             "Make a ticket that lets one new client (or relay) join, once.",
@@ -328,4 +366,23 @@ def _acts() -> list[Endpoint]:
             inputs.RevokeBody,
             lambda body, path: orders.revoke(path["client"], body),
         ),
+        act(
+            "/v1/clients/{client}/erase",
+            ADMINISTER,
+            "End a membership and remove all that identifies the client, for good.",
+            answers.ErasedAnswer,
+            inputs.EmptyBody,
+            lambda _, path: orders.erase(path["client"]),
+        ),
     ]
+
+
+def _number(text: str, what: str) -> int:
+    """Return the number in an address.
+
+    Raises:
+        RefusedRequest: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise missing(f"{what} a number from 0 on.")
+    return int(text)

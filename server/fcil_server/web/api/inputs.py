@@ -5,7 +5,7 @@ Unknown names are refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,6 +99,25 @@ class RevokeBody(ActBody):
 
     why: str = Field("", max_length=MAX_WHY, description="the client reads it")
     keep_update: bool = Field(False, description="still count its update to the open round")
+
+
+class SubmitBody(ActBody):
+    """A run for the queue."""
+
+    title: str = Field("", max_length=128, description="a name for the run")
+    settings: dict[str, dict[str, Any]] = Field(
+        description="sections of a configuration, as in the file of `fcil-server run submit`; "
+        "files are paths on the server's machine"
+    )
+
+
+class PromoteBody(ActBody):
+    """The state whose model clients use."""
+
+    state: str = Field(
+        pattern=r"^(best|last|[0-9]{1,9})$",
+        description="best, a number, or last: the newest, and each newer one",
+    )
 
 
 class RoundPlace(InputModel):

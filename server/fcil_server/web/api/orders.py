@@ -159,6 +159,31 @@ def revoke(client: str, body: inputs.RevokeBody) -> Order:
     )
 
 
+def erase(client: str) -> Order:
+    """Erase all that identifies a client."""
+    return Order("erase", {"name": client}, refused=404, private=True)
+
+
+def submit(body: inputs.SubmitBody) -> Order:
+    """Append a run to the queue."""
+    return Order("submit_run", {"title": body.title, "settings": body.settings}, status=201)
+
+
+def cancel(number: int) -> Order:
+    """Remove a waiting run from the queue."""
+    return Order("cancel_run", {"number": number}, refused=404)
+
+
+def promote(body: inputs.PromoteBody) -> Order:
+    """Choose the state whose model clients use."""
+    return Order("promote", {"state": body.state})
+
+
+def stop_run() -> Order:
+    """End the newest run for good."""
+    return Order("stop_run")
+
+
 def set_mode(op: str) -> Order:
     """Pause, resume or drain."""
     return Order(op)

@@ -31,7 +31,7 @@ FILES = {
     "summary.json": "application/json",
 }
 _HEADLINE = (
-    "faa", "aia", "forgetting", "accuracy_matrix", "evaluation", "central_evaluation",
+    "faa", "aia", "forgetting", "accuracy_matrix", "best_state", "evaluation", "central_evaluation",
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -61,10 +61,18 @@ class Readings:
         """
         return await self._status.get()
 
+    def expire(self) -> None:
+        """Ask the server anew for the next answer: an act has changed something."""
+        self._status.expire()
+
     async def federation(self) -> dict[str, Any]:
         """Return the federation and its server."""
         found: dict[str, Any] = (await self.status())["federation"]
         return found
+
+    async def queue(self) -> dict[str, Any]:
+        """Return the runs that wait."""
+        return {"queue": (await self.status())["queue"]}
 
     async def members(self) -> dict[str, Any]:
         """Return members and open tickets, also while the server does not answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fcil_server.web.api.answers import AnswerModel, Fields, Moment, ParentAnswer
+from fcil_server.web.api.answers import AnswerModel, BestStateAnswer, Fields, Moment, ParentAnswer
 
 Row = list[float | None]
 
@@ -78,6 +78,7 @@ class HeadlineAnswer(AnswerModel):
     aia: float | None = Field(description="average incremental accuracy")
     forgetting: float | None = Field(description="in percentage points")
     accuracy_matrix: list[Row] | None
+    best_state: BestStateAnswer | None
     evaluation: EvaluationAnswer | None = Field(description="on the clients' test images")
     central_evaluation: EvaluationAnswer | None = Field(description="on the server's")
 

@@ -60,7 +60,27 @@ STATUS = {
         "privacy": {"min_count": 1},
         "budget": None,
         "training": None,
+        "promoted": 3,
+        "best": {
+            "state": 3,
+            "task": 1,
+            "correct": 3,
+            "total": 4,
+            "central": True,
+            "accuracy": 75.0,
+            "tested_by": "server",
+        },
     },
+    "queue": [
+        {
+            "number": 7,
+            "title": "night",
+            "method": None,
+            "submitted_at": 1_767_322_800.0,
+            "by": "uid 0",
+            "refused": None,
+        }
+    ],
     "now": {
         "phase": "collecting",
         "mode": "running",
@@ -363,7 +383,19 @@ TOLD = {
         "fingerprint": "ab",
     },
     "revoke": {"client": ALICE, "name": "alice"},
+    "promote": {"run": RUN, "state": 3, "task": 1, "promoted": True, "clients": 2},
+    "stop_run": {"run": RUN, "next": True},
+    "submit_run": {"number": 7, "title": "night", "before": 0, "begins": False},
+    "cancel_run": {"number": 7, "title": "night"},
+    "erase": {
+        "client": ALICE,
+        "name": "alice",
+        "pseudonym": "erased-1",
+        "gone": ["x"],
+        "stays": [],
+    },
 }
+SETTINGS = {"method": {"name": "fedncm"}, "run": {"seed": 2}}
 ACTS = [
     ("rounds/pause", None, {"op": "pause"}, {"mode": "paused", "round_open": True}),
     ("rounds/resume", {}, {"op": "resume"}, {"mode": "running", "round_open": True}),
@@ -409,7 +441,23 @@ ACTS = [
         {"op": "revoke", "name": "alice", "why": "lost", "keep": True},
         {"client": ALICE, "name": "alice", "withdrawn": False},
     ),
+    (
+        "runs/newest/promote",
+        {"state": "best"},
+        {"op": "promote", "state": "best"},
+        TOLD["promote"],
+    ),
+    ("runs/newest/stop", {}, {"op": "stop_run"}, TOLD["stop_run"]),
+    (
+        "queue",
+        {"title": "night", "settings": SETTINGS},
+        {"op": "submit_run", "title": "night", "settings": SETTINGS},
+        TOLD["submit_run"],
+    ),
+    ("queue/7/cancel", None, {"op": "cancel_run", "number": 7}, TOLD["cancel_run"]),
+    ("clients/alice/erase", {}, {"op": "erase", "name": "alice"}, TOLD["erase"]),
 ]
+CREATES = ("tickets", "queue")
 
 
 @pytest.mark.parametrize(("path", "body", "order", "answer"), ACTS, ids=[a[0] for a in ACTS])
@@ -419,8 +467,24 @@ def test_an_act_is_the_control_command_of_the_token(federation, path, body, orde
         return told, api.server.asked
 
     (status, _, content), asked = visited(federation, work, Server(**TOLD))
-    assert (status, content["data"]) == (201 if path == "tickets" else 200, answer)
+    assert (status, content["data"]) == (201 if path in CREATES else 200, answer)
     assert asked == [{**order, "by": "api", "token": "administer"}]
+
+
+def test_an_answer_after_an_act_knows_of_it(federation: Path) -> None:
+    """The server's status is kept for a second, but not over an act."""
+
+    async def work(api):
+        told = []
+        for act in (None, "rounds/pause", None):
+            if act is not None:
+                await api.ask(f"/v1/{act}", method="POST", role="administer")
+            told.append(await api.ask("/v1/queue"))
+        return [t[2]["data"]["queue"][0]["number"] for t in told], api.server.asked
+
+    numbers, asked = visited(federation, work, Server(**TOLD, status=STATUS))
+    assert numbers == [7, 7, 7]
+    assert [one["op"] for one in asked] == ["status", "pause", "status"]
 
 
 @pytest.mark.parametrize(
@@ -438,6 +502,12 @@ def test_an_act_is_the_control_command_of_the_token(federation, path, body, orde
         ("classes/hide", {"names": []}, 400, "Field names: list should have at least 1 item"),
         ("classes/hide", {"names": ["a"] * 201}, 400, "Field names: list should have at most"),
         ("rounds/pause", {"a": 1, "b": 2}, 400, "Unknown field a"),
+        ("runs/newest/promote", {"state": "first"}, 400, "Field state: string should match"),
+        ("runs/newest/promote", {}, 400, "Field state: field required"),
+        ("queue", {"title": "a"}, 400, "Field settings: field required"),
+        ("queue", {"settings": {"run": 3}}, 400, "Field settings.run: input should be"),
+        ("queue/x/cancel", {}, 404, "A run of the queue has a number from 0 on"),
+        ("queue/-1/cancel", {}, 404, "A run of the queue has a number from 0 on"),
     ],
 )
 def test_a_bad_body_does_nothing(federation, path, body, status, says) -> None:
