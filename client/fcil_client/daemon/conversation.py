@@ -189,7 +189,8 @@ class Conversation:
                 self._notes("info", f"asked to take part in {message.key}")
                 self._feed(events.RoundOpened(message))
             case UseModel():
-                self._feed(events.ModelOffered(message))
+                if not self._work.has_model(message):  # offered again with each connection
+                    self._feed(events.ModelOffered(message))
             case RoundClosed():
                 if message.answer in telling.WITHOUT_US:
                     self._notes("info", f"{message.key}: {telling.WITHOUT_US[message.answer]}")

@@ -89,6 +89,16 @@ class ModelKeeper:
             if before is None or not before.promoted:
                 self._replace(before, order, terms, ctx, names, promoted=False)
 
+    def has(self, model: UseModel) -> bool:
+        """Return True if an offered model is the current one, with all its parts on disk."""
+        before = self._before(model.run)
+        parts = {ref.name: ref.digest for ref in model.parts if ref.name != REGISTRY}
+        return (
+            before is not None
+            and (before.state, before.promoted, before.parts) == (model.base, model.promoted, parts)
+            and all(part_path(self._home, digest).exists() for digest in parts.values())
+        )
+
     def keep_offered(
         self, model: UseModel, terms: Terms, names: Mapping[str, int]
     ) -> ModelRecord | None:

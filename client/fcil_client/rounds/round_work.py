@@ -333,6 +333,10 @@ class RoundWork:
         why = "the operator promoted it" if record.promoted else "newer ones replace it"
         return f"predict uses the model {record.progress_text} of run {record.run}: {why}"
 
+    def has_model(self, model: UseModel) -> bool:
+        """Return True if an offered model is the current one."""
+        return self._model.has(model)
+
     def release_model(self, run: str, promoted: int) -> None:
         """Let newer models replace a promoted one, unless it is the run's promoted state.
 

@@ -96,7 +96,10 @@ class Publisher:
 
     async def publish_beside(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
         """Return references to the parts of one more state, which stay while rounds continue."""
-        refs = [await self._reference(part, stamp) for part in parts]
+        refs: list[PartRef] = []
+        for part in parts:
+            refs.append(await self._reference(part, stamp))
+            self._beside.add(refs[-1].digest)  # at once: a round may be published meanwhile
         self._beside = {ref.digest for ref in refs}
         return refs
 

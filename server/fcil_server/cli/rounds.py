@@ -14,6 +14,7 @@ from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
 
+PROMOTE_S = 600.0  # the server's worker may be busy with a round's updates
 STOP_S = 120.0  # for a server to write what it has
 
 
@@ -216,7 +217,7 @@ def run_promote(
 
         find_directory(directory)
         try:
-            told = control_socket.ask(directory, "promote", state=state)
+            told = control_socket.ask(directory, "promote", PROMOTE_S, state=state)
         except Unreachable:
             with (
                 DirectoryLock.acquire(directory, "federation"),

@@ -62,7 +62,7 @@ class Promotion:
         self._directory = directory
         self._published: _Published | None = None
         self._turn = asyncio.Lock()
-        self._offers: set[asyncio.Task[None]] = set()
+        self._offers: set[asyncio.Task[bool]] = set()
 
     @property
     def number(self) -> int:
@@ -126,7 +126,7 @@ class Promotion:
         """Offer the published state to all connected clients; return to how many."""
         told, yielder = 0, Yielder()
         for peer in self._context.peers:
-            told += peer.announced and await self._tell(peer)
+            told += peer.announced and await self._offer(peer)
             await yielder.yield_if_long()
         return told
 
@@ -137,11 +137,12 @@ class Promotion:
             self._offers.add(task)
             task.add_done_callback(self._offers.discard)
 
-    async def _offer(self, peer: Peer) -> None:
+    async def _offer(self, peer: Peer) -> bool:
         try:
-            await self._tell(peer)
+            return await self._tell(peer)
         except FcilError as error:  # it is offered again when the client connects again
             self._context.notify("warning", error.code, f"{peer.name} gets no model: {error}")
+            return False
 
     async def close(self) -> None:
         """Cancel offers under way."""

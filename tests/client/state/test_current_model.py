@@ -329,3 +329,17 @@ def test_parts_of_a_promoted_model_that_have_gone_are_fetched_again(home):
     with pytest.raises(StaleUpdate, match="state 2 is no longer on disk"):
         keeper_of(home).keep_offered(offer_of([other]), TERMS, {})
     assert current_model.read_record(home).state == 3
+
+
+def test_a_model_that_is_there_is_not_fetched_again_with_each_connection(home):
+    offer = offer_of([put_part(home, "task/0", means((0, 1, 2)))])
+    keeper = keeper_of(home)
+    assert not keeper.has(offer)
+    keeper.keep_offered(offer, TERMS, {})
+    assert keeper.has(offer)
+    assert not keeper.has(offer.model_copy(update={"promoted": False}))
+    assert not keeper.has(offer.model_copy(update={"base": 5}))
+    assert not keeper.has(offer.model_copy(update={"run": RUN2}))
+    for path in home.model_folder.iterdir():
+        path.unlink()
+    assert not keeper.has(offer)

@@ -62,7 +62,7 @@ class Readings:
         return await self._status.get()
 
     def expire(self) -> None:
-        """Ask the server anew for the next answer: an act has changed something."""
+        """Ask the server again for the next answer: an act has changed something."""
         self._status.expire()
 
     async def federation(self) -> dict[str, Any]:
