@@ -34,6 +34,7 @@ from fcil_protocol.messages.messages import RoundOpen, UseModel
 from fcil_protocol.trust.keys import PublicKeys
 
 LOG = logging.getLogger("fcil_client")
+STILL_S = 10.0  # between two notes that a backbone is still being loaded
 
 
 def defect(error: Exception) -> InternalError:
@@ -165,6 +166,7 @@ class Jobs:
     async def _load(self, terms: Terms) -> None:
         if terms.method.needs_backbone:
             self._notes("info", f"loading {terms.backbone.name}")
+        slow = asyncio.ensure_future(self._say_while_loading(terms.backbone.name))
         try:
             await self._work.load(terms)
         except FcilError as error:
@@ -178,6 +180,16 @@ class Jobs:
             self._notes.over("backbone")
             self._notes("info", f"ready on {self._work.device}")
             self._feed(events.BackboneReady(terms.run))
+        finally:
+            slow.cancel()
+
+    async def _say_while_loading(self, name: str) -> None:
+        """Say at intervals that a backbone is still being loaded."""
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(STILL_S)
+            waited = time.monotonic() - began
+            self._notes("info", f"still loading {name}: {waited:.0f} s")
 
     def _passes(self, error: FcilError) -> bool:
         """Return True to retry: without any success before, the request itself is wrong."""

@@ -107,15 +107,15 @@ def _headline_table(data: RunData) -> Table:
     faa, aia, lost = data.headline
     time = duration(data.seconds()["total_s"])
     counts = f"{count_of(len(data.rounds), 'round')}, {count_of(len(data.tasks), 'task')}"
-    rows = (
+    rows = [
         ("FAA", percent(faa), "accuracy after the last task, mean over tasks"),
         ("AIA", percent(aia), "the same after each task, mean over all of them"),
         ("forgetting", points(lost), "from each task's best accuracy to its last"),
         ("time", time, counts),
-    )
+    ]
     if data.best is not None:
         what = f"state {data.best.state}, of all images after task {data.best.task}"
-        rows = (*rows[:-1], ("best", percent(data.best.accuracy), what), rows[-1])
+        rows.insert(-1, ("best", percent(data.best.accuracy), what))
     columns = (Column("", 0, style="bold"), Column("", 1, right=True), Column("", 2, wraps=True))
     return table(rows, columns, show_header=False, box=None, padding=(0, 2, 0, 0))
 

@@ -1,0 +1,48 @@
+"""The worker's jobs beside the loop: what is said while one takes long."""
+
+import asyncio
+from types import SimpleNamespace
+
+from client.round_kit import TERMS
+from fcil_client.daemon import jobs as module
+from fcil_client.daemon.jobs import Jobs
+from fcil_client.notes import Notes
+from fcil_client.session import events
+
+
+def test_a_backbone_that_takes_long_is_said_to_be_loading_until_it_is_there(monkeypatch):
+    monkeypatch.setattr(module, "STILL_S", 0.001)
+    said, fed = [], []
+
+    async def work():
+        heard_twice, ready = asyncio.Event(), asyncio.Event()
+
+        def notify(note):
+            said.append(note.text)
+            if sum("still loading" in text for text in said) == 2:
+                heard_twice.set()
+
+        async def load(_):
+            await heard_twice.wait()
+
+        async def close():
+            pass
+
+        def feed(event):
+            fed.append(event)
+            ready.set()
+
+        jobs = Jobs(
+            SimpleNamespace(load=load, close=close, device="cpu"), Notes(notify),
+            feed=feed, fail=said.append, progress=lambda *_: None,
+        )  # fmt: skip
+        jobs.load(TERMS)
+        await ready.wait()
+        others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+        await asyncio.wait(others)  # what would say more is among them
+        await jobs.stop()
+
+    asyncio.run(work())
+    assert fed == [events.BackboneReady(TERMS.run)]
+    assert "still loading" in said[-2]
+    assert said[-1] == "ready on cpu"
