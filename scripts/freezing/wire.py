@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -220,6 +221,9 @@ def words(folder: Folder) -> list[tuple[str, messages.Message, bytes]]:
             **where, rounds=2, base=1, classes=[2, 3], past=[0, 1], seed=[7, 11], remaining_s=599.5,
             min_count=5, parts=[part], verdict=verdict,
         )),
+        ("server", m.UseModel(
+            **where, rounds=2, base=1, classes=[2, 3], past=[0, 1], parts=[part], promoted=True,
+        )),
         ("server", m.RoundClosed(**where, outcome="done", answer="updated", verdict=verdict)),
         ("client", m.Decline(**where, reason="not_now")),
         ("client", m.Progress(**where, phase="working", done=3, total=10, paused=True)),
@@ -257,13 +261,18 @@ def words(folder: Folder) -> list[tuple[str, messages.Message, bytes]]:
 
 
 def said_by(folder: Folder) -> None:
-    if folder.has("messages"):
+    """Freeze the messages whose types are in no file yet: later ones get a file of their own."""
+    files = sorted(folder.directory.glob("messages*.json"))
+    frozen = {m["type"] for f in files for m in json.loads(f.read_bytes())["messages"]}
+    if frozen >= messages.MESSAGES.keys():
         return
     guest = Ticket.from_text((folder.directory / "ticket.txt").read_text()).guest_keys()
     signers = {"client": CLIENT_KEYS, "server": SERVER, "relay": RELAY, "guest": guest}
     blobs = {"update": 3, "parts": 3, "chunk": 1}
     listed = []
     for seq, (who, unstamped, mark) in enumerate(words(folder), start=1):
+        if unstamped.type in frozen:
+            continue
         stamp = {"nonce": secret(f"nonce of {who}")[:16], "seq": seq}
         message = unstamped.model_copy(update=stamp) if unstamped.signed else unstamped
         body = encode(message)
@@ -272,6 +281,9 @@ def said_by(folder: Folder) -> None:
         frames = [base64.b64encode(frame).decode() for frame in (body, signature, *opaque)]
         fields = message.model_dump()
         listed.append({"type": message.type, "signer": who, "fields": fields, "frames": frames})
+    if files:
+        folder.add(f"messages-{len(files) + 1}", {"messages": listed})
+        return
     number, key = 2**40 + 5, CLIENT_KEYS.public.curve
     laned = {
         "number": number, "key": key,

@@ -58,6 +58,7 @@ def home(command: str, says: str, page: str = README, **more: bool) -> Step:
 
 SCRIPT = "a script of the repository: CONTRIBUTING.md, and the demo's own test"
 ASKS = "asks on a terminal: test_storage_commands.py"
+TESTED = "needs a tested task: test_promotion.py in this folder"
 LATER = "not on an empty machine: test_storage.py in this folder"
 
 INTERRUPT = "^C"
@@ -108,6 +109,9 @@ STEPS = [
         "fcil-client predict ./camera --watch --format jsonl --unknown-above 0.6 | your-program",
         "your-program is the reader's",
     ),
+    Step("docs/predict.md", "fcil-server run promote best", TESTED),
+    Step("docs/predict.md", "fcil-server run promote 9", TESTED),
+    Step("docs/predict.md", "fcil-server run promote last", TESTED),
     Step("", INTERRUPT, "home", "fcil-client join"),  # Ctrl-C in their terminals: they are busy
     home("fcil-server stop", "The server has stopped.", "docs/storage.md"),
     Step("docs/storage.md", "fcil-server run rollback --to-task 3", LATER),
