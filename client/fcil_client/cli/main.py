@@ -91,6 +91,14 @@ def join(
         ),
     ] = None,
     work: WorkOptions,
+    otlp: Annotated[
+        str,
+        typer.Option(
+            help="Send spans of each round to this collector of OpenTelemetry, such as "
+            "http://127.0.0.1:4318.",
+            metavar="URL",
+        ),
+    ] = "",
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -146,9 +154,13 @@ def join(
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
+        if otlp:
+            from fcil_client.daemon.tracing import check_collector
+
+            check_collector(otlp)
         options = work.options(data, partition, slot)
         folder = find_data(str(data))
-        options = replace(options, data=folder)
+        options = replace(options, data=folder, otlp=otlp)
         if unlabelled is not None:
             folder_of_it = check_folder(unlabelled, folder, divided=partition is not None)
             options = replace(options, unlabelled=folder_of_it)

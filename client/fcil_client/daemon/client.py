@@ -8,6 +8,7 @@ so the daemon answers at any moment and training continues while the link is dow
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from fcil_client.daemon.conversation import Conversation
 from fcil_client.daemon.host import ClientHost, StandaloneHost
 from fcil_client.daemon.jobs import Jobs, defect
 from fcil_client.daemon.progress import Reports
+from fcil_client.daemon.tracing import RoundSpans, SpanSender
 from fcil_client.daemon.transfers import Transfers
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import handshake
@@ -92,6 +94,9 @@ class Client:
             self._reports, self.notes, feed=self._feed, due=self._due, fail=self._fail,
             goodbye=self._host.goodbye,
         )  # fmt: skip
+        self._spans = RoundSpans(enrolment.client_id, lambda: self._transfers.progress[1])
+        self._tracing: SpanSender | None = None
+        self._otlp = options.otlp
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
 
@@ -104,6 +109,8 @@ class Client:
             FcilError: the reason why the client cannot take part.
         """
         await self._host.begin(self)
+        if self._otlp:
+            self._tracing = SpanSender(self._otlp, self._note_from_thread())
         self._line.open()
         for work in (self._talk.run(), self._transfers.watch(), *self._host.background_work()):
             self._jobs.spawn(work)
@@ -116,11 +123,22 @@ class Client:
                 timer.cancel()
             self._talk.stop_waiting()
             await self._jobs.stop()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             await asyncio.sleep(0.05)  # let the goodbye leave the socket
             self._line.close()
             self._host.client_stopped()
         if self._failure is not None:
             raise self._failure
+
+    def _note_from_thread(self) -> Callable[[str, str], None]:
+        loop = asyncio.get_running_loop()
+
+        def note(level: str, text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the client has ended meanwhile
+                loop.call_soon_threadsafe(self.notes, level, text)
+
+        return note
 
     def _fail(self, error: FcilError) -> None:
         self._failure = self._failure or error
@@ -130,7 +148,10 @@ class Client:
 
     def _feed(self, event: events.Event) -> None:
         unsettled: StorageError | None = None
-        for instruction in self._session.handle(event):
+        instructions = self._session.handle(event)
+        if self._tracing is not None:
+            self._tracing.put(self._spans.after(event, self._session, time.time()))
+        for instruction in instructions:
             if unsettled is not None and isinstance(instruction, events.Fetch):
                 # A state that lacks its last update would train a wrong model. The server repeats
                 # its verdict, so a later round finds the correct state.

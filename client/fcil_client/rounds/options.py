@@ -19,6 +19,7 @@ class ClientOptions:
     Attributes:
         partition, slot: the client uses only this slot's part of ``data``.
         unlabelled: folder of images without classes that it offers.
+        otlp: address of a collector of OpenTelemetry that gets spans; empty: none.
         training_metrics: False to keep the loss and accuracy of training on this device.
     """
 
@@ -38,4 +39,5 @@ class ClientOptions:
     partition: Path | None = None
     slot: int = -1
     unlabelled: Path | None = None
+    otlp: str = ""
     training_metrics: bool = True

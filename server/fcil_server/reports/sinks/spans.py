@@ -1,55 +1,25 @@
 """A closed round as spans of a trace, from the ledger's rows. Pure.
 
-Ids follow from the round's key: a round that is exported again gets the same ids, and another
-program that knows the key can add spans to its trace. Spans hold ids, counts and sizes, and no name
-of a client or a class.
+A round that is exported again gets the same ids. Spans hold ids, counts and sizes, and no name of a
+client or a class.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.process.round_spans import (
+    TraceSpan,
+    Value,
+    client_span_id,
+    span_id,
+    trace_id,
+)
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
 
-Value = str | int | float | bool
 _AFTER_COLLECT = ("aggregate", "save", "evaluate")  # phases, in their order
 _FAULTS = (Answer.LOST, Answer.STRAGGLER)
-
-
-@dataclass(frozen=True)
-class TraceSpan:
-    """One piece of work.
-
-    Attributes:
-        trace: id of the round's trace, 16 bytes.
-        id: 8 bytes, unique in the trace.
-        parent: the span that it is a part of; None: the round itself.
-        began, ended: in seconds since 1970.
-        fault: why it failed; empty: it did not.
-    """
-
-    trace: bytes
-    id: bytes
-    parent: bytes | None
-    name: str
-    began: float
-    ended: float
-    attributes: Mapping[str, Value]
-    fault: str = ""
-
-
-def trace_id(key: RoundKey) -> bytes:
-    """Return the id of a round's trace, 16 bytes."""
-    return _digest(f"fcil/trace/1 {key.run} {key.task} {key.kind} {key.round}", 16)
-
-
-def span_id(trace: bytes, name: str) -> bytes:
-    """Return the id of a span by its name, 8 bytes."""
-    return _digest(f"{trace.hex()} {name}", 8)
 
 
 def of_round(
@@ -113,7 +83,7 @@ def _update(row: RoundRow, update: UpdateRow, trace: bytes, root: bytes) -> Trac
         "fcil.sealed_bytes": update.sealed_bytes,
     }
     fault = "excluded" if update.status is UpdateStatus.EXCLUDED else ""
-    name = span_id(trace, f"client {update.client}")
+    name = client_span_id(trace, update.client)
     ended = max(row.opened_at, update.accepted_at)
     return TraceSpan(trace, name, root, "client", row.opened_at, ended, attributes, fault)
 
@@ -124,10 +94,6 @@ def _answer(row: RoundRow, answer: AnswerRow, trace: bytes, root: bytes) -> Trac
         "fcil.status": answer.answer.value,
     }
     fault = answer.answer.value if answer.answer in _FAULTS else ""
-    name = span_id(trace, f"client {answer.client}")
+    name = client_span_id(trace, answer.client)
     ended = max(row.opened_at, answer.at)
     return TraceSpan(trace, name, root, "client", row.opened_at, ended, attributes, fault)
-
-
-def _digest(text: str, size: int) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:size]

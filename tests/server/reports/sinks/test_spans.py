@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
+from fcil_protocol.process.round_spans import TraceSpan
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
 from fcil_server.reports.sinks import spans
-from fcil_server.reports.sinks.spans import TraceSpan
 
 RUN = RunId("r20260101-000000-0000")
 ROW = RoundRow(

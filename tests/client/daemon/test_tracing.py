@@ -1,0 +1,162 @@
+"""A client's spans: what each phase of a round becomes, and how they reach a collector."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from client.session.test_machine import D1, KEY, OTHER, order, session
+from fcil_client.daemon import tracing
+from fcil_client.daemon.tracing import MOST_SPANS, RoundSpans, SpanSender, check_collector
+from fcil_client.session.events import (
+    Acked,
+    LinkDown,
+    PartsReady,
+    RoundOpened,
+    RoundOver,
+    WorkDone,
+    WorkFailed,
+)
+from fcil_protocol.errors import ConfigError, Unreachable
+from fcil_protocol.process.round_spans import TraceSpan, client_span_id, trace_id
+
+
+class Clock:
+    """Feeds events to a session, ten seconds apart."""
+
+    def __init__(self) -> None:
+        self.session, self.now, self.found = session(), 100.0, []
+        self.spans = RoundSpans("c" * 32, lambda: 4096)
+
+    def feed(self, *events):
+        for event in events:
+            self.now += 10
+            self.session.handle(event)
+            self.found += self.spans.after(event, self.session, self.now)
+        return self.found
+
+
+def shown(spans):
+    return [(s.name, s.began, s.ended, s.fault) for s in spans]
+
+
+def test_a_round_has_three_spans_below_the_servers_span_of_this_client():
+    found = Clock().feed(
+        RoundOpened(order()), LinkDown(), PartsReady(KEY), WorkDone(KEY, D1), Acked(D1)
+    )
+    assert shown(found) == [
+        ("fetch", 110, 130, ""), ("work", 130, 140, ""), ("send", 140, 150, ""),
+    ]  # fmt: skip
+    trace = trace_id(KEY)
+    assert {s.trace for s in found} == {trace}
+    assert {s.parent for s in found} == {client_span_id(trace, "c" * 32)}
+    assert len({s.id for s in found}) == 3
+    assert found[0].attributes == {
+        "fcil.client": "c" * 32, "fcil.run": KEY.run, "fcil.task": KEY.task,
+        "fcil.kind": KEY.kind, "fcil.round": KEY.round, "fcil.parts_bytes": 4096,
+    }  # fmt: skip
+
+
+def test_a_failure_has_its_code_and_no_sentence():
+    clock = Clock()
+    clock.feed(RoundOpened(order()), PartsReady(KEY), WorkFailed(KEY, "worker_died", "of cat.jpg"))
+    assert shown(clock.found)[-1] == ("work", 120, 130, "worker_died")
+    assert "cat" not in repr(clock.found)
+
+
+def test_a_round_that_is_over_or_gives_way_to_another_is_interrupted():
+    clock = Clock()
+    clock.feed(RoundOpened(order()), RoundOver(KEY))
+    assert shown(clock.found) == [("fetch", 110, 120, "interrupted")]
+    clock.feed(RoundOpened(order()), PartsReady(KEY), RoundOpened(order(1)))
+    assert shown(clock.found)[-1] == ("work", 140, 150, "interrupted")
+    assert clock.found[-1].trace == trace_id(KEY)
+    clock.feed(RoundOver(OTHER))
+    assert clock.found[-1].trace == trace_id(OTHER) != trace_id(KEY)
+
+
+# --- sending --------------------------------------------------------------------------------
+
+
+def span(number: int) -> TraceSpan:
+    return TraceSpan(b"t" * 16, number.to_bytes(8), None, "work", 1.0, 2.0, {})
+
+
+class Exporter:
+    """Stands in for OpenTelemetry's; takes nothing while `down`."""
+
+    def __init__(self) -> None:
+        self.taken, self.tries = [], 0
+        self.down, self.tried, self.took = False, threading.Event(), threading.Event()
+        self.closed = threading.Event()
+
+    def send(self, spans) -> None:
+        self.tries += 1
+        self.tried.set()
+        if self.down:
+            raise Unreachable("the collector did not take the spans.")
+        self.taken += spans
+        self.took.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def exporter(monkeypatch):
+    made = Exporter()
+    monkeypatch.setattr(tracing, "SpanExporter", lambda *_: made)
+    monkeypatch.setattr(tracing, "resource_of", lambda _: None)
+    monkeypatch.setattr(tracing, "RETRY_S", (0.01,))
+    return made
+
+
+def test_spans_are_sent_and_the_last_ones_before_the_end(exporter):
+    sender = SpanSender("http://x/", lambda *_: None)
+    sender.put([span(1)])
+    assert exporter.took.wait(60)
+    sender.put([span(2), span(3)])
+    sender.close()
+    assert [int.from_bytes(s.id) for s in exporter.taken] == [1, 2, 3]
+    assert exporter.closed.is_set()
+
+
+def test_a_collector_that_is_away_gets_the_newest_later_and_is_named_once(exporter):
+    exporter.down, notes, again = True, [], threading.Event()
+
+    def notify(level, text):
+        notes.append((level, text))
+        if level == "info":
+            again.set()
+
+    sender = SpanSender("http://x", notify)
+    sender.put([span(i) for i in range(10)])
+    assert exporter.tried.wait(60)
+    sender.put([span(i) for i in range(10, MOST_SPANS + 10)])
+    exporter.down = False
+    assert again.wait(60)
+    sender.close()
+    numbers = [int.from_bytes(s.id) for s in exporter.taken]
+    assert numbers[-MOST_SPANS:] == list(range(10, MOST_SPANS + 10))
+    assert len(numbers) == len(set(numbers))
+    assert [level for level, _ in notes] == ["warning", "info"]
+
+
+def test_a_collector_that_never_answers_does_not_hold_the_end(exporter):
+    exporter.down = True
+    sender = SpanSender("http://x", lambda *_: None)
+    sender.put([span(1)])
+    assert exporter.tried.wait(60)
+    sender.close()
+    assert not sender._thread.is_alive()
+    assert exporter.taken == []
+
+
+def test_an_address_or_a_package_that_is_missing_is_named(monkeypatch):
+    with pytest.raises(ConfigError, match="begins with http:// or https://, got 'collector:4318'"):
+        check_collector("collector:4318")
+    monkeypatch.setattr(tracing, "is_installed", lambda: False)
+    with pytest.raises(ConfigError, match="--otlp needs the package opentelemetry") as caught:
+        check_collector("http://127.0.0.1:4318")
+    assert "fcil[otel]" in caught.value.action
