@@ -51,6 +51,20 @@ class Collector:
                         found += scope.spans
         return found
 
+    def records(self) -> list[Any]:
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+            ExportLogsServiceRequest,
+        )
+
+        return [
+            record
+            for path, body in self.bodies
+            if path == "/v1/logs"
+            for resource in ExportLogsServiceRequest.FromString(body).resource_logs
+            for scope in resource.scope_logs
+            for record in scope.log_records
+        ]
+
     def points(self) -> dict[str, dict[int, float]]:
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
             ExportMetricsServiceRequest,

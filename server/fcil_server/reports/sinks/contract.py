@@ -55,7 +55,9 @@ class RunFacts:
 class Writer(Protocol):
     """An open sink. Its errors are reported to the operator; then it is opened again later.
 
-    A writer with a method ``spans`` gets each closed round as a list of `spans.TraceSpan`, too.
+    A writer with a method ``spans`` gets each closed round as a list of `TraceSpan`, too.
+    One with a method ``notes`` and a true attribute ``wants_notes`` gets the run's notes for the
+    operator as a list of `ledger.events.Event`; their sentences name clients and classes.
     A writer with a true attribute ``from_start`` gets the whole run each time that it is opened,
     until the run is complete.
     """

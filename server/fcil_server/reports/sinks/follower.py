@@ -35,6 +35,7 @@ from fcil_server.reports.sinks.contract import RunFacts, Writer
 from fcil_server.reports.sinks.registry import Chosen
 
 FILES = 256  # open files allowed
+NOTES = 1000  # read at a time
 LEFT_S = 20.0  # for the last metrics of a killed server; a live one kills the process earlier
 REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
 # Sections about how a run learns; those of paths and addresses are excluded.
@@ -53,6 +54,7 @@ class Taken:
         up, down: true bytes of all rounds up to that.
         clients, server: evaluated tasks, by the owner of the test images.
         finished: it knows that the run is complete.
+        note: id of the newest note; 0: none.
     """
 
     options: str
@@ -63,6 +65,7 @@ class Taken:
     clients: int = 0
     server: int = 0
     finished: bool = False
+    note: int = 0
 
 
 class Follower:
@@ -99,6 +102,7 @@ class Follower:
             writer = self._open(ledger)
             taken = self._rounds(ledger, writer, self._taken, settled=complete or last)
             taken = self._tasks(ledger, writer, taken)
+            taken = self._notes(ledger, writer, taken)
         if complete and not taken.finished:
             writer.finish([p for name in REPORTS if (p := self._directory / name).exists()])
             taken = replace(taken, finished=True)
@@ -181,6 +185,16 @@ class Follower:
             clients=max(clients, default=taken.clients - 1) + 1,
             server=max(server, default=taken.server - 1) + 1,
         )
+
+    def _notes(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
+        """Give the notes that came since, for a sink that wants them."""
+        take = getattr(writer, "notes", None)
+        if take is None or not getattr(writer, "wants_notes", False):
+            return taken
+        while found := ledger.events.after(taken.note, limit=NOTES):
+            take([event for event in found if event.run == self._run])
+            taken = replace(taken, note=found[-1].id)
+        return taken
 
     def _read(self) -> Taken:
         """Return the sink's progress; none, if its options were different."""

@@ -1,4 +1,4 @@
-"""A run for OpenTelemetry: a trace of each round, and metrics, sent by OTLP over HTTP."""
+"""A run for OpenTelemetry: a trace of each round, metrics and notes, sent by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fcil_protocol.process.round_spans import (
     nanoseconds,
     resource_of,
 )
+from fcil_server.ledger.rows import Event
 from fcil_server.reports.sinks.contract import Options, RunFacts
 
 MOST_SPANS = 2000  # of a request
@@ -34,6 +35,11 @@ class OtlpOptions(Options):
         "",
         description="address of a collector, such as http://collector.example:4318; empty: "
         f"{STANDARD}, or {DEFAULT}",
+    )
+    logs: bool = Field(
+        False,
+        description="send the notes for the operator as log records; their sentences name clients "
+        "and classes",
     )
     service: str = Field("fcil-server", min_length=1, description="service.name of all spans")
 
@@ -60,12 +66,39 @@ class OtlpWriter:
         self._traces = SpanExporter(base, self._resource)
         self._scope: Any = InstrumentationScope("fcil", version("fcil"))
         self._began = run.began
+        self.wants_notes = options.logs
+        self._logs: Any = None
+        self._records: list[Any] = []
+        if options.logs:
+            from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+
+            self._logs = OTLPLogExporter(f"{base}/v1/logs", timeout=SEND_S)
         self._spans: list[TraceSpan] = []
         self._points: dict[str, list[Any]] = {}
 
     def spans(self, spans: Sequence[TraceSpan]) -> None:
         """Keep the spans of a round until they are flushed."""
         self._spans += spans
+
+    def notes(self, notes: Sequence[Event]) -> None:
+        """Keep notes until they are flushed."""
+        self._records += map(self._record, notes)
+
+    def _record(self, note: Event) -> Any:
+        from opentelemetry._logs import LogRecord, SeverityNumber
+        from opentelemetry.sdk._logs import ReadableLogRecord
+
+        severity = {"info": SeverityNumber.INFO, "warning": SeverityNumber.WARN}
+        at = nanoseconds(note.at)
+        record = LogRecord(
+            timestamp=at,
+            observed_timestamp=at,
+            severity_text=note.level,
+            severity_number=severity.get(note.level, SeverityNumber.ERROR),
+            body=note.text,
+            attributes={"fcil.code": note.code, "fcil.note": note.id},
+        )
+        return ReadableLogRecord(record, self._resource, self._scope)
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
         """Keep metrics until they are flushed."""
@@ -86,6 +119,10 @@ class OtlpWriter:
             sent = self._spans[:MOST_SPANS]
             self._traces.send(sent)
             del self._spans[: len(sent)]
+        while self._records:
+            records = self._records[:MOST_SPANS]
+            check_taken(self._logs.export(records), "log records")
+            del self._records[: len(records)]
         if self._points:
             check_taken(self._metrics.export(self._data()), "metrics")
             self._points.clear()
@@ -110,6 +147,8 @@ class OtlpWriter:
         """Close the connections."""
         self._traces.close()
         self._metrics.shutdown()
+        if self._logs is not None:
+            self._logs.shutdown()
 
 
 class Otlp:

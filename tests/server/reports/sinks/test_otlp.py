@@ -125,3 +125,28 @@ def test_without_the_package_one_sentence_says_how_to_get_it(
     with pytest.raises(ConfigError, match="needs the packages opentelemetry") as caught:
         registry.choose("otlp", {})
     assert "fcil[otel]" in caught.value.action
+
+
+def test_notes_are_sent_as_log_records_only_if_asked_for(place: Path, collector: Collector) -> None:
+    with Ledger(place / "ledger.sqlite") as ledger:
+        for level in ("info", "warning", "error"):
+            ledger.events.add(level, f"an_{level}", f"alice holds cats: {level}", run=RUN)
+        ledger.events.add("info", "other", "of no run")
+        notes = ledger.events.newest(RUN)
+    assert len(notes) == 3
+    follower = follower_of(place, collector.endpoint)
+    follower.catch_up(last=True)
+    follower.close()
+    assert collector.records() == []
+    options = {"endpoint": collector.endpoint, "logs": True}
+    for _ in range(2):  # the second one knows that they were taken
+        asked = Follower(place, RUN, registry.choose("otlp", options))
+        asked.catch_up(last=True)
+        asked.close()
+    found = collector.records()
+    assert [(r.severity_text, r.body.string_value) for r in found] == [
+        (note.level, note.text) for note in notes
+    ]
+    assert [r.time_unix_nano for r in found] == [round(note.at * 1e9) for note in notes]
+    codes = [a.value.string_value for r in found for a in r.attributes if a.key == "fcil.code"]
+    assert codes == [note.code for note in notes]
