@@ -121,7 +121,7 @@ class Device(daemon.Client):
         self.counted, self._judged, self._timers = 0, "", {}
         self._reports = SimpleNamespace(now=None)
         self._host = SimpleNamespace(client_changed=lambda: None)
-        self.server, self.serials = server, serials
+        self.server, self.serials, self._tracing = server, serials, None
         enrolment = Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), "data")
         self._work = RoundWork(self.home, enrolment, KEYS, ClientOptions(directory))
         self._work.check_able = lambda kind, terms: None  # every client here can train
