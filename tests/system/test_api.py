@@ -18,6 +18,7 @@ from http.client import HTTPConnection
 from urllib.parse import quote
 
 import pytest
+from safetensors.numpy import load
 
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import command, open_ledger, settings, write_client
@@ -112,6 +113,15 @@ class GeneratedClient:
         content = json.loads(answer.read())
         connection.close()
         return answer.status, content
+
+    def fetch(self, path):
+        """Return the content of a file."""
+        connection = HTTPConnection(self.host, timeout=120)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        connection.request("GET", f"/{self._base}/{path}", headers=headers)
+        with closing(connection), connection.getresponse() as answer:
+            assert answer.status == 200
+            return answer.read()
 
     def stream(self, last=""):
         """Yield (name, id, data) of events as they come."""
@@ -257,6 +267,15 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
         assert command(federation, "status", "--json")["run"]["promoted"] == best
         with pytest.raises(ValueError, match="409 usage: .*kept are the states"):
             api.post_runs_newest_promote(state="999")
+        export = api.post_exports(format="statistics", state="best")
+        assert (export["status"], export["state"]) == ("running", str(best))
+        federation.until("exported")
+        done = api.get_exports_id(id=export["id"])
+        assert (done["status"], done["name"]) == ("done", "statistics.safetensors")
+        content = api.fetch(f"exports/{export['id']}/file")
+        assert len(content) == done["bytes"]
+        assert {"classes", "mean"} & set(load(content))
+        assert api.get_exports()["exports"] == [done]
         same_as_the_commands(federation, api)
         until_sent(got, "run_done")
         federation.stop()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fcil_server.daemon.live import LiveReports
     from fcil_server.daemon.sessions import ClientSessions
     from fcil_server.runs.active_run import OpenRun
+    from fcil_server.runs.export_jobs import ExportJobs
 
 # Fields of a Welcome that do not belong to a session.
 _TERMS = {
@@ -45,6 +46,7 @@ class Commands:
         actions: operations on the server as a whole.
         sessions: of clients, some of which a command ends.
         live: reports to the dashboard.
+        exports: starts exports.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class Commands:
         actions: ServerActions,
         sessions: ClientSessions,
         live: LiveReports,
+        exports: ExportJobs,
     ) -> None:
         self._context = context
         self._actions = actions
         self._sessions = sessions
         self._live = live
+        self._exports = exports
         self._queue_lock = asyncio.Lock()
 
     async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +96,10 @@ class Commands:
                 return change_classes(context, fields)
             case "promote":
                 return await self._promote(fields)
+            case "export":
+                record = await self._exports.start(fields, actor)
+                _audit(context, fields, op, f"{record['format']} of state {record['state']}")
+                return record
             case "submit_run":
                 return await self._submit_run(fields)
             case "cancel_run":

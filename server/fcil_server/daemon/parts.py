@@ -15,6 +15,7 @@ from fcil_server.daemon.flush import LedgerFlusher
 from fcil_server.daemon.live import LiveReports
 from fcil_server.daemon.sessions import ClientSessions
 from fcil_server.event_loop import Lag, LagMeter
+from fcil_server.runs.export_jobs import ExportJobs
 from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.conduct import ANNOUNCED
 from fcil_server.sessions.peers import Peer
@@ -32,6 +33,7 @@ class ServerParts:
     dispatch: Dispatch
     live: LiveReports
     flusher: LedgerFlusher
+    exports: ExportJobs
 
 
 @dataclass(frozen=True, kw_only=True)

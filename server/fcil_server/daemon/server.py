@@ -37,6 +37,7 @@ from fcil_server.federation.roster import Roster
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.position import Mode
 from fcil_server.runs.active_run import OpenRun, open_run
+from fcil_server.runs.export_jobs import ExportJobs
 from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.floods import Floods
@@ -173,7 +174,7 @@ class Server:
         async def say_goodbye() -> None:
             await parts.sessions.say_goodbye(next_run=self.goes_on)
 
-        for step in (parts.flusher.end, say_goodbye, context.intake.drain):
+        for step in (parts.flusher.end, say_goodbye, context.intake.drain, parts.exports.close):
             ends.push_async_callback(self._last, step)
         await self._answer(commands, parts)
         return self._begin(parts)
@@ -213,13 +214,14 @@ class Server:
             dispatch=Dispatch(context, sessions, listening.guests, listening.cut_offs),
             live=LiveReports(context),
             flusher=LedgerFlusher(context, self.fail),
+            exports=ExportJobs(self.federation.directory, self.ledger, self.note),
         )
 
     async def _answer(self, ends: contextlib.ExitStack, parts: ServerParts) -> None:
         """Answer commands and signals."""
         context, directory = parts.context, self.federation.directory
         self._coordinator = context.run.coordinator
-        commands = Commands(context, self, parts.sessions, parts.live)
+        commands = Commands(context, self, parts.sessions, parts.live, parts.exports)
         listener = await control_socket.serve(directory, commands.answer)
         ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
         ends.callback(listener.close)

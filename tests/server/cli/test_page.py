@@ -45,7 +45,7 @@ class Place:
         self.links = PageLinks()
         self.page = WebProcess(directory, page_site(section), lambda *_: None)
         self.addresses = lambda: ["lab.example:7710"]
-        self.commands = commands.Commands(self, None, None, None)  # type: ignore[arg-type]
+        self.commands = commands.Commands(self, None, None, None, None)  # type: ignore[arg-type]
         make_key(directory)
 
     def audited(self) -> list[tuple[str, str, str]]:

@@ -379,3 +379,33 @@ class ErasedAnswer(AnswerModel):
     pseudonym: str = Field(description="its name from now on")
     gone: list[str] = Field(description="what was removed, in sentences")
     stays: list[str] = Field(description="what could not be removed")
+
+
+class ExportErrorAnswer(AnswerModel):
+    """Why an export failed."""
+
+    code: str
+    message: str
+    action: str
+
+
+class ExportAnswer(AnswerModel):
+    """An export."""
+
+    id: str
+    run: str
+    state: str = Field(description="number of the state")
+    format: str
+    by: str
+    status: str = Field(description="running, done or failed")
+    started_at: Moment
+    ended_at: Moment | None
+    name: str | None = Field(description="of the file; None before it is complete")
+    bytes: int | None
+    error: ExportErrorAnswer | None
+
+
+class ExportsAnswer(AnswerModel):
+    """The newest exports, the oldest first."""
+
+    exports: list[ExportAnswer]

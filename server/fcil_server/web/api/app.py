@@ -25,7 +25,7 @@ from fcil_server.web.api.feed import Feeds
 from fcil_server.web.api.file_answer import OpenFileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
 from fcil_server.web.api.orders import Orders
-from fcil_server.web.api.readings import FILES, Readings, missing
+from fcil_server.web.api.readings import Readings, missing
 from fcil_server.web.errors import Faults
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
@@ -96,8 +96,8 @@ class ApiApp:
             return _data(one, await one.read(asked))
         if not one.enveloped:
             return JSONResponse(self._document)
-        if "name" in one.variables:
-            return await self._file(asked)
+        if one.file is not None:
+            return OpenFileAnswer(*await one.file(asked))
         return await self._stream(asked, request)
 
     def _token(self, request: Request, needed: TokenRole) -> ApiToken:
@@ -165,11 +165,6 @@ class ApiApp:
         start = asked.query
         assert isinstance(start, inputs.StreamStart), "the table says so"
         return await self._feeds.open(start.last, request, self._still(asked))
-
-    async def _file(self, asked: Asked) -> Response:
-        name = asked.path["name"]
-        file = await self._readings.file(asked.path["run"], name)
-        return OpenFileAnswer(file, FILES[name])
 
 
 def _data(one: Endpoint, data: dict[str, Any], status: int | None = None) -> Response:

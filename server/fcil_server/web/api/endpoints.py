@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from pydantic import BaseModel
 
@@ -14,7 +14,7 @@ from fcil_server.web.api import answers, inputs, orders, results
 from fcil_server.web.api.inputs import NoParameters
 from fcil_server.web.api.orders import Order
 from fcil_server.web.api.problems import error_rows
-from fcil_server.web.api.readings import FILES, NEWEST, Readings, missing
+from fcil_server.web.api.readings import EXPORTED, FILES, NEWEST, Readings, missing
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -26,6 +26,7 @@ _WHERE = {
     "name": "its name",
     "code": "a code of docs/errors.md",
     "number": "the run's number in the queue",
+    "id": "the export's id",
 }
 
 
@@ -54,8 +55,8 @@ class Endpoint:
         summary: one line about it.
         answer: model of the answer's data; None: the answer is no JSON of ours.
         query, body: models of its input.
-        read: makes the data. order: makes the act. Exactly one of the two; for `EVENTS` and files,
-            which have handlers of their own, neither.
+        read: makes the data. order: makes the act. file: opens a file, and names its type. Exactly
+            one of the three; for `EVENTS` and the document, which have handlers of their own, none.
         media: types of the answer.
         status: of the answer.
         enveloped: the data is within ``{"schema_version", "status", "data"}``.
@@ -70,6 +71,7 @@ class Endpoint:
     body: type[inputs.ActBody] | None = None
     read: Callable[[Asked], Awaitable[dict[str, Any]]] | None = None
     order: Callable[[Asked], Order] | None = None
+    file: Callable[[Asked], Awaitable[tuple[BinaryIO, str]]] | None = None
     media: tuple[str, ...] = (JSON,)
     status: int = HTTPStatus.OK
     enveloped: bool = True
@@ -89,7 +91,7 @@ class Endpoint:
 
 def all_endpoints(readings: Readings) -> list[Endpoint]:
     """Return every endpoint, in the order of the document."""
-    return [*_own(), *_federation(readings), *_runs(readings), *_acts()]
+    return [*_own(), *_federation(readings), *_runs(readings), *_exports(readings), *_acts()]
 
 
 def _get(path: str, summary: str, answer: type[BaseModel] | None, **more: Any) -> Endpoint:
@@ -236,6 +238,7 @@ def _runs(readings: Readings) -> list[Endpoint]:
             "/v1/runs/{run}/files/{name}",
             f"One file of a run's results: {', '.join(FILES)}.",
             None,
+            file=lambda asked: readings.file(asked.path["run"], asked.path["name"]),
             media=tuple(dict.fromkeys(kind.partition(";")[0] for kind in FILES.values())),
         ),
         _get(
@@ -246,6 +249,31 @@ def _runs(readings: Readings) -> list[Endpoint]:
             read=rounds,
         ),
         _get("/v1/runs/{run}/rounds/{seq}", "One round.", results.RoundAnswer, read=one),
+    ]
+
+
+def _exports(readings: Readings) -> list[Endpoint]:
+    return [
+        _get(
+            "/v1/exports",
+            "The newest exports.",
+            answers.ExportsAnswer,
+            read=lambda _: readings.exports(),
+        ),
+        _get(
+            "/v1/exports/{id}",
+            "What became of an export.",
+            answers.ExportAnswer,
+            read=lambda asked: readings.export(asked.path["id"]),
+        ),
+        _get(
+            "/v1/exports/{id}/file",
+            "The result of an export: a file, or a folder as a zip.",
+            None,
+            role=ADMINISTER,
+            file=lambda asked: readings.exported(asked.path["id"]),
+            media=(EXPORTED, "application/zip"),
+        ),
     ]
 
 
@@ -331,6 +359,15 @@ def _acts() -> list[Endpoint]:
             answers.StoppedRunAnswer,
             inputs.EmptyBody,
             lambda *_: orders.stop_run(),
+        ),
+        act(
+            "/v1/exports",
+            ADMINISTER,
+            "Begin an export of a model for another program, as `fcil-server export`.",
+            answers.ExportAnswer,
+            inputs.ExportBody,
+            lambda body, _: orders.export(body),
+            HTTPStatus.ACCEPTED,
         ),
         act(
             "/v1/queue",

@@ -111,6 +111,18 @@ class SubmitBody(ActBody):
     )
 
 
+class ExportBody(ActBody):
+    """A model for another program."""
+
+    format: Literal["onnx", "peft", "timm", "statistics", "mlflow"]
+    run: str | None = Field(
+        None, max_length=64, description="a run's id, or the beginning of it; default: the newest"
+    )
+    state: str = Field(
+        "last", pattern=r"^(best|last|[0-9]{1,9})$", description="best, last or a number"
+    )
+
+
 class PromoteBody(ActBody):
     """The state whose model clients use."""
 

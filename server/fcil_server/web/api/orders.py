@@ -174,6 +174,14 @@ def cancel(number: int) -> Order:
     return Order("cancel_run", {"number": number}, refused=404)
 
 
+def export(body: inputs.ExportBody) -> Order:
+    """Begin an export."""
+    fields = {"format": body.format, "state": body.state}
+    if body.run is not None:
+        fields["run"] = body.run
+    return Order("export", fields, status=202)
+
+
 def promote(body: inputs.PromoteBody) -> Order:
     """Choose the state whose model clients use."""
     return Order("promote", {"state": body.state})

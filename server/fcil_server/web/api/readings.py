@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -11,6 +12,7 @@ from fcil_protocol.errors import FcilError, UsageError
 from fcil_server.federation.members import member_rows, ticket_rows
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
+from fcil_server.reports.export_records import ExportRecord, all_records, find_record
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.reports.results.run_data import collect, round_rows, run_rows
 from fcil_server.rounds.class_changes import class_list
@@ -30,6 +32,7 @@ FILES = {
     "rounds.jsonl": "application/jsonl",
     "summary.json": "application/json",
 }
+EXPORTED = "application/octet-stream"
 _HEADLINE = (
     "faa", "aia", "forgetting", "accuracy_matrix", "best_state", "evaluation", "central_evaluation",
 )  # fmt: skip
@@ -189,14 +192,14 @@ class Readings:
 
         return await self._read(read)
 
-    async def file(self, run: str, name: str) -> BinaryIO:
-        """Open one of a run's files.
+    async def file(self, run: str, name: str) -> tuple[BinaryIO, str]:
+        """Open one of a run's files; return its type, too.
 
         Raises:
             RefusedRequest: there is no such run or file.
         """
 
-        def read(ledger: Ledger) -> BinaryIO:
+        def read(ledger: Ledger) -> tuple[BinaryIO, str]:
             folder = self._directory / "runs" / _run_of(ledger, run)
             file = open_plain(folder / name) if name in FILES else None
             if file is None:
@@ -205,9 +208,51 @@ class Readings:
                     f"run {run[:40]!r} has no file {name[:40]!r}; there may be: {listed}.",
                     "GET /v1/runs/RUN/files lists them; the server writes them as tasks end.",
                 )
-            return file
+            return file, FILES[name]
 
         return await self._read(read)
+
+    async def exports(self) -> dict[str, Any]:
+        """Return the newest exports."""
+
+        def read() -> dict[str, Any]:
+            return {"exports": [asdict(record) for record in all_records(self._directory)]}
+
+        return await self._pool.do(read)
+
+    async def export(self, name: str) -> dict[str, Any]:
+        """Return an export by its id.
+
+        Raises:
+            RefusedRequest: there is none.
+        """
+        return asdict(await self._pool.do(lambda: self._export(name)))
+
+    async def exported(self, name: str) -> tuple[BinaryIO, str]:
+        """Open the result of an export; return its type, too.
+
+        Raises:
+            RefusedRequest: there is none, or it is not complete.
+        """
+
+        def read() -> tuple[BinaryIO, str]:
+            record = self._export(name)
+            path = record.folder(self._directory) / (record.name or "none")
+            file = open_plain(path)
+            if file is None:
+                raise missing(
+                    f"export {name} is {record.status}, and has no file.",
+                    "GET /v1/exports/ID says what became of it.",
+                )
+            return file, "application/zip" if path.suffix == ".zip" else EXPORTED
+
+        return await self._pool.do(read)
+
+    def _export(self, name: str) -> ExportRecord:
+        record = find_record(self._directory, name)
+        if record is None:
+            raise missing(f"there is no export {name[:40]!r}.", "GET /v1/exports lists them.")
+        return record
 
     # --- without a federation -------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from fcil_server.federation.api_tokens import TokenRole, revoke_token
 from fcil_server.federation.config import Config, as_file
 from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.reports.export_records import ExportRecord
 from fcil_server.web.api import server as server_module
 from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.openapi import document
@@ -117,6 +119,9 @@ STATUS = {
 }
 
 
+EXPORTED = "0123456789abcdef"
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
@@ -127,6 +132,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "summary.json").write_text('{"a": 1}\n')
     (run / "bytes.csv").symlink_to(folder / CONFIG)
     (run / "final.safetensors").write_bytes(b"model")
+    record = ExportRecord(EXPORTED, RUN, "3", "onnx", "me", "done", 1.0, 2.0, "model.onnx", 4)
+    record.save(folder)
+    (record.folder(folder) / "model.onnx").write_bytes(b"onnx")
+    replace(record, id="f" * 16, status="running", name=None, bytes=None).save(folder)
     return folder
 
 
@@ -155,6 +164,7 @@ PATHS = {
     "/v1/runs/{run}/files/{name}": "",
     "/v1/runs/{run}/rounds/{seq}": f"/v1/runs/{RUN}/rounds/1",
     "/v1/stream": "",
+    "/v1/exports/{id}": f"/v1/exports/{EXPORTED}",
 }
 
 
@@ -368,8 +378,37 @@ def test_a_file_of_tokens_that_cannot_be_used_is_told_to_the_log_alone(federatio
     assert "so others can use" in log
 
 
+def test_the_result_of_an_export_is_a_file(federation: Path) -> None:
+    async def work(api):
+        told = [
+            await api.ask(f"/v1/exports/{name}/file", role="administer")
+            for name in (EXPORTED, "f" * 16, "0" * 16, "..", "x")
+        ]
+        return told, await api.ask(f"/v1/exports/{EXPORTED}/file", role="read")
+
+    (whole, *others), reader = visited(federation, work)
+    assert (whole[0], whole[2]) == (200, {"text": "onnx"})
+    assert whole[1]["content-type"] == "application/octet-stream"
+    assert [o[0] for o in others] == [404] * 4
+    assert "is running, and has no file" in others[0][2]["detail"]
+    assert reader[0] == 403
+
+
 # --- acts -----------------------------------------------------------------------------------------
 
+EXPORT = {
+    "id": "0123456789abcdef",
+    "run": RUN,
+    "state": "3",
+    "format": "onnx",
+    "by": "uid 0, api administer",
+    "status": "running",
+    "started_at": "2026-01-02T03:00:00Z",
+    "ended_at": None,
+    "name": None,
+    "bytes": None,
+    "error": None,
+}
 TOLD = {
     "pause": {"mode": "paused", "round_open": True},
     "resume": {"mode": "running", "round_open": True},
@@ -387,6 +426,7 @@ TOLD = {
     "stop_run": {"run": RUN, "next": True},
     "submit_run": {"number": 7, "title": "night", "before": 0, "begins": False},
     "cancel_run": {"number": 7, "title": "night"},
+    "export": EXPORT,
     "erase": {
         "client": ALICE,
         "name": "alice",
@@ -454,10 +494,16 @@ ACTS = [
         {"op": "submit_run", "title": "night", "settings": SETTINGS},
         TOLD["submit_run"],
     ),
+    (
+        "exports",
+        {"format": "onnx", "state": "best"},
+        {"op": "export", "format": "onnx", "state": "best"},
+        EXPORT,
+    ),
     ("queue/7/cancel", None, {"op": "cancel_run", "number": 7}, TOLD["cancel_run"]),
     ("clients/alice/erase", {}, {"op": "erase", "name": "alice"}, TOLD["erase"]),
 ]
-CREATES = ("tickets", "queue")
+STATUSES = {"tickets": 201, "queue": 201, "exports": 202}
 
 
 @pytest.mark.parametrize(("path", "body", "order", "answer"), ACTS, ids=[a[0] for a in ACTS])
@@ -467,7 +513,7 @@ def test_an_act_is_the_control_command_of_the_token(federation, path, body, orde
         return told, api.server.asked
 
     (status, _, content), asked = visited(federation, work, Server(**TOLD))
-    assert (status, content["data"]) == (201 if path in CREATES else 200, answer)
+    assert (status, content["data"]) == (STATUSES.get(path, 200), answer)
     assert asked == [{**order, "by": "api", "token": "administer"}]
 
 
@@ -504,6 +550,8 @@ def test_an_answer_after_an_act_knows_of_it(federation: Path) -> None:
         ("rounds/pause", {"a": 1, "b": 2}, 400, "Unknown field a"),
         ("runs/newest/promote", {"state": "first"}, 400, "Field state: string should match"),
         ("runs/newest/promote", {}, 400, "Field state: field required"),
+        ("exports", {"format": "pickle"}, 400, "Field format: input should be 'onnx', 'peft'"),
+        ("exports", {"format": "onnx", "state": "-1"}, 400, "Field state: string should match"),
         ("queue", {"title": "a"}, 400, "Field settings: field required"),
         ("queue", {"settings": {"run": 3}}, 400, "Field settings.run: input should be"),
         ("queue/x/cancel", {}, 404, "A run of the queue has a number from 0 on"),

@@ -1,0 +1,214 @@
+"""Exports for programs: each ``fcil-server export`` in a process of its own, one at a time.
+
+The command computes for minutes; the server only starts it and keeps the record
+(`reports.export_records`). The result gets its name when it is complete. The process ends with the
+server, and the next start marks its export as interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import FcilError, NotNow, StorageError, UsageError, WorkerDied
+from fcil_protocol.process.children import ChildProcess, module_command
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.reports.export_records import (
+    FOLDERS,
+    FORMATS,
+    ExportRecord,
+    all_records,
+    remove_older,
+)
+from fcil_server.runs.state_choice import LAST, find_state
+
+NICE = 10  # a round comes first
+MOST_OUTPUT = 1 << 20  # bytes of the command's answer
+_INTERRUPTED = {
+    "code": WorkerDied.code,
+    "message": "the server ended before the export was complete.",
+    "action": "Ask for it again.",
+}
+
+
+class ExportJobs:
+    """Starts exports and keeps their records.
+
+    Args:
+        directory: the federation's.
+        ledger: its ledger.
+        notify: writes a note for the operator: level, code, text.
+    """
+
+    def __init__(
+        self, directory: Path, ledger: Ledger, notify: Callable[[str, str, str], None]
+    ) -> None:
+        self._directory = directory
+        self._ledger = ledger
+        self._notify = notify
+        self._process: ChildProcess | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._swept = False
+        self._turn = asyncio.Lock()
+        self._closing = False
+
+    async def start(self, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
+        """Begin an export; return its record.
+
+        Args:
+            fields: ``format``, and perhaps ``run`` and ``state``, unchecked.
+            by: the operator.
+
+        Raises:
+            UsageError: there is no such format, run or state.
+            NotNow: another export is under way.
+            DiskFull, StorageError: nothing was begun.
+        """
+        form, state = str(fields.get("format")), str(fields.get("state") or LAST)
+        if form not in FORMATS:
+            raise UsageError(f"unknown format {form[:40]!r}; expected {', '.join(FORMATS)}.")
+        named = fields.get("run")
+        row = self._ledger.runs.named(None if named is None else str(named))
+        path = self._ledger.path
+
+        def prepare() -> ExportRecord:
+            with Ledger(path, read_only=True) as ledger:
+                chosen = find_state(ledger, self._directory, row, task=None, state=state)
+            self._sweep()
+            record = ExportRecord(
+                secrets.token_hex(8), row.run_id, str(chosen.state), form, by, "running",
+                time.time(),
+            )  # fmt: skip
+            record.save(self._directory)
+            remove_older(self._directory)
+            return record
+
+        async with self._turn:
+            if self._work is not None and not self._work.done():
+                raise NotNow("an export is under way.", action="Wait until it is done.")
+            record = await asyncio.to_thread(prepare)
+            self._work = asyncio.create_task(self._carry_out(record))
+        return asdict(record)
+
+    def _sweep(self) -> None:
+        """Mark exports that an earlier start left under way."""
+        if not self._swept:
+            for record in all_records(self._directory):
+                if record.status == "running":
+                    _end(record, self._directory, error=_INTERRUPTED)
+            self._swept = True
+
+    async def _carry_out(self, record: ExportRecord) -> None:
+        try:
+            ended = await asyncio.to_thread(self._run, record)
+        except (FcilError, OSError) as error:  # the next start marks it as interrupted
+            code = error.code if isinstance(error, FcilError) else StorageError.code
+            self._notify("error", code, f"export {record.id}: {error}")
+            return
+        what = f"export {record.id}, {record.format} of state {record.state} of {record.run}"
+        if ended.error is None:
+            self._notify("info", "exported", f"{what}: done")
+        else:
+            self._notify("warning", "export_failed", f"{what}: {ended.error['message']}")
+
+    def _run(self, record: ExportRecord) -> ExportRecord:
+        """Run the command to its end; runs in a thread."""
+        folder = record.folder(self._directory)
+        name = FORMATS[record.format]
+        target = folder / ("folder" if record.format in FOLDERS else f"new-{name}")
+        words = (
+            "export", "--dir", str(self._directory), "--run", record.run, "--state", record.state,
+            f"--{record.format}", str(target), "--json",
+        )  # fmt: skip
+        answer = folder / "answer.json"
+        with storage_errors("write", answer), answer.open("wb") as out:
+            command = module_command("fcil_protocol.process.child", "fcil_server", *words)
+            self._process = ChildProcess(command, stdout=out, stderr=subprocess.DEVNULL)
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, NICE)
+            if self._closing:
+                self._process.kill()
+            code = self._process.wait()
+        told = _answer(answer)
+        if code == 0:
+            try:
+                with storage_errors("store", folder):
+                    if record.format in FOLDERS:
+                        target = _archive(target, folder / f"new-{name}")
+                    target.replace(folder / name)
+            except StorageError as error:
+                told = {"code": error.code, "message": error.message, "action": error.action or ""}
+            else:
+                return _end(record, self._directory, name=name)
+        fault = {key: str(told.get(key) or "") for key in ("code", "message", "action")}
+        if not fault["message"]:
+            fault = {**_INTERRUPTED, "message": f"the export ended with code {code}."}
+        return _end(record, self._directory, error=fault)
+
+    async def close(self) -> None:
+        """End an export under way."""
+        self._closing = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        if self._work is not None:
+            await asyncio.gather(self._work, return_exceptions=True)
+
+
+def _end(
+    record: ExportRecord,
+    directory: Path,
+    *,
+    name: str | None = None,
+    error: dict[str, str] | None = None,
+) -> ExportRecord:
+    """Record the end of an export, and remove all but its result."""
+    folder = record.folder(directory)
+    with storage_errors("tidy", folder):
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (name, "record.json"):
+                path.unlink()
+        size = None if name is None else (folder / name).stat().st_size
+    ended = replace(
+        record,
+        status="failed" if name is None else "done",
+        ended_at=time.time(),
+        name=name,
+        bytes=size,
+        error=error,
+    )
+    ended.save(directory)
+    return ended
+
+
+def _answer(path: Path) -> dict[str, Any]:
+    """Return the data of the command's answer; empty: there is none."""
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(MOST_OUTPUT))["data"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _archive(folder: Path, target: Path) -> Path:
+    """Put a folder into a zip, without compression: weights do not shrink."""
+    with zipfile.ZipFile(target, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                file.write(path, path.relative_to(folder))
+    target.chmod(0o600)
+    return target
