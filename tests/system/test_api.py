@@ -233,7 +233,7 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
         assert more == {"number": 1, "title": "night", "before": 0, "begins": False}
         (row,) = api.get_queue()["queue"]
         assert (row["number"], row["title"], row["refused"]) == (1, "night", None)
-        with pytest.raises(ValueError, match="400 config_invalid: No installed package offers"):
+        with pytest.raises(ValueError, match="409 config_invalid: No installed package offers"):
             api.post_queue(settings={"method": {"name": "pilor"}})
         assert api.post_queue_number_cancel(number=1) == {"number": 1, "title": "night"}
         with pytest.raises(ValueError, match="404 usage: "):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fcil_server.federation.roster import MAX_WHY
 
@@ -17,9 +17,15 @@ MAX_NAME = 256  # characters of a class name; the server has the exact rule
 MOST_NUMBER = 2**53 - 1  # that JSON keeps exactly
 
 
+def _whole(value: object) -> object:
+    """Return a number without a fraction as JSON means it: 3.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ClassNames = Annotated[list[ClassName], Field(max_length=MOST_NAMES)]
-Number = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+Number = Annotated[int, Field(ge=0, le=MOST_NUMBER), BeforeValidator(_whole)]
+Section = Literal["run", "method", "tasks", "round", "wire", "privacy", "trust"]
 
 
 # 1 minute to 90 days, as `operator_text.seconds` reads it.
@@ -105,7 +111,7 @@ class SubmitBody(ActBody):
     """A run for the queue."""
 
     title: str = Field("", max_length=128, description="a name for the run")
-    settings: dict[str, dict[str, Any]] = Field(
+    settings: dict[Section, dict[str, Any]] = Field(
         description="sections of a configuration, as in the file of `fcil-server run submit`; "
         "files are paths on the server's machine"
     )

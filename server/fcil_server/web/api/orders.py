@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fcil_protocol.errors import (
+    ConfigError,
     FcilError,
     InternalError,
     Starting,
@@ -93,7 +94,7 @@ class Orders:
         def work() -> tuple[int, dict[str, Any]]:
             try:
                 return self._once(order, token, name, request)
-            except UsageError as error:  # the input is as it should be: things are otherwise
+            except (UsageError, ConfigError) as error:  # the input has the form that it should have
                 raise RefusedRequest(order.refused, error) from error
 
         async with one_of(self._turns, ORDER_WAIT_S, _MANY):

@@ -553,6 +553,7 @@ def test_an_answer_after_an_act_knows_of_it(federation: Path) -> None:
         ("exports", {"format": "pickle"}, 400, "Field format: input should be 'onnx', 'peft'"),
         ("exports", {"format": "onnx", "state": "-1"}, 400, "Field state: string should match"),
         ("queue", {"title": "a"}, 400, "Field settings: field required"),
+        ("queue", {"settings": {"storage": {}}}, 400, "Field settings.storage.[key]: input should"),
         ("queue", {"settings": {"run": 3}}, 400, "Field settings.run: input should be"),
         ("queue/x/cancel", {}, 404, "A run of the queue has a number from 0 on"),
         ("queue/-1/cancel", {}, 404, "A run of the queue has a number from 0 on"),
