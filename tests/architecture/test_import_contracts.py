@@ -41,6 +41,7 @@ PARENTS = {
     "fcil_client/swarm/ray.py",
     "fcil_server/lab/local/federation.py",
     "fcil_server/reports/sinks/process.py",
+    "fcil_server/runs/export_jobs.py",
     "fcil_server/web/supervisor.py",
 }
 STARTERS = {
