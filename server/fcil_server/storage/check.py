@@ -26,6 +26,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.export_records import FOLDER as EXPORTS
 from fcil_server.runs.run_queue import QUEUE, RunQueue
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
@@ -35,7 +36,7 @@ LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
-_OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS}
+_OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS, EXPORTS}
 _OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`

@@ -22,6 +22,7 @@ from fcil_server.reports.export_records import (
 )
 from fcil_server.runs import export_jobs as module
 from fcil_server.runs.export_jobs import ExportJobs
+from fcil_server.storage.check import check
 from server.storage_kit import Built, build
 
 # Stands in for `fcil-server export`: it waits for a file if it is told to, and writes its target.
@@ -105,6 +106,11 @@ def test_a_folder_becomes_an_archive(built: Built) -> None:
     with zipfile.ZipFile(folder / "timm.zip") as file:
         assert file.namelist() == ["config.json", "model.safetensors"]
         assert file.read("config.json") == b"config.json"
+
+
+def test_a_check_of_the_directory_finds_nothing_strange_in_it(built: Built) -> None:
+    carried_out(built, {"format": "onnx"})
+    assert "exports" not in " ".join(one.text for one in check(built.directory))
 
 
 def test_a_failure_has_the_commands_own_words(built: Built) -> None:
