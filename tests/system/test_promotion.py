@@ -69,6 +69,10 @@ def test_predict_follows_a_promoted_state_over_rounds_kills_and_back(tmp_path):
         until_log(federation, "b", "newer ones replace it")
         assert model_of(federation, "b") == (newest[1], False, "after task 1")
         assert model_of(federation, "a") == (newest[0], True, "after task 0")
+        join(federation, "a")  # no round comes any more: the server offers the newest
+        until_log(federation, "a", "newer ones replace it")
+        assert model_of(federation, "a") == (newest[1], False, "after task 1")
+        federation.kill_client("a")
 
         federation.kill_server()
         told = command(federation, "run", "promote", "best")

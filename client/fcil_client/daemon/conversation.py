@@ -189,8 +189,10 @@ class Conversation:
                 self._notes("info", f"asked to take part in {message.key}")
                 self._feed(events.RoundOpened(message))
             case UseModel():
-                if not self._work.has_model(message):  # offered again with each connection
-                    self._feed(events.ModelOffered(message))
+                if not message.promoted:  # at once: rounds may replace the model before it is here
+                    self._release_model(message.run, -1)
+                # It is offered again with each connection.
+                self._feed(events.ModelOffered(message, held=self._work.has_model(message)))
             case RoundClosed():
                 if message.answer in telling.WITHOUT_US:
                     self._notes("info", f"{message.key}: {telling.WITHOUT_US[message.answer]}")
@@ -234,11 +236,14 @@ class Conversation:
         except FcilError as error:
             self._fail(error)  # the session is open, so the server learns the reason
             return
+        self._release_model(self.terms.run, welcome.promoted)
+        self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
+
+    def _release_model(self, run: str, promoted: int) -> None:
         try:
-            self._work.release_model(self.terms.run, welcome.promoted)
+            self._work.release_model(run, promoted)
         except StorageError as error:  # it comes with every Welcome
             self._notes("warning", str(error))
-        self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
 
     def _nacked(self, nack: Nack) -> None:
         error = from_code(nack.code, nack.text, nack.action)

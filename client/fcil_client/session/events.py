@@ -242,9 +242,14 @@ class RoundOver:
 
 @dataclass(frozen=True)
 class ModelOffered:
-    """The server wants clients to use this model."""
+    """The server wants clients to use this model.
+
+    Attributes:
+        held: it is the current one already.
+    """
 
     model: UseModel
+    held: bool = False
 
 
 @dataclass(frozen=True)

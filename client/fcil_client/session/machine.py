@@ -378,7 +378,9 @@ class ClientSession:
     # --- a model outside of rounds ----------------------------------------------------------
 
     def _on_model_offered(self, event: ModelOffered) -> list[Instruction]:
-        if event.model.run == self.run:
+        if event.held:
+            self.offer.end()  # also an earlier offer, which this one replaces
+        elif event.model.run == self.run:
             self.offer.begin(event.model)
         return []
 

@@ -44,19 +44,24 @@ class ModelOffer:
     Attributes:
         model: set unless the state is `NONE`.
         failures: how often it could not be fetched or kept.
+        following: a newer offer, which waits until this one is kept: the last one stays.
     """
 
     state: ModelStage = ModelStage.NONE
     model: UseModel | None = None
     failures: int = 0
+    following: UseModel | None = None
 
     def begin(self, model: UseModel) -> None:
         """Take an offer; it replaces an earlier one."""
+        if self.state is ModelStage.KEEPING:
+            self.following = model
+            return
         self.state, self.model, self.failures = ModelStage.WAITING, model, 0
 
     def end(self) -> None:
         """Forget the offer."""
-        self.state, self.model = ModelStage.NONE, None
+        self.state, self.model, self.following = ModelStage.NONE, None, None
 
     def proceed(self, *, free: bool) -> list[Instruction]:
         """Fetch a waiting model if the client is free; a round that began took its place."""
@@ -79,14 +84,21 @@ class ModelOffer:
     def on_kept(self, event: ModelKept) -> None:
         """Be done with a model that was kept."""
         if event.model is self.model:
+            following = self.following
             self.end()
+            if following is not None:
+                self.begin(following)
 
     def on_failed(self, event: ModelFailed) -> None:
         """Try again, a few times."""
         if event.model is not self.model:
             return
         self.failures += 1
-        if self.failures < TRIES:
+        following = self.following
+        if following is not None:
+            self.end()
+            self.begin(following)
+        elif self.failures < TRIES:
             self.state = ModelStage.WAITING
         else:
             self.end()

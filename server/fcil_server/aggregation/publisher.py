@@ -101,6 +101,7 @@ class Publisher:
             refs.append(await self._reference(part, stamp))
             self._beside.add(refs[-1].digest)  # at once: a round may be published meanwhile
         self._beside = {ref.digest for ref in refs}
+        self._private_beside.clear()  # of the state before
         return refs
 
     async def _reference(self, part: Part, stamp: Stamp) -> PartRef:

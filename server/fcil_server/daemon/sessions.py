@@ -104,6 +104,7 @@ class ClientSessions:
     def _welcome(self, peer: Peer) -> None:
         context = self._context
         verdict = context.run.coordinator.verdict(peer.client)
+        peer.promoted = context.run.promotion.number
         answer = handshake.welcome(
             context.run.terms,
             nonce=peer.channel.nonce,
@@ -111,7 +112,7 @@ class ClientSessions:
             verdict=verdict,
             clients=len(context.peers),
             clock_s=context.ledger.now,
-            promoted=context.run.promotion.number,
+            promoted=peer.promoted,
         )
         self.send(peer, answer)
 

@@ -54,11 +54,13 @@ class Closing:
     Attributes:
         progress: progress of the run, read only.
         adopt: called with a committed state, as `RunProgress.adopt` is.
+        also_kept: further states whose files stay.
     """
 
     context: RunContext
     progress: RunProgress
     adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
+    also_kept: set[int] = field(default_factory=set)
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
     _noted_conflicts: set[int] = field(default_factory=set)  # classes that a note has named
@@ -99,7 +101,9 @@ class Closing:
             self._best = () if best is None else (best.state,)
         run = self.context.ledger.runs.get(self.context.run)
         promoted = () if run is None or run.promoted is None else (run.promoted,)
-        self._tidying = asyncio.create_task(self._tidy(victims, (*self._best, *promoted)))
+        self._tidying = asyncio.create_task(
+            self._tidy(victims, (*self._best, *promoted, *self.also_kept))
+        )
 
     def _tell_pace(self, task: TaskInfo, step: Step, key: RoundKey) -> None:
         """Say after the first round of a kind how long the others take."""

@@ -18,7 +18,7 @@ from fcil_protocol.messages.messages import PartRef, UseModel
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.process.terminal import count_of
 from fcil_server.event_loop import Yielder
-from fcil_server.ledger.enums import OPENING
+from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.rounds.asking import class_registry
@@ -75,18 +75,28 @@ class Promotion:
 
         The run goes on without it if the state cannot be read.
         """
-        context, number = self._context, self.number
-        if number == NONE:
-            return
-        try:
-            async with self._turn:
-                chosen = await self._choose(str(number))
-                self._published = await self._publish(chosen, promoted=True)
-        except FcilError as error:
-            text = f"promoted state {number} cannot be offered: {error}"
-            context.notify("error", error.code, text)
-            return
+        context = self._context
+        async with self._turn:
+            number = self.number
+            if number == NONE and not self._has_ended():
+                return
+            wanted = LAST if number == NONE else str(number)
+            try:
+                chosen = await self._choose(wanted)
+                self._published = await self._publish(chosen, promoted=number != NONE)
+            except FcilError as error:
+                text = f"state {wanted} cannot be offered: {error}"
+                context.notify("error", error.code, text)
+                return
         await self._tell_all()  # those that were ready before
+
+    def _has_ended(self) -> bool:
+        """Return True if a promotion ended in a complete run: no round brings the newest model."""
+        row, of_run = self._row(), f" of {self._context.run}"
+        acts = self._context.ledger.audit.newest()
+        return row.status is RunStatus.DONE and any(
+            act.action == "promote" and act.detail.endswith(of_run) for act in acts
+        )
 
     async def promote(self, state: str) -> dict[str, Any]:
         """Promote a state, or let clients follow the newest again, and offer it to those connected.
@@ -108,14 +118,17 @@ class Promotion:
             if not promoted and before is None:
                 raise _nothing_promoted()
             # First in the ledger, so that tidying keeps its file from now on.
+            self._closing.also_kept |= {chosen.state, *([] if before is None else [before])}
             ledger.runs.promote(context.run, chosen.state if promoted else None)
             try:
                 await self._closing.wait_until_tidied()
                 self._published = await self._publish(chosen, promoted=promoted)
+                await asyncio.to_thread(ledger.sync)
             except BaseException:
                 ledger.runs.promote(context.run, before)
                 raise
-            await asyncio.to_thread(ledger.sync)
+            finally:
+                self._closing.also_kept.clear()
         text = f"state {chosen.state} (task {chosen.task}) is promoted: clients use its model"
         if not promoted:
             text = "no state is promoted any more: clients use the newest model"
@@ -131,8 +144,13 @@ class Promotion:
         return told
 
     def on_client_ready(self, peer: Peer) -> None:
-        """Offer the promoted state to a client that has announced its classes."""
-        if self._published is not None and self._published.promoted:
+        """Offer the promoted state to a client that has announced its classes.
+
+        Or the newest one, if a promotion has ended since its Welcome, or in a complete run.
+        """
+        found = self._published
+        ended = peer.promoted != self.number or self._row().status is RunStatus.DONE
+        if found is not None and (found.promoted or ended):
             task = asyncio.get_running_loop().create_task(self._offer(peer))
             self._offers.add(task)
             task.add_done_callback(self._offers.discard)

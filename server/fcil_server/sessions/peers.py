@@ -30,6 +30,7 @@ class Peer:
         untrained: names of classes that it brings and that were learned before.
         agreement: relative distance of its features of the probe images from the server's.
         takes_models: it knows the message `UseModel`.
+        promoted: the promoted state that its Welcome named; -1: none.
     """
 
     client: ClientId
@@ -51,6 +52,7 @@ class Peer:
     untrained: tuple[str, ...] = ()
     agreement: float | None = None
     takes_models: bool = False
+    promoted: int = -1
 
     @property
     def announced(self) -> bool:

@@ -881,13 +881,28 @@ class TestModelOffered:
         assert made.handle(FetchFailed(KEY, "disk_full", "x"))[-1] == FetchModel(MODEL)
 
     def test_a_newer_offer_replaces_it_at_any_stage(self) -> None:
-        for events_before in ([], [ModelFetched(MODEL)]):
-            made = session()
-            for event in (ModelOffered(MODEL), *events_before):
-                made.handle(event)
-            assert made.handle(ModelOffered(MODEL2)) == [FetchModel(MODEL2)]
-            assert made.handle(ModelKept(MODEL)) == []
-            assert made.handle(ModelFetched(MODEL2)) == [KeepModel(MODEL2)]
+        made = session()
+        made.handle(ModelOffered(MODEL))
+        assert made.handle(ModelOffered(MODEL2)) == [FetchModel(MODEL2)]
+        assert made.handle(ModelFetched(MODEL)) == []
+        assert made.handle(ModelFetched(MODEL2)) == [KeepModel(MODEL2)]
+
+    @pytest.mark.parametrize("end", [ModelKept, ModelFailed])
+    def test_a_newer_offer_waits_for_one_that_is_being_kept(self, end: type) -> None:
+        """Both would else be written at the same time, and the older one might be the last."""
+        made = session()
+        for event in (ModelOffered(MODEL), ModelFetched(MODEL)):
+            made.handle(event)
+        assert made.handle(ModelOffered(MODEL2)) == []
+        assert made.handle(end(MODEL)) == [FetchModel(MODEL2)]
+        assert made.handle(ModelFetched(MODEL2)) == [KeepModel(MODEL2)]
+        assert made.handle(ModelKept(MODEL2)) == []
+
+    def test_an_offer_of_the_model_that_is_there_ends_one_that_waits(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(ModelOffered(MODEL))
+        assert made.handle(ModelOffered(MODEL2, held=True)) == []
+        assert FetchModel(MODEL) not in made.handle(RoundOver(KEY))
 
     def test_it_is_tried_a_few_times(self) -> None:
         made = session()
