@@ -26,6 +26,7 @@ from fcil_protocol.process.children import ChildProcess, module_command
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.export_records import (
+    FOLDER,
     FOLDERS,
     FORMATS,
     ExportRecord,
@@ -34,6 +35,7 @@ from fcil_server.reports.export_records import (
 )
 from fcil_server.runs.state_choice import LAST, find_state
 
+EXPORTS = FOLDER  # in the federation's directory
 NICE = 10  # a round comes first
 MOST_OUTPUT = 1 << 20  # bytes of the command's answer
 _INTERRUPTED = {

@@ -26,7 +26,7 @@ from fcil_server.federation.config import load
 from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.reports.export_records import FOLDER as EXPORTS
+from fcil_server.runs.export_jobs import EXPORTS
 from fcil_server.runs.run_queue import QUEUE, RunQueue
 from fcil_server.storage.backup import SCRATCH
 from fcil_server.storage.check_runs import check_run
