@@ -75,7 +75,7 @@ from fcil_client.session.events import (
     WorkDone,
     WorkFailed,
 )
-from fcil_client.session.model_offer import ModelOffer
+from fcil_client.session.model_offer import ModelOffer, ModelStage
 from fcil_protocol.errors import CorruptFile, NotNow
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RoundOpen, Verdict
@@ -378,7 +378,7 @@ class ClientSession:
     # --- a model outside of rounds ----------------------------------------------------------
 
     def _on_model_offered(self, event: ModelOffered) -> list[Instruction]:
-        if event.held:
+        if event.held and self.offer.state is not ModelStage.KEEPING:
             self.offer.end()  # also an earlier offer, which this one replaces
         elif event.model.run == self.run:
             self.offer.begin(event.model)

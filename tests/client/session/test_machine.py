@@ -898,6 +898,13 @@ class TestModelOffered:
         assert made.handle(ModelFetched(MODEL2)) == [KeepModel(MODEL2)]
         assert made.handle(ModelKept(MODEL2)) == []
 
+    def test_a_model_that_is_being_replaced_is_offered_again_and_comes_back(self) -> None:
+        made = session()
+        for event in (ModelOffered(MODEL), ModelFetched(MODEL)):
+            made.handle(event)
+        assert made.handle(ModelOffered(MODEL2, held=True)) == []
+        assert made.handle(ModelKept(MODEL)) == [FetchModel(MODEL2)]
+
     def test_an_offer_of_the_model_that_is_there_ends_one_that_waits(self) -> None:
         made = session(Work.WORKING)
         made.handle(ModelOffered(MODEL))
