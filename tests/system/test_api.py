@@ -21,6 +21,7 @@ import pytest
 from safetensors.numpy import load
 
 from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.reports.export_records import ExportRecord
 from system.kit import command, open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -375,3 +376,19 @@ def test_tokens_are_made_listed_and_revoked_by_commands(tmp_path):
             if path.is_file() and path != file:
                 content = path.read_bytes()
                 assert not [s for s in secrets if s.encode() in content], path
+
+
+def test_an_export_that_a_kill_cut_off_has_failed_once_the_server_runs_again(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--api", "127.0.0.1:0", *settings())
+        run = federation.status()["run"]["id"]
+        federation.stop()
+        left = ExportRecord("a" * 16, run, "1", "onnx", "me", "running", 1.0)
+        left.save(federation.federation)
+        half = left.folder(federation.federation) / "new-model.onnx"
+        half.write_bytes(b"half")
+        federation.serve("--api", "127.0.0.1:0", *settings())
+        told = client_of(federation, "administer").get_exports_id(id=left.id)
+        assert (told["status"], told["error"]["code"]) == ("failed", "worker_died")
+        assert not half.exists()
+        federation.stop()

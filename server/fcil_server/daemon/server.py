@@ -176,6 +176,7 @@ class Server:
 
         for step in (parts.flusher.end, say_goodbye, context.intake.drain, parts.exports.close):
             ends.push_async_callback(self._last, step)
+        await parts.exports.tidy()
         await self._answer(commands, parts)
         return self._begin(parts)
 

@@ -91,8 +91,12 @@ def find_record(directory: Path, name: str) -> ExportRecord | None:
     return _read(directory / FOLDER / name) if _ID.fullmatch(name) else None
 
 
-def remove_older(directory: Path) -> None:
+def remove_older(directory: Path, *, keep: str = "") -> None:
     """Remove all but the newest exports, and what a kill has left.
+
+    Args:
+        directory: the federation's.
+        keep: id of an export that counts as the newest, even if the clock was set back.
 
     Raises:
         StorageError: something cannot be removed.
@@ -100,11 +104,15 @@ def remove_older(directory: Path) -> None:
     folder = directory / FOLDER
     if not folder.is_dir():
         return
-    kept = {record.id for record in all_records(directory)[-KEPT:]}
+    by_age = sorted((r.id for r in all_records(directory)), key=keep.__eq__)  # stable
+    kept = set(by_age[-KEPT:])
     for path in folder.iterdir():
         if path.name not in kept:
             with storage_errors("remove", path):
-                shutil.rmtree(path)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def _read(folder: Path) -> ExportRecord | None:

@@ -2,7 +2,7 @@
 
 The command computes for minutes; the server only starts it and keeps the record
 (`reports.export_records`). The result gets its name when it is complete. The process ends with the
-server, and the next start marks its export as interrupted.
+server; after a kill, the server's next start records its export as failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from fcil_protocol.errors import FcilError, NotNow, StorageError, UsageError, WorkerDied
 from fcil_protocol.process.children import ChildProcess, module_command
-from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.export_records import (
     FOLDER,
@@ -62,7 +62,6 @@ class ExportJobs:
         self._notify = notify
         self._process: ChildProcess | None = None
         self._work: asyncio.Task[None] | None = None
-        self._swept = False
         self._turn = asyncio.Lock()
         self._closing = False
 
@@ -75,7 +74,7 @@ class ExportJobs:
 
         Raises:
             UsageError: there is no such format, run or state.
-            NotNow: another export is under way.
+            NotNow: another export is under way, or the server ends.
             DiskFull, StorageError: nothing was begun.
         """
         form, state = str(fields.get("format")), str(fields.get("state") or LAST)
@@ -88,42 +87,67 @@ class ExportJobs:
         def prepare() -> ExportRecord:
             with Ledger(path, read_only=True) as ledger:
                 chosen = find_state(ledger, self._directory, row, task=None, state=state)
-            self._sweep()
             record = ExportRecord(
                 secrets.token_hex(8), row.run_id, str(chosen.state), form, by, "running",
                 time.time(),
             )  # fmt: skip
+            self._sweep()
             record.save(self._directory)
-            remove_older(self._directory)
+            remove_older(self._directory, keep=record.id)
             return record
 
         async with self._turn:
+            if self._closing:
+                raise NotNow("the server ends.", action="Ask again once it runs.")
             if self._work is not None and not self._work.done():
                 raise NotNow("an export is under way.", action="Wait until it is done.")
             record = await asyncio.to_thread(prepare)
             self._work = asyncio.create_task(self._carry_out(record))
         return asdict(record)
 
+    async def tidy(self) -> None:
+        """Record what a killed server left under way as failed, and remove its files.
+
+        For the server's start, which no fault of this folder prevents.
+        """
+
+        def work() -> None:
+            self._sweep()
+            remove_older(self._directory)
+
+        try:
+            await asyncio.to_thread(work)
+        except StorageError as error:
+            self._notify("error", error.code, f"exports: {error}")
+
     def _sweep(self) -> None:
-        """Mark exports that an earlier start left under way."""
-        if not self._swept:
-            for record in all_records(self._directory):
-                if record.status == "running":
-                    _end(record, self._directory, error=_INTERRUPTED)
-            self._swept = True
+        """End the records that say running; for when no export is under way.
+
+        A kill leaves one, and so does an end that could not be written.
+        """
+        for record in all_records(self._directory):
+            if record.status == "running":
+                _end(record, self._directory, error=_INTERRUPTED)
 
     async def _carry_out(self, record: ExportRecord) -> None:
         try:
-            ended = await asyncio.to_thread(self._run, record)
-        except (FcilError, OSError) as error:  # the next start marks it as interrupted
-            code = error.code if isinstance(error, FcilError) else StorageError.code
-            self._notify("error", code, f"export {record.id}: {error}")
+            ended = await asyncio.to_thread(self._run_or_fail, record)
+        except FcilError as error:  # the next export, or start, records it as failed
+            self._notify("error", error.code, f"export {record.id}: {error}")
             return
         what = f"export {record.id}, {record.format} of state {record.state} of {record.run}"
         if ended.error is None:
             self._notify("info", "exported", f"{what}: done")
         else:
             self._notify("warning", "export_failed", f"{what}: {ended.error['message']}")
+
+    def _run_or_fail(self, record: ExportRecord) -> ExportRecord:
+        """Run the command; a fault on this side, such as no memory for it, is an end as well."""
+        try:
+            with storage_errors("start the export in", record.folder(self._directory)):
+                return self._run(record)
+        except StorageError as error:
+            return _end(record, self._directory, error=_told(error))
 
     def _run(self, record: ExportRecord) -> ExportRecord:
         """Run the command to its end; runs in a thread."""
@@ -149,9 +173,11 @@ class ExportJobs:
                 with storage_errors("store", folder):
                     if record.format in FOLDERS:
                         target = _archive(target, folder / f"new-{name}")
+                    with target.open("rb") as file:  # a name after a power cut means all of it
+                        sync_data(file.fileno())
                     target.replace(folder / name)
             except StorageError as error:
-                told = {"code": error.code, "message": error.message, "action": error.action or ""}
+                told = _told(error)
             else:
                 return _end(record, self._directory, name=name)
         fault = {key: str(told.get(key) or "") for key in ("code", "message", "action")}
@@ -160,8 +186,10 @@ class ExportJobs:
         return _end(record, self._directory, error=fault)
 
     async def close(self) -> None:
-        """End an export under way."""
+        """End an export under way, and begin no other."""
         self._closing = True
+        async with self._turn:  # one that is being prepared has its work after this
+            pass
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         if self._work is not None:
@@ -196,6 +224,11 @@ def _end(
     return ended
 
 
+def _told(error: FcilError) -> dict[str, str]:
+    """Return an error as a record has it."""
+    return {"code": error.code, "message": error.message, "action": error.action or ""}
+
+
 def _answer(path: Path) -> dict[str, Any]:
     """Return the data of the command's answer; empty: there is none."""
     try:
@@ -208,7 +241,8 @@ def _answer(path: Path) -> dict[str, Any]:
 
 def _archive(folder: Path, target: Path) -> Path:
     """Put a folder into a zip, without compression: weights do not shrink."""
-    with zipfile.ZipFile(target, "w") as file:
+    # Not strict: a machine without a clock dates files before 1980, which a zip cannot.
+    with zipfile.ZipFile(target, "w", strict_timestamps=False) as file:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 file.write(path, path.relative_to(folder))

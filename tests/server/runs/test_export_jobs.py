@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fcil_protocol.errors import NotNow, UsageError
+from fcil_protocol.errors import DiskFull, NotNow, StorageError, UsageError, WorkerDied
 from fcil_server.reports.export_records import (
     FOLDER,
     KEPT,
@@ -78,6 +80,18 @@ def carried_out(built: Built, *wanted: dict[str, Any], hold: Path | None = None)
                     os.close(os.open(hold, os.O_CREAT, 0o600))
                 await ended.wait()
             await jobs.close()
+
+    asyncio.run(work())
+    return notes
+
+
+def tidied(built: Built) -> list[Any]:
+    """Tidy as the start of a server does; return what is noted."""
+    notes: list[Any] = []
+
+    async def work() -> None:
+        with built.ledger() as ledger:
+            await ExportJobs(built.directory, ledger, lambda *note: notes.append(note)).tidy()
 
     asyncio.run(work())
     return notes
@@ -162,6 +176,99 @@ def test_what_a_kill_left_is_marked_and_its_files_go(built: Built) -> None:
     assert first.error["message"] == "the server ended before the export was complete."
     assert sorted(p.name for p in left.folder(built.directory).iterdir()) == ["record.json"]
     assert not (built.directory / FOLDER / "stray").exists()
+
+
+def test_a_servers_start_ends_what_a_kill_left(built: Built) -> None:
+    """A program that asks for the export hears of its end, though nobody begins another."""
+    left = ExportRecord("f" * 16, built.run, "2", "onnx", "me", "running", 1.0)
+    left.save(built.directory)
+    (left.folder(built.directory) / "new-model.onnx").write_bytes(b"half")
+    (built.directory / FOLDER / "stray").write_bytes(b"a file, not a folder")
+    tidied(built)
+    (record,) = all_records(built.directory)
+    assert (record.status, record.error and record.error["code"]) == ("failed", WorkerDied.code)
+    assert [p.name for p in record.folder(built.directory).iterdir()] == ["record.json"]
+    assert not (built.directory / FOLDER / "stray").exists()
+
+
+def test_a_folder_that_cannot_be_tidied_is_noted_and_stops_no_server(built, monkeypatch) -> None:
+    def fails(*_: Path) -> None:
+        raise StorageError("cannot remove it.")
+
+    (built.directory / FOLDER).mkdir()
+    monkeypatch.setattr(module, "remove_older", fails)
+    assert tidied(built) == [("error", StorageError.code, "exports: cannot remove it.")]
+
+
+def test_an_export_that_cannot_be_started_is_failed(built: Built, monkeypatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(module, "ChildProcess", fails)
+    notes = carried_out(built, {"format": "onnx"})
+    (record,) = all_records(built.directory)
+    assert (record.status, record.error and record.error["code"]) == ("failed", StorageError.code)
+    assert [note[:2] for note in notes] == [("warning", "export_failed")]
+
+
+def test_an_end_that_could_not_be_recorded_is_made_up_for(built: Built, monkeypatch) -> None:
+    save = ExportRecord.save
+
+    def full(record: ExportRecord, directory: Path) -> None:
+        if record.status != "running":
+            raise DiskFull("the disk is full.")
+        save(record, directory)
+
+    async def work() -> None:
+        with built.ledger() as ledger:
+            ended = asyncio.Event()
+            jobs = ExportJobs(built.directory, ledger, lambda *_: ended.set())
+            monkeypatch.setattr(ExportRecord, "save", full)
+            await jobs.start({"format": "onnx"}, "uid 7")
+            await ended.wait()
+            monkeypatch.setattr(ExportRecord, "save", save)
+            ended.clear()
+            await jobs.start({"format": "onnx"}, "uid 7")
+            await ended.wait()
+            await jobs.close()
+
+    asyncio.run(work())
+    assert [record.status for record in all_records(built.directory)] == ["failed", "done"]
+
+
+def test_files_from_before_1980_are_archived(built: Built) -> None:
+    folder = built.directory / "old"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"{}")
+    os.utime(folder / "config.json", (0, 0))  # of a machine without a clock
+    with zipfile.ZipFile(module._archive(folder, built.directory / "old.zip")) as file:
+        assert file.read("config.json") == b"{}"
+
+
+def test_an_export_of_a_clock_that_was_set_back_is_kept(built: Built) -> None:
+    later = time.time() + 1e6
+    for number in range(KEPT):
+        ExportRecord(f"{number:016x}", built.run, "2", "onnx", "me", "failed", later).save(
+            built.directory
+        )
+    carried_out(built, {"format": "onnx"})
+    kept = all_records(built.directory)
+    assert (len(kept), [r.status for r in kept].count("done")) == (KEPT, 1)
+
+
+def test_a_server_that_ends_begins_none(built: Built) -> None:
+    async def work() -> None:
+        with built.ledger() as ledger:
+            jobs = ExportJobs(built.directory, ledger, lambda *_: None)
+            begun = asyncio.create_task(jobs.start({"format": "onnx"}, "uid 7"))
+            await asyncio.sleep(0)  # it has begun to prepare, and has no process yet
+            await jobs.close()
+            assert begun.done()
+            with pytest.raises(NotNow, match="the server ends"):
+                await jobs.start({"format": "onnx"}, "uid 7")
+
+    asyncio.run(work())
+    assert "running" not in [record.status for record in all_records(built.directory)]
 
 
 def test_the_servers_end_ends_the_export(built: Built, tmp_path, monkeypatch) -> None:
