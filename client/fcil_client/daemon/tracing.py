@@ -7,13 +7,14 @@ the spans lie below the one that the server sends for this client.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fcil_client.session.events import Acked, Event, PartsReady, Work, WorkDone
+from fcil_client.session.events import Acked, Event, Nacked, PartsReady, Work, WorkDone
 from fcil_client.session.machine import ClientSession
-from fcil_protocol.errors import ConfigError, Unreachable
+from fcil_protocol.errors import AlreadyHave, ConfigError, Unreachable
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.process.round_spans import (
     PACKAGE,
@@ -77,7 +78,7 @@ class RoundSpans:
         if work is Work.FETCHING:
             attributes["fcil.parts_bytes"] = self._fetched()
         fault = ""
-        if not isinstance(event, _GOOD):
+        if not _is_good(event):
             fault = str(getattr(event, "code", "")) or "interrupted"
         return TraceSpan(
             trace,
@@ -91,6 +92,13 @@ class RoundSpans:
         )
 
 
+def _is_good(event: Event) -> bool:
+    """Say whether a phase ends as it should; after a lost Ack the server has the update already."""
+    if isinstance(event, Nacked):
+        return event.code == AlreadyHave.code
+    return isinstance(event, _GOOD)
+
+
 def check_collector(endpoint: str) -> None:
     """Check that spans can be sent to an address.
 
@@ -99,8 +107,8 @@ def check_collector(endpoint: str) -> None:
     """
     if not is_address(endpoint):
         raise ConfigError(
-            f"--otlp: expected an address that begins with http:// or https://, got "
-            f"{endpoint[:80]!r}.",
+            f"--otlp: expected an address that begins with http:// or https:// and names a host, "
+            f"got {endpoint[:80]!r}.",
             action="Give a collector's address, such as http://127.0.0.1:4318",
         )
     if not is_installed():
@@ -115,7 +123,8 @@ class SpanSender:
 
     Args:
         endpoint: the collector's address.
-        notify: receives a sentence when the collector does not take spans, and when it does again.
+        notify: receives a sentence when the collector does not take spans, and when it does again,
+            with the number of those lost.
     """
 
     def __init__(self, endpoint: str, notify: Callable[[str, str], None]) -> None:
@@ -123,6 +132,7 @@ class SpanSender:
         self._notify = notify
         self._lock = threading.Lock()
         self._waiting: deque[TraceSpan] = deque(maxlen=MOST_SPANS)
+        self._lost = 0  # since the last sentence about the collector
         self._news, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
@@ -131,6 +141,7 @@ class SpanSender:
         """Queue spans; if too many wait, the oldest are lost."""
         if spans:
             with self._lock:
+                self._lost += max(0, len(self._waiting) + len(spans) - MOST_SPANS)
                 self._waiting.extend(spans)
             self._news.set()
 
@@ -142,6 +153,8 @@ class SpanSender:
 
     def _run(self) -> None:
         exporter = SpanExporter(self._endpoint, resource_of({"service.name": "fcil-client"}))
+        # The library would write several lines about each try; `notify` gets one for an outage.
+        logging.getLogger(f"{PACKAGE}.trace_exporter").setLevel(logging.CRITICAL)
         failures = 0
         while not self._ending.is_set():
             self._news.wait()
@@ -152,7 +165,10 @@ class SpanSender:
                 if self._ending.is_set():
                     return  # the collector is away: what waits is lost
             if failures:
-                self._notify("info", "the OpenTelemetry collector takes spans again")
+                with self._lock:
+                    lost, self._lost = self._lost, 0
+                more = f"; {lost} were lost" if lost else ""
+                self._notify("info", f"the OpenTelemetry collector takes spans again{more}")
             failures = 0
         self._flush(exporter, first=False)
         exporter.close()
@@ -169,8 +185,10 @@ class SpanSender:
             if first:
                 self._notify("warning", f"{error} Spans wait, at most {MOST_SPANS}.")
             return False
-        done = {id(span) for span in sent}
-        with self._lock:  # a full queue may have lost some of them
+        done, left = {id(span) for span in sent}, len(sent)
+        with self._lock:
             while self._waiting and id(self._waiting[0]) in done:
                 self._waiting.popleft()
+                left -= 1
+            self._lost -= left  # a full queue dropped them while they were being sent
         return True

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlsplit
 
 from fcil_protocol.errors import Unreachable
 from fcil_protocol.ids import RoundKey
@@ -62,9 +63,21 @@ def client_span_id(trace: bytes, client: str) -> bytes:
     return span_id(trace, f"client {client}")
 
 
+def round_span_id(trace: bytes) -> bytes:
+    """Return the id of the span of a whole round."""
+    return span_id(trace, "round")
+
+
 def is_address(text: str) -> bool:
-    """Return True if a text can be a collector's address."""
-    return text.startswith(("http://", "https://"))
+    """Return True if a text can be a collector's address: a scheme and a host, at least."""
+    if not text.startswith(("http://", "https://")) or not text.isprintable() or " " in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # out of range: ValueError
+    except ValueError:
+        return False
+    return all((parts.hostname or "").removesuffix(".").split("."))
 
 
 def is_installed(module: str = PACKAGE) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from fcil_client.daemon.tracing import MOST_SPANS, RoundSpans, SpanSender, check
 from fcil_client.session.events import (
     Acked,
     LinkDown,
+    Nacked,
     PartsReady,
     RoundOpened,
     RoundOver,
@@ -19,6 +22,7 @@ from fcil_client.session.events import (
     WorkFailed,
 )
 from fcil_protocol.errors import ConfigError, Unreachable
+from fcil_protocol.process import round_spans
 from fcil_protocol.process.round_spans import TraceSpan, client_span_id, trace_id
 
 
@@ -74,6 +78,14 @@ def test_a_round_that_is_over_or_gives_way_to_another_is_interrupted():
     assert clock.found[-1].trace == trace_id(KEY)
     clock.feed(RoundOver(OTHER))
     assert clock.found[-1].trace == trace_id(OTHER) != trace_id(KEY)
+
+
+def test_an_update_that_the_server_has_already_is_sent_and_a_refused_one_is_not():
+    for code, fault in (("already_have", ""), ("not_asked", "not_asked")):
+        found = Clock().feed(
+            RoundOpened(order()), PartsReady(KEY), WorkDone(KEY, D1), Nacked(D1, code)
+        )
+        assert shown(found)[-1] == ("send", 130, 140, fault)
 
 
 # --- sending --------------------------------------------------------------------------------
@@ -141,6 +153,35 @@ def test_a_collector_that_is_away_gets_the_newest_later_and_is_named_once(export
     assert numbers[-MOST_SPANS:] == list(range(10, MOST_SPANS + 10))
     assert len(numbers) == len(set(numbers))
     assert [level for level, _ in notes] == ["warning", "info"]
+    lost = MOST_SPANS + 10 - len(numbers)  # none, if the first ten had left by then
+    assert notes[-1][1].endswith(f"again; {lost} were lost" if lost else "again")
+
+
+def test_spans_that_a_full_queue_drops_are_counted_once_unless_they_were_on_their_way(exporter):
+    exporter.down, notes, again = True, [], threading.Event()
+
+    def notify(level, text):
+        notes.append(text)
+        if level == "info":
+            again.set()
+
+    sender = SpanSender("http://x", notify)
+    sender.put([span(i) for i in range(MOST_SPANS)])
+    assert exporter.tried.wait(60)
+    sender.put([span(i) for i in range(MOST_SPANS, MOST_SPANS + 7)])
+    retake = exporter.send
+
+    def send(spans):  # two more spans push out two that are being sent
+        exporter.send = retake
+        sender.put([span(-1 % 2**63), span(-2 % 2**63)])
+        exporter.down = False
+        retake(spans)
+
+    exporter.send = send
+    assert again.wait(60)
+    sender.close()
+    assert len(exporter.taken) == len({s.id for s in exporter.taken}) == MOST_SPANS + 2
+    assert notes[-1].endswith("takes spans again; 7 were lost")
 
 
 def test_a_collector_that_never_answers_does_not_hold_the_end(exporter):
@@ -153,8 +194,30 @@ def test_a_collector_that_never_answers_does_not_hold_the_end(exporter):
     assert exporter.taken == []
 
 
+@pytest.mark.parametrize("address", ["http://", "https://:4318", "http://[::1", "http://x:99999",
+    "http://a..b", "http://.x", "http://x y", "http:/x"])  # fmt: skip
+def test_an_address_without_a_host_is_refused_at_the_start(address):
+    with pytest.raises(ConfigError, match="and names a host, got"):
+        check_collector(address)
+
+
+@pytest.mark.full  # the extra is not among the quick tests'
+def test_the_library_adds_no_lines_of_its_own_about_a_collector_that_is_away(caplog, monkeypatch):
+    pytest.importorskip(round_spans.PACKAGE)
+    monkeypatch.setattr(round_spans, "SEND_S", 0.5)
+    logging.getLogger(f"{round_spans.PACKAGE}.trace_exporter").setLevel(logging.NOTSET)
+    said = threading.Event()
+    with socket.socket() as deaf, caplog.at_level(logging.WARNING):
+        deaf.bind(("127.0.0.1", 0))  # and does not listen
+        sender = SpanSender(f"http://127.0.0.1:{deaf.getsockname()[1]}", lambda *_: said.set())
+        sender.put([span(1)])
+        assert said.wait(60)
+        sender.close()
+    assert [r for r in caplog.records if r.name.startswith("opentelemetry")] == []
+
+
 def test_an_address_or_a_package_that_is_missing_is_named(monkeypatch):
-    with pytest.raises(ConfigError, match="begins with http:// or https://, got 'collector:4318'"):
+    with pytest.raises(ConfigError, match="and names a host, got 'collector:4318'"):
         check_collector("collector:4318")
     monkeypatch.setattr(tracing, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match="--otlp needs the package opentelemetry") as caught:

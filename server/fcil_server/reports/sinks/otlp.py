@@ -47,7 +47,9 @@ class OtlpOptions(Options):
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         if value and not is_address(value):
-            raise ValueError("expected an address that begins with http:// or https://")
+            raise ValueError(
+                "expected an address that begins with http:// or https:// and names a host"
+            )
         return value.rstrip("/")
 
 

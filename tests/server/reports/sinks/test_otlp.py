@@ -112,7 +112,7 @@ def test_headers_come_from_the_environment(
     assert {headers.get("x-key") for headers in collector.headers} == {"abc"}
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "/v1"])
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "/v1", "http://"])
 def test_an_address_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="begins with http:// or https://"):
         OtlpOptions(endpoint=endpoint)
