@@ -14,7 +14,7 @@ NAMES = ["antelope", "beetle", "cougar", "dolphin"]
 
 
 def test_a_client_adds_its_spans_to_the_servers_trace(tmp_path, collector: Collector):
-    sink = ("-c", f'sinks.otlp.endpoint="{collector.endpoint}"')
+    sink = ("-c", f'sinks.otlp.endpoint="{collector.endpoint}"', "-c", "sinks.otlp.logs=true")
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings(tasks__classes=[NAMES[:2], NAMES[2:]]), *sink)
         for name, more in (("a", ("--otlp", collector.endpoint)), ("b", ())):
@@ -40,6 +40,14 @@ def test_a_client_adds_its_spans_to_the_servers_trace(tmp_path, collector: Colle
         assert said["fcil.client"] == ids["a"]
         assert by_id[parent.parent_span_id] is roots[span.trace_id]
         assert roots[span.trace_id].start_time_unix_nano <= span.end_time_unix_nano
-    everything = b"".join(body for _, body in collector.bodies)
+    of_rounds: dict[str, set[bytes]] = {}
+    for record in collector.records():
+        if record.trace_id:
+            assert record.span_id == roots[record.trace_id].span_id
+        code = next(a.value.string_value for a in record.attributes if a.key == "fcil.code")
+        of_rounds.setdefault(code, set()).add(record.trace_id)
+    assert of_rounds["round_opened"] == of_rounds["update"] == set(roots)
+    assert of_rounds["task_opened"] == of_rounds["run_done"] == {b""}
+    everything = b"".join(body for path, body in collector.bodies if path != "/v1/logs")
     secrets = (str(tmp_path), ":a", *NAMES)
     assert not [text for text in secrets if text.encode() in everything]

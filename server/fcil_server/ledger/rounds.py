@@ -143,6 +143,11 @@ class RoundTable:
         sql = "SELECT * FROM rounds WHERE run = ? ORDER BY seq DESC LIMIT ?"
         return self._db.all(RoundRow, sql, (run, most))
 
+    def begun_by(self, run: RunId, at: float) -> RoundRow | None:
+        """Return the run's newest round that was opened at this time or before."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND opened_at <= ? ORDER BY seq DESC LIMIT 1"
+        return self._db.one(RoundRow, sql, (run, at))
+
     def at(self, run: RunId, seq: int) -> RoundRow:
         """Return the run's round of this number."""
         sql = "SELECT * FROM rounds WHERE run = ? AND seq = ?"

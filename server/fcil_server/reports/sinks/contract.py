@@ -22,6 +22,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from fcil_protocol.ids import RoundKey
+from fcil_server.ledger.rows import Event
+
 
 class Options(BaseModel):
     """Base of a sink's options: its table in ``[sinks]``; unknown keys are refused.
@@ -52,12 +55,25 @@ class RunFacts:
     params: Mapping[str, str | int | float | bool]
 
 
+@dataclass(frozen=True)
+class RunNote:
+    """A note for the operator.
+
+    Attributes:
+        event: the note, as the ledger has it.
+        round: the round in which it was made; None: it was made between two.
+    """
+
+    event: Event
+    round: RoundKey | None
+
+
 class Writer(Protocol):
     """An open sink. Its errors are reported to the operator; then it is opened again later.
 
     A writer with a method ``spans`` gets each closed round as a list of `TraceSpan`, too.
     One with a method ``notes`` and a true attribute ``wants_notes`` gets the run's notes for the
-    operator as a list of `ledger.events.Event`; their sentences name clients and classes.
+    operator as a list of `RunNote`; their sentences name clients and classes.
     A writer with a true attribute ``from_start`` gets the whole run each time that it is opened,
     until the run is complete.
     """

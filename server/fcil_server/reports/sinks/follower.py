@@ -31,7 +31,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.reports.sinks import registry, scalars, spans
-from fcil_server.reports.sinks.contract import RunFacts, Writer
+from fcil_server.reports.sinks.contract import RunFacts, RunNote, Writer
 from fcil_server.reports.sinks.registry import Chosen
 
 FILES = 256  # open files allowed
@@ -192,7 +192,13 @@ class Follower:
         if take is None or not getattr(writer, "wants_notes", False):
             return taken
         while found := ledger.events.after(taken.note, limit=NOTES):
-            take([event for event in found if event.run == self._run])
+            own = [event for event in found if event.run == self._run]
+            if own:
+                before = ledger.rounds.begun_by(self._run, own[0].at)
+                rounds = ledger.rounds.all(self._run, 0 if before is None else before.seq)
+                take(
+                    [RunNote(*pair) for pair in zip(own, spans.rounds_of(own, rounds), strict=True)]
+                )
             taken = replace(taken, note=found[-1].id)
         return taken
 

@@ -21,9 +21,10 @@ from fcil_protocol.process.round_spans import (
     is_address,
     nanoseconds,
     resource_of,
+    round_span_id,
+    trace_id,
 )
-from fcil_server.ledger.rows import Event
-from fcil_server.reports.sinks.contract import Options, RunFacts
+from fcil_server.reports.sinks.contract import Options, RunFacts, RunNote
 
 MOST_SPANS = 2000  # of a request
 
@@ -82,14 +83,23 @@ class OtlpWriter:
         """Keep the spans of a round until they are flushed."""
         self._spans += spans
 
-    def notes(self, notes: Sequence[Event]) -> None:
+    def notes(self, notes: Sequence[RunNote]) -> None:
         """Keep notes until they are flushed."""
         self._records += map(self._record, notes)
 
-    def _record(self, note: Event) -> Any:
+    def _record(self, made: RunNote) -> Any:
         from opentelemetry._logs import LogRecord, SeverityNumber
         from opentelemetry.sdk._logs import ReadableLogRecord
+        from opentelemetry.trace import TraceFlags
 
+        note, place = made.event, dict[str, Any]()
+        if made.round is not None:
+            trace = trace_id(made.round)
+            place = {
+                "trace_id": int.from_bytes(trace),
+                "span_id": int.from_bytes(round_span_id(trace)),
+                "trace_flags": TraceFlags(1),
+            }
         severity = {"info": SeverityNumber.INFO, "warning": SeverityNumber.WARN}
         at = nanoseconds(note.at)
         record = LogRecord(
@@ -99,6 +109,7 @@ class OtlpWriter:
             severity_number=severity.get(note.level, SeverityNumber.ERROR),
             body=note.text,
             attributes={"fcil.code": note.code, "fcil.note": note.id},
+            **place,
         )
         return ReadableLogRecord(record, self._resource, self._scope)
 

@@ -1,4 +1,4 @@
-"""A closed round as spans of a trace, from the ledger's rows. Pure.
+"""A closed round as spans of a trace, and the rounds of notes, from the ledger's rows. Pure.
 
 A round that is exported again gets the same ids. Spans hold ids, counts and sizes, and no name of a
 client or a class.
@@ -6,20 +6,25 @@ client or a class.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.process.round_spans import (
     TraceSpan,
     Value,
     client_span_id,
+    round_span_id,
     span_id,
     trace_id,
 )
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
-from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
+from fcil_server.ledger.rows import AnswerRow, Event, RoundRow, UpdateRow
 
 _AFTER_COLLECT = ("aggregate", "save", "evaluate")  # phases, in their order
 _FAULTS = (Answer.LOST, Answer.STRAGGLER)
+# Codes of notes about a round that has just been closed (`rounds.closing`).
+_AFTERWARDS = ("excluded", "far_apart", "pace", "too_few_updates", "void")
 
 
 def of_round(
@@ -37,7 +42,7 @@ def of_round(
     """
     assert row.closed_at is not None, "only closed rounds are exported"
     trace = trace_id(row.key)
-    root = span_id(trace, "round")
+    root = round_span_id(trace)
     counted = sum(u.status is UpdateStatus.COUNTED for u in updates)
     attributes: dict[str, Value] = {
         "fcil.run": row.run,
@@ -58,6 +63,23 @@ def of_round(
     spans += (_update(row, update, trace, root) for update in updates)
     spans += (_answer(row, answer, trace, root) for answer in answers)
     return spans
+
+
+def rounds_of(notes: Sequence[Event], rounds: Sequence[RoundRow]) -> list[RoundKey | None]:
+    """Return the round of each note: the one that was open when it was made, or has just closed.
+
+    Args:
+        notes: of one run.
+        rounds: of the same run in their order, all that were open during the notes.
+    """
+    opened, found = [row.opened_at for row in rounds], list[RoundKey | None]()
+    for note in notes:
+        number = bisect_right(opened, note.at)
+        row = rounds[number - 1] if number else None
+        if row is not None and row.closed_at is not None and note.at > row.closed_at:
+            row = row if note.code in _AFTERWARDS else None
+        found.append(None if row is None else row.key)
+    return found
 
 
 def _phases(row: RoundRow, trace: bytes, root: bytes) -> Iterator[TraceSpan]:

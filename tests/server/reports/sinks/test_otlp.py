@@ -9,7 +9,7 @@ import pytest
 
 import sample_run
 from fcil_protocol.errors import ConfigError, Unreachable
-from fcil_protocol.process.round_spans import trace_id
+from fcil_protocol.process.round_spans import round_span_id, trace_id
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.run_data import collect
 from fcil_server.reports.sinks import registry
@@ -150,3 +150,26 @@ def test_notes_are_sent_as_log_records_only_if_asked_for(place: Path, collector:
     assert [r.time_unix_nano for r in found] == [round(note.at * 1e9) for note in notes]
     codes = [a.value.string_value for r in found for a in r.attributes if a.key == "fcil.code"]
     assert codes == [note.code for note in notes]
+
+
+def test_a_log_record_is_in_the_trace_of_the_round_in_which_it_was_noted(
+    tmp_path: Path, collector: Collector
+) -> None:
+    clock = sample_run.Clock()
+    ledger = sample_run.build(tmp_path / "ledger.sqlite", clock=clock)
+    row = ledger.rounds.all(RUN)[5]
+    assert row.closed_at is not None
+    for at in (row.opened_at + 1, row.opened_at - 1e6):
+        clock.now = at
+        ledger.events.add("info", "update", "bob", run=RUN)
+    ledger.close()
+    options = {"endpoint": collector.endpoint, "logs": True}
+    follower = Follower(tmp_path, RUN, registry.choose("otlp", options))
+    follower.catch_up(last=True)
+    follower.close()
+    roots = {s.trace_id: s.span_id for s in collector.spans() if not s.parent_span_id}
+    inside, before = collector.records()
+    trace = trace_id(row.key)
+    assert (inside.trace_id, inside.span_id) == (trace, round_span_id(trace))
+    assert roots[inside.trace_id] == inside.span_id
+    assert (before.trace_id, before.span_id) == (b"", b"")

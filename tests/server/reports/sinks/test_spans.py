@@ -10,7 +10,7 @@ import pytest
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_protocol.process.round_spans import TraceSpan
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
-from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateRow
+from fcil_server.ledger.rows import AnswerRow, Event, RoundRow, UpdateRow
 from fcil_server.reports.sinks import spans
 
 RUN = RunId("r20260101-000000-0000")
@@ -107,3 +107,22 @@ def test_ids_follow_from_the_key_alone() -> None:
     assert len({spans.trace_id(key) for key in (ROW.key, *others)}) == 5
     assert len(one[0].trace) == 16
     assert {len(span.id) for span in one} == {8}
+
+
+@pytest.mark.parametrize(
+    ("at", "code", "number"),
+    [
+        (99.0, "task_opened", None),
+        (100.0, "round_opened", 2),
+        (110.0, "update", 2),
+        (111.0, "connected", None),
+        (111.0, "excluded", 2),  # told after the commit that closes the round
+        (120.0, "update", 3),
+        (500.0, "update", 3),  # it is still open
+    ],
+)
+def test_a_note_belongs_to_the_round_that_is_open_or_whose_closing_it_tells(at, code, number):
+    rounds = [ROW, replace(ROW, round=3, seq=8, opened_at=120.0, closed_at=None)]
+    note = Event(1, at, "info", RUN, None, code, "of bob")
+    (key,) = spans.rounds_of([note], rounds)
+    assert (None if key is None else key.round) == number
