@@ -1,5 +1,7 @@
 """One round as one trace: the server's spans and those of a client, from real processes."""
 
+import socket
+
 import pytest
 
 from fcil_server.lab.local.federation import LocalFederation
@@ -15,15 +17,24 @@ NAMES = ["antelope", "beetle", "cougar", "dolphin"]
 
 def test_a_client_adds_its_spans_to_the_servers_trace(tmp_path, collector: Collector):
     sink = ("-c", f'sinks.otlp.endpoint="{collector.endpoint}"', "-c", "sinks.otlp.logs=true")
-    with LocalFederation(tmp_path) as federation:
+    with socket.socket() as deaf, LocalFederation(tmp_path) as federation:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen: b's collector is away
+        away = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         federation.serve(*settings(tasks__classes=[NAMES[:2], NAMES[2:]]), *sink)
-        for name, more in (("a", ("--otlp", collector.endpoint)), ("b", ())):
+        for name, more in (("a", ("--otlp", collector.endpoint)), ("b", ("--otlp", away))):
             federation.join(name, write_client(tmp_path / name, range(4), names=NAMES), *more)
         federation.until("run_done")
+        daemons = list(federation.clients.values())
         federation.stop()
+    assert [daemon.returncode for daemon in daemons] == [0, 0]  # none had to be killed
+    words = federation.log("b").read_text()
+    assert words.count("did not take the spans") <= 1  # none, if the run was over before
+    assert "Traceback" not in words
+    assert "Transient error" not in words  # the library's own lines, for each try
     with open_ledger(federation) as ledger:
         run = ledger.runs.newest().run_id
         rounds = ledger.rounds.all(run)
+        assert all(len(ledger.updates.accepted(row.key)) == 2 for row in rounds)
         ids = {c.name[-1]: c.client_id for c in ledger.clients.all()}
     spans = collector.spans()
     by_id = {span.span_id: span for span in spans}
