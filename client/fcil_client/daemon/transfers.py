@@ -64,6 +64,10 @@ class Transfers:
         self._outbox = outbox
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._fetched: events.PartsReady | events.ModelFetched | None = None  # fed at the end
+        self._of_order: set[str] = (
+            set()
+        )  # digests of parts: rounds leave the offered model's on disk
+        self._of_model: set[str] = set()
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
         self._offered: deque[str] = deque(maxlen=RECENT)  # digests without an answer
         self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have chunks
@@ -113,10 +117,12 @@ class Transfers:
 
     def fetch(self, order: RoundOpen) -> None:
         """Request the parts of an order that are not on disk."""
+        self._of_order = {part.digest for part in order.parts}
         self._start(order.parts, events.PartsReady(order.key))
 
     def fetch_model(self, model: UseModel) -> None:
         """Request the parts of an offered model that are not on disk."""
+        self._of_model = {part.digest for part in model.parts}
         self._start(model.parts, events.ModelFetched(model))
 
     def _start(
@@ -124,7 +130,7 @@ class Transfers:
     ) -> None:
         self._fetched = fetched
         try:
-            complete = self._downloads.start(parts)
+            complete = self._downloads.start(parts, keep=self._of_order | self._of_model)
         except StorageError as error:
             self._unfetched(error)
         else:
@@ -166,7 +172,7 @@ class Transfers:
             case events.PartsReady(key):
                 self._feed(events.FetchFailed(key, error.code, text))
             case events.ModelFetched(model):
-                self._notes("warning", f"the promoted model: {text}")
+                self._notes("warning", f"the offered model: {text}")
                 self._feed(events.ModelFailed(model))
 
     # --- out --------------------------------------------------------------------------------

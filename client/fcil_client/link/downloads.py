@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fcil_client.link.handshake import Terms
@@ -56,8 +56,13 @@ class Downloads:
     ahead: dict[str, int] = field(default_factory=dict)
     receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES))
 
-    def start(self, parts: Sequence[PartRef]) -> bool:
-        """Request the missing parts; True if none is missing. Transfers in progress continue."""
+    def start(self, parts: Sequence[PartRef], *, keep: Collection[str] = ()) -> bool:
+        """Request the missing parts; True if none is missing. Transfers in progress continue.
+
+        Args:
+            parts: what the order or the offered model needs.
+            keep: digests of other parts that stay on disk, complete or not.
+        """
         self.refs = {p.digest: p for p in parts}
         for digest in list(self.receiver.under_way):
             if digest not in self.refs:
@@ -70,7 +75,7 @@ class Downloads:
             if d not in self.receiver.under_way and not self.home.part_path(d).exists()
         ]
         self._ask()
-        self.home.prune_parts(set(self.refs))  # while the answers are on their way
+        self.home.prune_parts({*self.refs, *keep})  # while the answers are on their way
         return self._done
 
     def on_connection_lost(self) -> None:

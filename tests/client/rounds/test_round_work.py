@@ -421,6 +421,17 @@ def test_parts_share_the_window_that_is_asked_for_ahead(home, enrolment):
     assert [want.chunks for want in sent] == [[0, 1, 2, 3], []], "nothing is in flight any more"
 
 
+def test_parts_that_others_need_stay_when_an_order_is_fetched(home, enrolment):
+    downloads = Downloads(home, enrolment, KEYS, lambda _: None)
+    wanted, other, old = (c * 64 for c in "123")
+    for digest in (wanted, other, old):
+        home.part_path(digest).write_bytes(b"sealed")
+        home.incoming_path(digest).write_bytes(b"half")
+    downloads.start([PartRef(name="current", digest=wanted, sealed_bytes=6)], keep={other})
+    for path_of in (home.part_path, home.incoming_path):
+        assert [path_of(d).exists() for d in (wanted, other, old)] == [True, True, False]
+
+
 def test_the_window_counts_bytes_whatever_the_parts_chunks(home, enrolment):
     """Chunks of 32 KiB, 1 MiB and 32 KiB."""
     sent = []
