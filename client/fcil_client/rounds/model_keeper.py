@@ -90,14 +90,18 @@ class ModelKeeper:
                 self._replace(before, order, terms, ctx, names, promoted=False)
 
     def has(self, model: UseModel) -> bool:
-        """Return True if an offered model is the current one, with all its parts on disk."""
+        """Return True if an offered model is the current one, with all its parts on disk.
+
+        The newest is also current as the model of its round, whose parts have other digests.
+        """
         before = self._before(model.run)
+        if before is None or before.promoted != model.promoted:
+            return False
         parts = {ref.name: ref.digest for ref in model.parts if ref.name != REGISTRY}
-        return (
-            before is not None
-            and (before.state, before.promoted, before.parts) == (model.base, model.promoted, parts)
-            and all(part_path(self._home, digest).exists() for digest in parts.values())
-        )
+        same = (before.state, before.parts) == (model.base, parts)
+        if not model.promoted:
+            same = before.state >= model.base
+        return same and all(part_path(self._home, d).exists() for d in before.parts.values())
 
     def keep_offered(
         self, model: UseModel, terms: Terms, names: Mapping[str, int]

@@ -12,6 +12,7 @@ daemon running or not, also while a new round is fetched or after another run ha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
 from fcil_adapters.worker.loop import context_from
 from fcil_client.state.home import Home
-from fcil_protocol.envelopes.envelope import open_body, unwrap_key, wrap_key
+from fcil_protocol.envelopes.envelope import ContentKey, open_body, unwrap_key, wrap_key
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, head_of
 from fcil_protocol.errors import (
     CannotOpen,
@@ -220,25 +221,31 @@ def _open(home: Home, record: ModelRecord) -> CurrentModel:
 
 
 def _read_part(home: Home, digest: str, keys: list[PrivateKeys]) -> Payload:
+    """Open a part; a damaged one is removed: the client would take it for complete otherwise."""
     path = part_path(home, digest)
     try:
         with EnvelopeFile(path) as stored:
             header = stored.parsed
             if header.update_id != digest:
-                raise CorruptFile(f"{path} is damaged: it holds another part.", action=_AGAIN)
-            for i, one in enumerate(keys):
-                try:
-                    key = unwrap_key(stored.wrap, stored.header, one)
-                except CannotOpen:
-                    if i + 1 == len(keys):
-                        raise
-                else:
-                    break
-            return unpack(open_body(header, key, stored.steps()))
-    except (CannotOpen, WireError) as error:
+                raise CorruptFile(f"{path} is damaged: it holds another part.")
+            key = _unwrap(stored, keys)
+            try:
+                return unpack(open_body(header, key, stored.steps()))
+            except (CannotOpen, WireError) as error:
+                raise CorruptFile(f"{path} is damaged ({error.message})") from error
+    except (CannotOpen, WireError) as error:  # sealed for other keys, it may seem
         raise CorruptFile(f"{path} is damaged ({error.message})", action=_AGAIN) from error
     except CorruptFile as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
         raise CorruptFile(error.message, action=_AGAIN) from error
+
+
+def _unwrap(stored: EnvelopeFile, keys: list[PrivateKeys]) -> ContentKey:
+    for one in keys[:-1]:
+        with contextlib.suppress(CannotOpen):
+            return unwrap_key(stored.wrap, stored.header, one)
+    return unwrap_key(stored.wrap, stored.header, keys[-1])
 
 
 def _keys(home: Home) -> list[PrivateKeys]:

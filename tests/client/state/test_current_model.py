@@ -170,6 +170,7 @@ def test_a_part_that_was_damaged_and_fetched_again_replaces_the_damaged_one(home
     path.write_bytes(data[:-3] + b"xyz")  # the same file as in parts/
     with pytest.raises(CorruptFile, match="damaged"):
         current_model.load(home)
+    assert not path.exists()  # else nothing would fetch it again
     home.part_path(ref.digest).unlink()
     home.part_path(ref.digest).write_bytes(data)
     keep(home, order_of(order.parts, state=4))
@@ -343,3 +344,12 @@ def test_a_model_that_is_there_is_not_fetched_again_with_each_connection(home):
     for path in home.model_folder.iterdir():
         path.unlink()
     assert not keeper.has(offer)
+
+
+def test_the_newest_is_not_fetched_by_a_client_that_has_it_from_its_round(home):
+    give_model(home)
+    keeper = keeper_of(home)
+    offer = offer_of([put_part(home, "task/1", means((0, 1, 2)), state=3)], state=3, promoted=False)
+    assert keeper.has(offer)
+    assert not keeper.has(offer.model_copy(update={"base": 4}))
+    assert not keeper.has(offer.model_copy(update={"promoted": True}))
