@@ -26,7 +26,7 @@ def model_of(federation, name):
 def join(federation, name):
     folder = federation.directory / name
     if not folder.exists():
-        write_client(folder, range(4), offset=12 * "ab".index(name))
+        write_client(folder, range(4), offset=12 * "abc".index(name))
     federation.join(name, folder, "--threads", "1", "--engine", "onnx")
 
 
@@ -90,3 +90,24 @@ def test_predict_follows_a_promoted_state_over_rounds_kills_and_back(tmp_path):
         assert acts == [
             f"state {newest[0]} of {run}", f"the newest state of {run}", f"state {newest[1]} of {run}",
         ]  # fmt: skip
+
+
+def test_who_was_away_when_a_promotion_ended_gets_the_newest_of_the_runs_end(tmp_path):
+    for number, name in enumerate("abc"):
+        write_client(tmp_path / name, (0, 1), offset=12 * number)
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings(method__name="fedncm"))
+        for name in "abc":
+            join(federation, name)
+        federation.until("task_done")  # nobody has images of the second task
+        command(federation, "run", "promote", "best")
+        until_log(federation, "c", KEPT)
+        federation.kill_client("c")
+        command(federation, "run", "promote", "last")
+        for number, name in enumerate("ab"):
+            write_client(tmp_path / name, (2, 3), offset=12 * number)
+        federation.until("run_done")
+        join(federation, "c")
+        until_log(federation, "c", "newer ones replace it")
+        newest = (states(federation)[1], False, "after task 1")
+        assert [model_of(federation, name) for name in "abc"] == [newest] * 3

@@ -102,6 +102,7 @@ class OpenRun:
         row = ledger.runs.get(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
+            await self.promotion.on_run_complete()
         self.coordinator.end()  # also for a run that was already complete
         if not run_directory.is_complete(self.directory):  # missing after a kill at the very end
             await self.write_results()

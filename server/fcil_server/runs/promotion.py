@@ -90,6 +90,11 @@ class Promotion:
                 return
         await self._tell_all()  # those that were ready before
 
+    async def on_run_complete(self) -> None:
+        """Offer the newest state after the last round, if a promotion has ended in this run."""
+        if self.number == NONE:
+            await self.restore()
+
     def _has_ended(self) -> bool:
         """Return True if a promotion ended in a complete run: no round brings the newest model."""
         row, of_run = self._row(), f" of {self._context.run}"
@@ -190,7 +195,10 @@ class Promotion:
             parts=[*found.refs, registry],
             promoted=found.promoted,
         )
-        return context.send(peer, message)
+        sent = context.send(peer, message)
+        if sent:
+            peer.promoted = found.row.state if found.promoted else NONE
+        return sent
 
     def _row(self) -> RunRow:
         row = self._context.ledger.runs.get(self._context.run)
