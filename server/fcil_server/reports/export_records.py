@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
 
@@ -77,6 +79,9 @@ class ExportRecord:
         write_atomic(folder / RECORD, json.dumps(asdict(self)).encode())
 
 
+_RECORD = TypeAdapter(ExportRecord)
+
+
 def all_records(directory: Path) -> list[ExportRecord]:
     """Return the exports of a federation, oldest first; damaged records are left out."""
     folder = directory / FOLDER
@@ -117,8 +122,7 @@ def remove_older(directory: Path, *, keep: str = "") -> None:
 
 def _read(folder: Path) -> ExportRecord | None:
     try:
-        fields: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-        record = ExportRecord(**fields)
-    except (OSError, ValueError, TypeError, RecursionError):
+        record = _RECORD.validate_json((folder / RECORD).read_bytes())
+    except (OSError, ValueError):  # also of a value of another type
         return None
     return record if record.id == folder.name and _ID.fullmatch(record.id) else None

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from fcil_server.runs.export_jobs import ExportJobs
 from fcil_server.storage.check import check
 from server.storage_kit import Built, build
 
-# Stands in for `fcil-server export`: it waits for a file if it is told to, and writes its target.
+# Stands in for `fcil-server export`: it waits for a pipe's other end if asked to, and writes its target.
 COMMAND = """
-import json, os, sys, time
+import json, os, sys
 words = sys.argv[1:]
 target = words[words.index("--state") + 3]
-while os.environ.get("FCIL_TEST_HOLD") and not os.path.exists(os.environ["FCIL_TEST_HOLD"]):
-    time.sleep(0.01)
+if "FCIL_TEST_HOLD" in os.environ:
+    open(os.environ["FCIL_TEST_HOLD"], "rb").read()
 if "--onnx" in words:
     open(target, "wb").write(b"onnx")
 elif "--timm" in words:
@@ -77,7 +78,7 @@ def carried_out(built: Built, *wanted: dict[str, Any], hold: Path | None = None)
                 if hold is not None:
                     with pytest.raises(NotNow, match="an export is under way"):
                         await jobs.start(fields, "uid 7")
-                    os.close(os.open(hold, os.O_CREAT, 0o600))
+                    await asyncio.to_thread(hold.write_bytes, b"")  # ends when the child reads
                 await ended.wait()
             await jobs.close()
 
@@ -99,6 +100,7 @@ def tidied(built: Built) -> list[Any]:
 
 def test_a_file_is_there_when_the_export_is_done(built: Built, tmp_path, monkeypatch) -> None:
     hold = tmp_path / "go"
+    os.mkfifo(hold)
     monkeypatch.setenv("FCIL_TEST_HOLD", str(hold))
     notes = carried_out(built, {"format": "onnx", "state": "2"}, hold=hold)
     (record,) = all_records(built.directory)
@@ -290,8 +292,12 @@ def test_the_servers_end_ends_the_export(built: Built, tmp_path, monkeypatch) ->
 
 def test_a_damaged_or_foreign_record_is_none(built: Built) -> None:
     folder = built.directory / FOLDER / ("a" * 16)
-    folder.mkdir(parents=True)
-    for text in (b"", b"{", b"[]", b"{}", json.dumps({"id": "b" * 16}).encode()):
+    whole = ExportRecord("a" * 16, built.run, "2", "onnx", "me", "done", 1.0, 2.0, "model.onnx", 4)
+    whole.save(built.directory)
+    assert find_record(built.directory, whole.id) == whole
+    wrong = [{"bytes": "many"}, {"started_at": None}, {"status": "gone"}, {"error": {"code": 3}}]
+    texts = [json.dumps(asdict(whole) | fields).encode() for fields in wrong]
+    for text in (b"", b"{", b"[]", b"{}", json.dumps({"id": "b" * 16}).encode(), *texts):
         (folder / "record.json").write_bytes(text)
         assert find_record(built.directory, "a" * 16) is None
     for name in ("..", "", "a" * 15, "../runs", "A" * 16):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.process.round_spans import is_installed
 from fcil_server.reports.sinks.contract import Options, Sink
 
 GROUP = "fcil.sinks"
@@ -73,7 +73,7 @@ def choose(name: str, given: dict[str, Any]) -> Chosen:
         ConfigError: one message that names every fault.
     """
     sink = load(name)
-    missing = [p for p in sink.packages if not _is_there(p)]
+    missing = [p for p in sink.packages if not is_installed(p)]
     if missing:
         way = f"pip install 'fcil[{sink.extra}]'" if sink.extra else f"pip install {missing[0]}"
         raise ConfigError(
@@ -85,13 +85,6 @@ def choose(name: str, given: dict[str, Any]) -> Chosen:
     except ValidationError as error:
         faults = "; ".join(_fault(name, sink, dict(e)) for e in error.errors(include_url=False))
         raise ConfigError(f"{faults}.") from error
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is missing
-        return False
 
 
 def _fault(name: str, sink: Sink, error: dict[str, Any]) -> str:

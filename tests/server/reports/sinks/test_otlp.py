@@ -121,7 +121,7 @@ def test_an_address_that_is_none_is_refused(endpoint: str) -> None:
 def test_without_the_package_one_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registry, "_is_there", lambda _module: False)
+    monkeypatch.setattr(registry, "is_installed", lambda _module: False)
     with pytest.raises(ConfigError, match="needs the packages opentelemetry") as caught:
         registry.choose("otlp", {})
     assert "fcil[otel]" in caught.value.action

@@ -221,7 +221,7 @@ def test_a_wrong_sink_or_option_is_one_sentence():
 
 
 def test_a_sink_without_its_package_names_the_extra(monkeypatch):
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(registry, "is_installed", lambda _: False)
     with pytest.raises(ConfigError, match="needs the packages mlflow") as caught:
         registry.choose("mlflow", {})
     assert "fcil[mlflow]" in caught.value.action

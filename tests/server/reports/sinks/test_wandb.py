@@ -68,7 +68,7 @@ def place(tmp_path):
 def library(monkeypatch):
     made = Library()
     monkeypatch.setitem(sys.modules, "wandb", made)
-    monkeypatch.setattr(registry, "_is_there", lambda _: True)
+    monkeypatch.setattr(registry, "is_installed", lambda _: True)
     for name in ("WANDB_MODE", "WANDB_ERROR_REPORTING", "WANDB_SILENT", "WANDB_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # else what the sink sets would outlive the test
         monkeypatch.delenv(name)
