@@ -18,6 +18,7 @@ settings.load_profile("fcil")
 MAY_BE_SKIPPED = {
     r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
     r"needs fcil\[peft\]": "an extra of 150 MB; scripts/test --full installs it",
+    r"needs fcil\[contract\]": "an extra of 10 packages; scripts/test --full installs it",
     r"could not import 'mlflow'": "an extra of 18 packages",
     r"could not import 'opentelemetry": "an extra of 9 packages",
     r"could not import 'wandb'": "an extra of 15 packages, with a binary of 50 MB",

@@ -52,6 +52,7 @@ def test_only_extras_for_few_have_packages_that_are_not_locked():
         "mlflow",
         "wandb",
         "otel",
+        "contract",
     ]
 
 
