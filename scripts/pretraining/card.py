@@ -149,13 +149,15 @@ def digits() -> tuple[Pictures, Pictures]:
 
 
 def embed(backbone: Backbone, folder: Path) -> None:
-    """Write the files that ship: weights, graph for onnxruntime, and features of the probes.
+    """Write the files that ship: weights, their digest, the graph, and features of the probes.
 
     Raises:
         ConfigError: package onnx or onnxscript is missing.
         StorageError: they cannot be written.
     """
     weights = write_weights(backbone, folder / f"{EMBEDDED}.safetensors")
+    digest = f"{backbone.info.digest}\n".encode("ascii")
+    write_atomic(folder / f"{EMBEDDED}.digest", digest, mode=0o644)
     write_graph(backbone, weights, folder / f"{EMBEDDED}.onnx")
     np.save(folder / f"{EMBEDDED}.probe.npy", probe_features(backbone))
 

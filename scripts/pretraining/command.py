@@ -310,7 +310,7 @@ def _card(args: argparse.Namespace) -> None:
     if args.out is not None:
         card.embed(backbone, args.out)
         card.write_card(args.out / f"{EMBEDDED}.md", backbone, story, rows, blend)
-        print(f"written: {args.out / EMBEDDED}.md, .safetensors, .onnx and .probe.npy")
+        print(f"written: {args.out / EMBEDDED}.md, .safetensors, .digest, .onnx and .probe.npy")
     print(card.card(backbone, story, rows, blend))
 
 

@@ -315,6 +315,7 @@ class TestCommand:
         assert "1 steps (0.33 passes)" in page
         weights = load_backbone("embedded", out / "vit_nano_patch4_32.safetensors")
         assert f"`{weights.info.digest}`" in page
+        assert (out / "vit_nano_patch4_32.digest").read_text() == f"{weights.info.digest}\n"
         probe = np.load(out / "vit_nano_patch4_32.probe.npy")
         assert (probe.shape, probe.dtype) == ((4, 128), np.float32)
 
