@@ -182,7 +182,8 @@ class ExportJobs:
                 return _end(record, self._directory, name=name)
         fault = {key: str(told.get(key) or "") for key in ("code", "message", "action")}
         if not fault["message"]:
-            fault = {**_INTERRUPTED, "message": f"the export ended with code {code}."}
+            ended = {"message": f"the export ended with code {code}."}
+            fault = {**_INTERRUPTED, **({} if self._closing else ended)}
         return _end(record, self._directory, error=fault)
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ def _number(ledger: Ledger, row: RunRow, state: str | None) -> int | None:
         if best is None:
             raise UsageError(
                 f"no state of run {row.run_id} is tested, so there is no best one.",
-                action="Set run.evaluate or run.central_test, or export the newest: --state last",
+                action="Set run.evaluate or run.central_test, or name last, or a number.",
             )
         return best.state
     if not (state.isascii() and state.isdigit() and len(state) < _MOST_DIGITS):
