@@ -227,7 +227,8 @@ def certificate(data):
     read = Certificate.from_bytes(given.to_bytes())
     must(read == given, "a certificate is read as it was written")
     repr(read)
-    read.verify(ROOT.federation, time.time()).sealing_key()
+    sealing = read.verify(ROOT.federation, time.time()).sealing_key
+    must(sealing is not None, "a certificate's keys can be sealed for")
     return True
 
 

@@ -174,7 +174,7 @@ def wrap_key(key: ContentKey, header: bytes, recipient: PublicKeys) -> bytes:
         TrustError: the recipient's keys cannot be used.
     """
     try:
-        return _SUITE.encrypt(key.value, recipient.sealing_key(), _info(header, recipient))
+        return _SUITE.encrypt(key.value, recipient.sealing_key, _info(header, recipient))
     except ValueError as error:
         raise TrustError(f"nothing can be sealed for {recipient.fingerprint}.") from error
 

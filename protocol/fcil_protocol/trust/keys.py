@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -101,11 +102,12 @@ class PublicKeys:
         )
         _check_x25519(keys.curve, "curve")
         _check_x25519(keys.sealing[_MLKEM_PUBLIC_BYTES:], "sealing")
-        keys.sealing_key()
+        _ = keys.sealing_key
         return keys
 
+    @cached_property
     def sealing_key(self) -> MLKEM768X25519PublicKey:
-        """Return the X-Wing key for HPKE.
+        """The X-Wing key for HPKE, made once.
 
         Raises:
             WireError: the bytes are no such key.

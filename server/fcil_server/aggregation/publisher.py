@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import fcil_protocol
 from fcil_adapters.contract import Part
 from fcil_protocol.envelopes.envelope import (
+    ContentKey,
     Core,
+    Header,
     StoredEnvelope,
     parse_header,
     seal,
@@ -24,7 +26,7 @@ from fcil_protocol.envelopes.envelope import (
     wrap_key,
 )
 from fcil_protocol.envelopes.transfer import Sender, granted
-from fcil_protocol.errors import CorruptFile, WireError
+from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
 from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
@@ -35,6 +37,21 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.sessions.peers import Peer
 
 CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
+
+
+@dataclass(frozen=True)
+class _CachedPart:
+    """A sealed part in memory, with what every client that fetches it needs.
+
+    Attributes:
+        key: of its content, to be wrapped for each client.
+        private: only clients that it was published for may fetch it.
+    """
+
+    stored: StoredEnvelope
+    header: Header
+    key: ContentKey
+    private: bool
 
 
 @dataclass(frozen=True)
@@ -70,11 +87,11 @@ class Publisher:
         self._store = store
         self._max_plain_bytes = max_plain_bytes
         self._send = send
-        self._cache: OrderedDict[str, StoredEnvelope] = OrderedDict()
+        self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._tensor_bytes: dict[str, int] = {}
-        # Digest -> the clients that may fetch it: parts of the rounds' state, and of another one.
-        self._private: dict[str, set[ClientId]] = {}
-        self._private_beside: dict[str, set[ClientId]] = {}
+        # The one private part that a client may fetch: of the rounds' state, and of another one.
+        self._private: dict[ClientId, str] = {}
+        self._private_beside: dict[ClientId, str] = {}
         self._beside: set[str] = set()  # digests of the other state's parts
         self._turn = asyncio.Lock()
 
@@ -85,7 +102,8 @@ class Publisher:
         them to catch up.
         """
         refs = [await self._reference(part, stamp) for part in parts]
-        kept = {ref.digest for ref in refs} | {*self._private, *self._private_beside, *self._beside}
+        private = {*self._private.values(), *self._private_beside.values()}
+        kept = {ref.digest for ref in refs} | private | self._beside
         for row in self._ledger.parts.all(self._run):
             if row.digest not in kept:
                 self._ledger.parts.remove(self._run, row.digest)
@@ -129,16 +147,16 @@ class Publisher:
             sealed_bytes=len(stored.body),
             wrapped=stored.wrap,
         )
-        self._remember(digest, stored)
+        self._remember(digest, stored, part.name)
         self._tensor_bytes[digest] = part.payload.tensor_bytes
         return PartRef(name=part.name, digest=digest, sealed_bytes=len(stored.body))
 
     def _intact(self, digest: str) -> bool:
+        """Return True if a part can be served: its file is whole, and its key opens."""
         try:
-            self._stored(digest)
-        except CorruptFile:
+            return self._find(digest) is not None
+        except FcilError:
             return False
-        return True
 
     def _seal(self, plain: bytes, name: str, stamp: Stamp) -> StoredEnvelope:
         """Seal a part and put it on disk; runs in a thread."""
@@ -166,7 +184,9 @@ class Publisher:
     async def publish_for(
         self, client: ClientId, part: Part, stamp: Stamp, *, beside: bool = False
     ) -> PartRef:
-        """Publish a part for one client; only clients it was published for may fetch it.
+        """Publish a part for one client, in place of its earlier one.
+
+        Only clients that a part was published for may fetch it.
 
         Args:
             client: the client.
@@ -175,48 +195,55 @@ class Publisher:
             beside: it belongs to the state of `publish_beside`, not to that of the rounds.
         """
         ref = await self._reference(part, stamp)
-        allowed = self._private_beside if beside else self._private
-        for digest, clients in list(allowed.items()):
-            clients.discard(client)  # its earlier registry, if it changed
-            if not clients:
-                del allowed[digest]
-        allowed.setdefault(ref.digest, set()).add(client)
+        (self._private_beside if beside else self._private)[client] = ref.digest
         return ref
 
     def _may_fetch(self, client: ClientId, digest: str) -> bool:
         """Return True if a private part was published for this client."""
-        return any(client in t.get(digest, ()) for t in (self._private, self._private_beside))
+        return digest in (self._private.get(client), self._private_beside.get(client))
 
     def tensor_bytes(self, digest: str) -> int:
         """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""
         return self._tensor_bytes.get(digest, 0)
 
-    def _remember(self, digest: str, stored: StoredEnvelope) -> None:
-        self._cache[digest] = stored
-        self._cache.move_to_end(digest)
-        while len(self._cache) > 1 and sum(len(s.body) for s in self._cache.values()) > CACHE_BYTES:
-            self._cache.popitem(last=False)
+    def _remember(self, digest: str, stored: StoredEnvelope, name: str) -> _CachedPart:
+        header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)
+        key = unwrap_key(stored.wrap, stored.header, self._keys)
+        part = _CachedPart(stored, header, key, private=name == REGISTRY)
+        cache = self._cache
+        cache[digest] = part
+        cache.move_to_end(digest)
+        while len(cache) > 1 and sum(len(p.stored.body) for p in cache.values()) > CACHE_BYTES:
+            cache.popitem(last=False)
+        return part
 
-    def _stored(self, digest: str) -> StoredEnvelope:
-        if digest not in self._cache:
-            self._remember(digest, StoredEnvelope.from_bytes(self._store.get(Digest(digest))))
-        self._cache.move_to_end(digest)
-        return self._cache[digest]
+    def _find(self, digest: str) -> _CachedPart | None:
+        """Return a published part, from memory or from its file.
+
+        Raises:
+            CorruptFile: the file is gone or damaged.
+        """
+        found = self._cache.get(digest)
+        if found is not None:
+            self._cache.move_to_end(digest)
+            return found
+        row = self._ledger.parts.get(self._run, Digest(digest))
+        if row is None:
+            return None
+        stored = StoredEnvelope.from_bytes(self._store.get(row.digest))
+        return self._remember(digest, stored, row.name)
 
     def serve(self, peer: Peer, want: Want, credit: int) -> None:
         """Send what a client requests: a part's header with its key, or chunks of it.
 
         It may ask for ``credit`` bytes at a time; the rest is not sent.
         """
-        row = self._ledger.parts.get(self._run, Digest(want.digest))
-        private = row is not None and row.name == REGISTRY
-        if row is None or (private and not self._may_fetch(peer.client, want.digest)):
+        part = self._find(want.digest)
+        if part is None or (part.private and not self._may_fetch(peer.client, want.digest)):
             raise WireError(f"no part for this client has the digest {want.digest[:16]}.")
-        stored = self._stored(want.digest)
-        header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)
+        stored, header = part.stored, part.header
         if want.header:
-            key = unwrap_key(stored.wrap, stored.header, self._keys)
-            wrap = wrap_key(key, stored.header, peer.keys)
+            wrap = wrap_key(part.key, stored.header, peer.keys)
             head = Parts(digest=want.digest)
             if not self._send(peer, head, stored.header, stored.signature, wrap):
                 return
