@@ -67,4 +67,12 @@ def is_digest(text: str) -> bool:
 
 def digest_of(content: Any) -> Digest:
     """Return the SHA-256 of JSON-ready content (hex)."""
-    return Digest(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
+    return sha256_of(json.dumps(content, sort_keys=True).encode())
+
+
+def sha256_of(*pieces: bytes | bytearray | memoryview) -> Digest:
+    """Return the SHA-256 (hex) of bytes that come in pieces, without joining them."""
+    sha = hashlib.sha256()
+    for piece in pieces:
+        sha.update(piece)
+    return Digest(sha.hexdigest())

@@ -7,13 +7,12 @@ with a SHA-256 over name and content. It is on disk before the state that counts
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from fcil_protocol.errors import CorruptFile
-from fcil_protocol.ids import RunId, is_digest
+from fcil_protocol.ids import RunId, is_digest, sha256_of
 from fcil_protocol.storage.atomic_files import storage_errors, sync_directory, write_atomic
 
 SUFFIX = ".update"
@@ -119,4 +118,4 @@ _RESTORE = "Restore a backup that was written after it came: fcil-server restore
 
 
 def _hash(update: str, data: bytes | memoryview) -> bytes:
-    return hashlib.sha256(update.encode("ascii") + data).digest()
+    return bytes.fromhex(sha256_of(update.encode("ascii"), data))

@@ -8,7 +8,6 @@ exactly what the others had.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from fcil_protocol.envelopes.envelope import (
     ContentKey,
     Core,
     Header,
+    Plain,
     StoredEnvelope,
     parse_header,
     seal,
@@ -27,10 +27,10 @@ from fcil_protocol.envelopes.envelope import (
 )
 from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import FcilError, WireError
-from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
+from fcil_protocol.ids import ClientId, Digest, FederationId, RunId, sha256_of
 from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
-from fcil_protocol.payloads.payload import pack
+from fcil_protocol.payloads.payload import pieces
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.store import PartStore
 from fcil_server.ledger.ledger import Ledger
@@ -127,8 +127,8 @@ class Publisher:
             return await self._reference_now(part, stamp)
 
     async def _reference_now(self, part: Part, stamp: Stamp) -> PartRef:
-        plain = pack(part.payload)
-        plain_digest = Digest(hashlib.sha256(plain).hexdigest())
+        plain = pieces(part.payload)
+        plain_digest = sha256_of(*plain)
         known = self._ledger.parts.by_plain(self._run, part.name, plain_digest)
         if known is not None and self._intact(known.digest):
             self._tensor_bytes[known.digest] = part.payload.tensor_bytes
@@ -136,14 +136,14 @@ class Publisher:
         if known is not None:  # its file is gone or damaged: seal it again, under a new digest
             self._ledger.parts.remove(self._run, known.digest)
         stored = await asyncio.to_thread(self._seal, plain, part.name, stamp)
-        digest = Digest(hashlib.sha256(stored.header).hexdigest())
+        digest = sha256_of(stored.header)
         self._ledger.parts.add(
             self._run,
             part.name,
             plain_digest=plain_digest,
             digest=digest,
             file=self._store.path(digest).name,
-            plain_bytes=len(plain),
+            plain_bytes=sum(map(len, plain)),
             sealed_bytes=len(stored.body),
             wrapped=stored.wrap,
         )
@@ -158,7 +158,7 @@ class Publisher:
         except FcilError:
             return False
 
-    def _seal(self, plain: bytes, name: str, stamp: Stamp) -> StoredEnvelope:
+    def _seal(self, plain: Plain, name: str, stamp: Stamp) -> StoredEnvelope:
         """Seal a part and put it on disk; runs in a thread."""
         core = Core(
             protocol=fcil_protocol.PROTOCOL_VERSION,
@@ -178,7 +178,7 @@ class Publisher:
         )
         sealed, key = seal(plain, core, self._keys)
         stored = sealed.stored(wrap_key(key, sealed.header, self._keys.public))
-        self._store.put(Digest(sealed.parsed.update_id), stored.to_bytes())
+        self._store.put(Digest(sealed.parsed.update_id), *stored.pieces())
         return stored
 
     async def publish_for(

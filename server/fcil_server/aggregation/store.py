@@ -8,7 +8,6 @@ own number, so a renamed file is refused like an altered one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -17,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fcil_protocol.envelopes.stored_envelope import Body
 from fcil_protocol.errors import CorruptFile, FcilError, InternalError
-from fcil_protocol.ids import Digest, RunId, is_digest, new_run_id
-from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_protocol.ids import Digest, RunId, is_digest, new_run_id, sha256_of
+from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import StateRow
@@ -77,8 +77,8 @@ class StateStore:
             DiskFull, StorageError: it could not be written.
         """
         _refuse_non_finite(number, state)
-        data = pack(state)
-        digest = Digest(hashlib.sha256(data).hexdigest())
+        data = pieces(state)
+        digest = sha256_of(*data)
         if number in self.numbers():
             try:
                 held = self._verified(number)[0]
@@ -91,8 +91,8 @@ class StateStore:
                     f"state {number} exists with digest {held.digest[:16]}, got {digest[:16]}; "
                     "a state never changes."
                 )
-        write_atomic(self.path(number), data, sync_name=False)  # with the name of its record
-        record = StateRecord(number, digest, parent, task, len(data))
+        write_atomic(self.path(number), *data, sync_name=False)  # with the name of its record
+        record = StateRecord(number, digest, parent, task, sum(map(len, data)))
         write_atomic(self._record_path(number), _record_bytes(record))
         return digest
 
@@ -206,7 +206,7 @@ class StateStore:
             raise CorruptFile(f"{path} is missing.", action="Restore it from a backup.")
         with storage_errors("read", path):
             data = path.read_bytes()
-        got = hashlib.sha256(data).hexdigest()
+        got = sha256_of(data)
         if got != record.digest:
             raise CorruptFile(
                 f"{path} is damaged: expected SHA-256 {record.digest[:16]}, got {got[:16]} "
@@ -233,17 +233,17 @@ class PartStore:
         assert is_digest(digest), "a part's name is a digest"
         return self.directory / f"{digest}.part"
 
-    def put(self, digest: Digest, data: bytes) -> Path:
-        """Store a part; the same part may be put again.
+    def put(self, digest: Digest, *data: Body) -> Path:
+        """Store a part, whose bytes come in pieces; the same part may be put again.
 
         It survives the process, but no power cut: then `get` finds it missing or damaged, and it is
         sealed again.
         """
         path = self.path(digest)
-        write_atomic(path, _PART_MAGIC + _part_hash(digest, data), data, sync=False)
+        write_atomic(path, _PART_MAGIC + _part_hash(digest, *data), *data, sync=False)
         return path
 
-    def get(self, digest: Digest) -> bytes:
+    def get(self, digest: Digest) -> memoryview:
         """Return a part's bytes as they were put.
 
         Raises:
@@ -253,7 +253,7 @@ class PartStore:
         if not path.exists():
             raise CorruptFile(f"the part {path} is missing.", action="It is sealed again.")
         with storage_errors("read", path):
-            stored = path.read_bytes()
+            stored = memoryview(path.read_bytes())
         head = len(_PART_MAGIC) + _HASH_BYTES
         data = stored[head:]
         if stored[:head] != _PART_MAGIC + _part_hash(digest, data):
@@ -289,8 +289,8 @@ class PartStore:
         return removed
 
 
-def _part_hash(digest: Digest, data: bytes) -> bytes:
-    return hashlib.sha256(digest.encode("ascii") + data).digest()
+def _part_hash(digest: Digest, *data: Body) -> bytes:
+    return bytes.fromhex(sha256_of(digest.encode("ascii"), *data))
 
 
 def _refuse_non_finite(number: int, state: Payload) -> None:

@@ -8,7 +8,6 @@ removed.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ from pathlib import Path
 from fcil_adapters.contract import State
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_protocol.errors import InternalError, UsageError
-from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
 from fcil_protocol.payloads.builtin import EVALUATE
-from fcil_protocol.payloads.payload import pack, unpack
+from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
 from fcil_server.ledger.enums import OPENING, UpdateStatus
@@ -236,7 +235,7 @@ class Forgetting:
             if row.state in saved:
                 digest = target.save(row.state, state, parent, row.task)
             else:
-                digest = Digest(hashlib.sha256(pack(state)).hexdigest())
+                digest = sha256_of(*pieces(state))
             found.append((row.state, digest, parent))
         return found
 

@@ -106,10 +106,10 @@ class TestStates:
         fill(store, [0])
         real = store_module.write_atomic
 
-        def killed(path: Path, data: bytes, **kwargs: object) -> None:
+        def killed(path: Path, *data: bytes, **kwargs: object) -> None:
             if path.suffix == ".json":
                 raise KeyboardInterrupt
-            real(path, data, **kwargs)
+            real(path, *data, **kwargs)
 
         monkeypatch.setattr(store_module, "write_atomic", killed)
         with pytest.raises(KeyboardInterrupt):
