@@ -103,7 +103,7 @@ def check_collector(endpoint: str) -> None:
     """Check that spans can be sent to an address.
 
     Raises:
-        ConfigError: it is none, or the packages for it are missing.
+        ConfigError: it is not an address, or the packages for it are missing.
     """
     if not is_address(endpoint):
         raise ConfigError(
@@ -152,6 +152,13 @@ class SpanSender:
         self._thread.join(END_S)
 
     def _run(self) -> None:
+        try:
+            self._send_until_end()
+        except Exception as error:  # of the library: a wrong certificate, an unknown proxy
+            text = f"no more spans are sent: {type(error).__name__}: {error}"
+            self._notify("warning", text)
+
+    def _send_until_end(self) -> None:
         exporter = SpanExporter(self._endpoint, resource_of({"service.name": "fcil-client"}))
         # The library would write several lines about each try; `notify` gets one for an outage.
         logging.getLogger(f"{PACKAGE}.trace_exporter").setLevel(logging.CRITICAL)

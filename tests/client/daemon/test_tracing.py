@@ -134,6 +134,25 @@ def test_spans_are_sent_and_the_last_ones_before_the_end(exporter):
     assert exporter.closed.is_set()
 
 
+def test_a_fault_of_the_library_ends_the_sending_with_a_sentence(exporter, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("unknown credential provider")
+
+    monkeypatch.setattr(tracing, "SpanExporter", broken)
+    notes, said = [], threading.Event()
+
+    def notify(level, text):
+        notes.append((level, text))
+        said.set()
+
+    sender = SpanSender("http://x", notify)
+    sender.put([span(1)])
+    assert said.wait(60)
+    sender.close()
+    text = "no more spans are sent: RuntimeError: unknown credential provider"
+    assert notes == [("warning", text)]
+
+
 def test_a_collector_that_is_away_gets_the_newest_later_and_is_named_once(exporter):
     exporter.down, notes, again = True, [], threading.Event()
 

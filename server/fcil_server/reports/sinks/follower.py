@@ -36,6 +36,7 @@ from fcil_server.reports.sinks.registry import Chosen
 
 FILES = 256  # open files allowed
 NOTES = 1000  # read at a time
+ROUNDS = 50  # given to a sink between two flushes, so that a long backlog is not kept in memory
 LEFT_S = 20.0  # for the last metrics of a killed server; a live one kills the process earlier
 REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
 # Sections about how a run learns; those of paths and addresses are excluded.
@@ -87,23 +88,30 @@ class Follower:
         self._writer: Writer | None = None
 
     def catch_up(self, *, last: bool = False) -> None:
-        """Give the sink all missing metrics, and save its progress.
+        """Give the sink all missing metrics, and save its progress after each page of them.
 
         Args:
             last: the server has made its last writes.
 
         Raises:
-            The sink's errors; no progress is saved then.
+            The sink's errors; the progress before the last page is saved then.
         """
+        while self._take_page(last=last):
+            pass
+
+    def _take_page(self, *, last: bool) -> bool:
+        """Give and save one page of what is missing; return True if more may be."""
         complete = run_directory.is_complete(
             self._directory
         )  # first: if it is complete, its bytes are in the ledger
         with Ledger(self._ledger, read_only=True) as ledger:
             writer = self._open(ledger)
-            taken = self._rounds(ledger, writer, self._taken, settled=complete or last)
-            taken = self._tasks(ledger, writer, taken)
-            taken = self._notes(ledger, writer, taken)
-        if complete and not taken.finished:
+            settled = complete or last
+            taken, more = self._rounds(ledger, writer, self._taken, settled=settled)
+            if not more:
+                taken = self._tasks(ledger, writer, taken)
+                taken, more = self._notes(ledger, writer, taken)
+        if complete and not taken.finished and not more:
             writer.finish([p for name in REPORTS if (p := self._directory / name).exists()])
             taken = replace(taken, finished=True)
         if taken != self._taken:
@@ -112,6 +120,7 @@ class Follower:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(asdict(taken)).encode())
             self._taken = taken
+        return more
 
     def close(self) -> None:
         """Close the sink."""
@@ -135,12 +144,15 @@ class Follower:
                 self._taken = Taken(self._taken.options)
         return self._writer
 
-    def _rounds(self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool) -> Taken:
-        """Give closed rounds; bytes of the newest one only if they are ``settled``.
+    def _rounds(
+        self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool
+    ) -> tuple[Taken, bool]:
+        """Give a page of closed rounds; return True if there may be more.
 
-        The ledger gets bytes after their round is closed, and before the next one is.
+        The ledger gets the bytes of a round after it is closed, and before the next one is: those
+        of the newest one are given only if they are ``settled``.
         """
-        lacking = ledger.rounds.all(self._run, min(taken.seq, taken.bytes_seq) + 1)
+        lacking = ledger.rounds.all(self._run, min(taken.seq, taken.bytes_seq) + 1, ROUNDS)
         rows = [row for row in lacking if row.closed_at is not None]
         take = getattr(writer, "spans", None)
         for row in rows:
@@ -157,7 +169,7 @@ class Follower:
                 taken = replace(taken, bytes_seq=row.seq, up=up, down=down)
                 values = scalars.bytes_of_round(view, up, down)
                 writer.scalars(values, step=row.seq, at=row.closed_at)
-        return taken
+        return taken, len(lacking) == ROUNDS
 
     def _tasks(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
         """Give the accuracies of evaluated tasks; those of earlier ones are read only then.
@@ -186,21 +198,19 @@ class Follower:
             server=max(server, default=taken.server - 1) + 1,
         )
 
-    def _notes(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
-        """Give the notes that came since, for a sink that wants them."""
+    def _notes(self, ledger: Ledger, writer: Writer, taken: Taken) -> tuple[Taken, bool]:
+        """Give a page of notes to a sink that wants them; return True if there may be more."""
         take = getattr(writer, "notes", None)
         if take is None or not getattr(writer, "wants_notes", False):
-            return taken
-        while found := ledger.events.after(taken.note, limit=NOTES):
-            own = [event for event in found if event.run == self._run]
-            if own:
-                before = ledger.rounds.begun_by(self._run, own[0].at)
-                rounds = ledger.rounds.all(self._run, 0 if before is None else before.seq)
-                take(
-                    [RunNote(*pair) for pair in zip(own, spans.rounds_of(own, rounds), strict=True)]
-                )
-            taken = replace(taken, note=found[-1].id)
-        return taken
+            return taken, False
+        found = ledger.events.after(taken.note, limit=NOTES)
+        own = [event for event in found if event.run == self._run]
+        if own:
+            before = ledger.rounds.begun_by(self._run, own[0].at)
+            rounds = ledger.rounds.all(self._run, 0 if before is None else before.seq)
+            take([RunNote(*pair) for pair in zip(own, spans.rounds_of(own, rounds), strict=True)])
+        newest = found[-1].id if found else taken.note
+        return replace(taken, note=newest), len(found) == NOTES
 
     def _read(self) -> Taken:
         """Return the sink's progress; none, if its options were different."""

@@ -73,7 +73,7 @@ class WebhookFollower:
         self._position = self._read()
 
     def catch_up(self) -> None:
-        """Send all news that are missing.
+        """Send all news that is missing.
 
         Raises:
             LinkError: the receiver did not take one; the next try begins with it.

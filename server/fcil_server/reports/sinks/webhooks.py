@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import http.client
 import json
 import re
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +34,6 @@ from fcil_server.reports.sinks.contract import Options
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - how every secret of the convention begins
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
-MAX_ANSWER_BYTES = 64 << 10  # that are read; its content does not matter
 MAKE_ONE = "Make one: (umask 077; echo whsec_$(openssl rand -base64 32) > webhook.secret)"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
@@ -175,7 +177,7 @@ def sign(federation: str, item: NewsItem, at: float, now: float, secret: bytes) 
     }
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     # The same at every attempt, so that a receiver knows what it has. The position is not: what
-    # else came before the item may differ when the news are read again.
+    # else came before the item may differ when the news is read again.
     told = f"{federation}\n{item.kind}\n{item.key}"
     number = f"msg_{hashlib.sha256(told.encode()).hexdigest()[:32]}"
     signed = f"{number}.{int(now)}.".encode() + body
@@ -204,14 +206,27 @@ def send(options: WebhookOptions, request: SignedRequest) -> None:
     if parts.scheme == "https":
         connect, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
     connection = connect(host, port, timeout=options.timeout_s, **more)
+    # The library's limit is for each read: a receiver could answer a byte at a time.
+    ending = threading.Timer(options.timeout_s, _cut, (connection,))
+    ending.daemon = True
+    ending.start()
     try:
         connection.request("POST", path, request.body, dict(request.headers))
         answer = connection.getresponse()
-        answer.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        why = str(error) or type(error).__name__
+        late = ending.finished.is_set()
+        why = "timed out" if late else str(error) or type(error).__name__
         raise LinkError(f"{host} did not take a webhook: {why[:120]}.") from error
     finally:
+        ending.cancel()
         connection.close()
     if not 200 <= answer.status < 300:
         raise LinkError(f"{host} answered a webhook with the status {answer.status}.")
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """End a connection that has taken too long: a read that waits for its data fails."""
+    sock = connection.sock
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

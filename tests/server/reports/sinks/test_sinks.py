@@ -118,6 +118,21 @@ def test_rounds_say_who_took_part_what_it_took_and_when(place):
     assert times == [v.round.closed_at for v in views]
 
 
+def test_a_long_backlog_is_stored_page_by_page(place, monkeypatch):
+    at_once, paged = Recorder(), Recorder()
+    follower_of(place, at_once).catch_up(last=True)
+    monkeypatch.setattr(follow, "ROUNDS", 4)
+    sizes = []
+    monkeypatch.setattr(
+        paged, "flush", lambda: (sizes.append(len(paged.given)), Recorder.flush(paged))
+    )
+    (place / "runs" / RUN / "sinks" / "recorder.json").unlink()
+    follower_of(place, paged).catch_up(last=True)
+    assert sorted(paged.sure) == sorted(at_once.sure)
+    assert len(sizes) == 4, "4 rounds, then 3 more with the bytes of the last, twice, then the rest"
+    assert max(sizes) < len(at_once.sure) / 2
+
+
 def test_bytes_of_the_newest_round_wait_until_all_of_them_are_in_the_ledger(place):
     sink = Recorder()
     follower = follower_of(place, sink)

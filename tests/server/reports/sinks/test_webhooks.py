@@ -9,7 +9,7 @@ import http.server
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -316,6 +316,26 @@ def test_a_receiver_that_hangs_or_is_away_is_a_failure(federation, secret) -> No
             send(WebhookOptions(**options(secret, url=url, timeout_s=0.1)), request)
     with pytest.raises(LinkError, match="did not take a webhook"):
         send(WebhookOptions(**options(secret, url=url)), request)
+
+
+def test_a_receiver_that_answers_a_byte_at_a_time_is_a_failure(federation, secret) -> None:
+    with Ledger(federation / LEDGER_NAME, read_only=True) as ledger:
+        request = sign("lab", news_after(ledger, START, 1)[0], 5.0, 6.0, SECRET)
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        with listener.accept()[0] as sock, suppress(OSError):
+            while not over.wait(0.01):
+                sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        receiver = threading.Thread(target=drip, args=(listener,))
+        receiver.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(LinkError, match="did not take a webhook: timed out"):
+            send(WebhookOptions(**options(secret, url=url, timeout_s=0.5)), request)
+        over.set()
+        receiver.join()
 
 
 # --- options ----------------------------------------------------------------------------------------
