@@ -91,16 +91,26 @@ def read_start(
                     action=f"Set method.rank to {len(down)} or more.",
                 )
             found[f"lora.{block}.{module}.A"] = down
-            found[f"lora.{block}.{module}.B"] = (up * factor).astype(np.float32)
+            found[f"lora.{block}.{module}.B"] = scaled = (up * factor).astype(np.float32)
+            if np.abs(scaled).max(initial=0) > TensorSpec.max_abs:
+                raise DataError(
+                    f"the adapter {folder} has a lora_B at {name} that exceeds "
+                    f"{TensorSpec.max_abs:g} times its alpha / r: no client would accept it.",
+                    action="Give an adapter that was trained to smaller weights.",
+                )
     return AdapterStart(found, checked, ignored)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     try:
-        if path.stat().st_size > _MOST_JSON:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
+        with path.open("rb") as file:
+            text = file.read(_MOST_JSON + 1)
+        if len(text) > _MOST_JSON:
             raise ValueError("it is too large")
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(text)
         if not isinstance(fields, dict):
             raise TypeError("it is no object")
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -157,6 +167,8 @@ def _layers(
     """Return A and B of each Linear, and the other modules that the file has."""
     path = folder / WEIGHTS
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError("it has more than 1 GiB")
         tensors = safetensors.numpy.load_file(path)
@@ -181,6 +193,8 @@ def _layers(
                 action="Train it on timm's model of the run's backbone.",
             )
         wide = np.asarray(values, dtype=np.float32)
+        if wide.ndim != 2:
+            raise DataError(f"the adapter {folder} has {wide.shape} in {name}; expected a matrix.")
         if not np.isfinite(wide).all() or np.abs(wide).max(initial=0) > TensorSpec.max_abs:
             raise DataError(f"the adapter {folder} holds NaN, infinity or huge numbers in {name}.")
         pairs.setdefault((int(match[2]), linear), {})[match[5]] = wide
@@ -246,7 +260,7 @@ def _scaling(config: Mapping[str, Any], name: str, rank: int) -> float:
         scaling = float(next(fits, alpha)) / divisor
         if not abs(scaling) <= TensorSpec.max_abs:
             raise ValueError("it is not finite")
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise DataError(
             f"the adapter states no usable lora_alpha for {name}: {str(error)[:100]}."
         ) from error

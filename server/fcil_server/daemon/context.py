@@ -79,7 +79,14 @@ class ServerActions(Protocol):
         ...
 
     def begin_next(self) -> bool:
-        """End this run's work and begin the next run of the queue; False if none waits."""
+        """End this run's work and begin the next run of the queue; False if none waits.
+
+        True again if that is under way.
+        """
+        ...
+
+    def is_between_runs(self) -> bool:
+        """Return True if this run's work is ending and the next run of the queue begins."""
         ...
 
     def drain_rounds(self) -> None:

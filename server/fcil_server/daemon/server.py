@@ -377,12 +377,18 @@ class Server:
         except FcilError as error:
             self.note("error", error.code, str(error))
             return False
-        if not waiting or self._stopping.is_set():
+        if self._stopping.is_set():
+            return self.goes_on
+        if not waiting:
             return False
         self.note("info", "next_run", f"submitted {waiting[0].name} is next")
         self.goes_on = True
         self._stopping.set()
         return True
+
+    def is_between_runs(self) -> bool:
+        """Return True if the next run of the queue is about to begin."""
+        return self.goes_on and self._stopping.is_set()
 
     def fail(self, error: FcilError) -> None:
         """End the server with an error."""

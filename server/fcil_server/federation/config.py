@@ -121,14 +121,16 @@ def validate(fields: dict[str, Any]) -> Config:
     """Check parsed fields.
 
     Raises:
-        ConfigError: one message that names every fault.
+        ConfigError: one message that names the first faults.
     """
     try:
         config = Config.model_validate(fields)
     except ValidationError as error:
         found: list[dict[str, Any]] = [dict(e) for e in error.errors(include_url=False)]
-        faults = [_fault(e) for e in found]
-        if all(e["type"] == "extra_forbidden" for e in found):
+        faults = [_fault(e) for e in found[:MOST_FAULTS]]
+        if len(found) > MOST_FAULTS:
+            faults.append(f"and {len(found) - MOST_FAULTS} more")
+        elif all(e["type"] == "extra_forbidden" for e in found):
             faults += _faults_without(fields, [e["loc"] for e in found])
         raise ConfigError(f"{'; '.join(faults)}.") from error
     faults_found = list(_cross_checks(config))
@@ -136,6 +138,8 @@ def validate(fields: dict[str, Any]) -> Config:
         raise ConfigError(f"{'; '.join(faults_found)}.")
     return config
 
+
+MOST_FAULTS = 20  # that are named in one message
 
 # Marks around a file that people edit: half a file may still be TOML, and would mean defaults.
 BEGINNING = "# fcil: the last line says that this file is whole; keep both.\n"

@@ -120,7 +120,7 @@ class FederationSection(Section):
 class RunSection(Section):
     """Backbone, devices and evaluation of a run."""
 
-    seed: int = Field(1993, ge=0, description="seed of all randomness in the run")
+    seed: int = Field(1993, ge=0, lt=2**63, description="seed of all randomness in the run")
     backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
     weights: str = Field(
         "", description="local safetensors file of the backbone's weights; empty: timm's hub"
@@ -274,7 +274,7 @@ class RoundSection(Section):
 class WireSection(Section):
     """Limits and precision on the wire."""
 
-    max_payload_mb: float = Field(1024.0, gt=0, description="largest payload accepted, MB")
+    max_payload_mb: float = Field(1024.0, gt=0, le=1e6, description="largest payload accepted, MB")
     window_mb: float = Field(
         8.0,
         ge=0.125,

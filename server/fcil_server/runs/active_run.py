@@ -19,11 +19,11 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
 from fcil_protocol.errors import (
     ConfigError,
-    DataError,
     FcilError,
+    OutOfMemory,
     StorageError,
-    UsageError,
-    WireError,
+    WorkerDied,
+    WorkerStalled,
 )
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -48,11 +48,11 @@ from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.promotion import Promotion
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
-from fcil_server.runs.run_queue import QueuedRun, RunQueue, config_for, has_begun, next_run
+from fcil_server.runs.run_queue import QueuedRun, RunQueue, begun_entries, config_for, next_run
 from fcil_server.runs.run_record import begin, check_resumed
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
-from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.intake import Intake, peer_text
 from fcil_server.sessions.run_ports import RunPorts
 
 
@@ -207,8 +207,8 @@ class OpenRun:
             self.coordinator.context.spool.close()
 
 
-# Faults of a submitted run; all others, such as a full disk or memory, are the machine's.
-_REFUSALS = (ConfigError, DataError, UsageError, WireError)
+# Faults of the machine; all others are a submitted run's own.
+_MACHINE = (OutOfMemory, StorageError, WorkerDied, WorkerStalled)
 
 
 async def open_run(
@@ -231,17 +231,23 @@ async def open_run(
     """
     ledger, queue = federation.ledger, RunQueue(federation.directory)
     finish_emptying(ledger, federation.directory)
+    chosen = _Followers(  # before any run: their faults are the server's
+        [doors.choose(name, options) for name, options in config.sinks.options.items()],
+        choose_webhooks(config.webhooks.options),
+    )
     while True:
         row, entry = next_run(queue, ledger, new=new)
         try:
             given = config_for(row, entry, config, federation.overrides)
-            return await _open(federation, given, ports, row, entry)
-        except _REFUSALS as error:
-            if entry is None or has_begun(entry, ledger):
+            return await _open(federation, given, ports, row, entry, chosen)
+        except Exception as error:
+            machine = isinstance(error, _MACHINE)
+            if entry is None or machine or entry.id in begun_entries(ledger):
                 raise
-            queue.refuse(entry, error)
-            text = f"submitted {entry.name} cannot begin and is set aside: {error}"
-            ports.notify("error", error.code, text)
+            fault = peer_text(error)
+            queue.refuse(entry, fault)
+            text = f"submitted {entry.name} cannot begin and is set aside: {fault}"
+            ports.notify("error", fault.code, text)
             if next_run(queue, ledger, new=new) == (None, None):
                 raise  # nothing is left, and a run of other settings is not asked for
 
@@ -252,13 +258,10 @@ async def _open(
     ports: RunPorts,
     row: RunRow | None,
     entry: QueuedRun | None,
+    chosen: _Followers,
 ) -> OpenRun:
     """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue."""
     ledger = federation.ledger
-    chosen = _Followers(
-        [doors.choose(name, options) for name, options in given.sinks.options.items()],
-        choose_webhooks(given.webhooks.options),
-    )
     config = config_of(row, given, ports.notify)
     choice = None
     if row is None and config.wire.budget_mb:

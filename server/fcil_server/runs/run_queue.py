@@ -41,6 +41,7 @@ FORMAT = 1
 MAX_QUEUED = 1000
 MAX_NUMBER = 999_999
 MAX_TITLE = 128
+MOST_DEPTH = 8  # of tables and lists in the settings
 SECTIONS = ("run", "method", "tasks", "round", "wire", "privacy", "trust")
 WHOLE = ("method", "tasks")  # options of one method, or classes of one order, do not suit another
 
@@ -174,7 +175,7 @@ class RunQueue:
         text = printable(title.strip())[:MAX_TITLE]
         entry = QueuedRun(number, secrets.token_hex(16), text, time.time(), by, settings)
         make_private(self._folder)
-        write_atomic(self._folder / LAST, str(number).encode())
+        write_atomic(self._folder / LAST, str(number).encode())  # first: numbers are given once
         self._write(entry)
         return entry
 
@@ -203,8 +204,10 @@ class RunQueue:
 
     def tidy(self, ledger: Ledger) -> None:
         """Remove the entries of runs that began just before a kill."""
-        for entry in self.entries():
-            if has_begun(entry, ledger):
+        entries = self.entries()
+        begun = begun_entries(ledger) if entries else set()
+        for entry in entries:
+            if entry.id in begun:
                 self.begun(entry)
 
     def has_results(self, run: RunId) -> bool:
@@ -304,16 +307,44 @@ def check(settings: Settings, base: Config) -> Config:
             action=f"A submitted run has {', '.join(f'[{name}]' for name in SECTIONS)}; everything "
             "else belongs to the server, in its federation.toml.",
         )
-    if "window_mb" in (settings.get("wire") or ()):
-        raise ConfigError(
-            "wire.window_mb belongs to the server's link.", action="Set it in federation.toml."
-        )
+    _check_plain(settings)
     flat = [name for name, keys in settings.items() if not isinstance(keys, dict)]
     if flat:
         raise ConfigError(f"{flat[0]} is a section, expected keys in it: [{flat[0]}].")
+    if "window_mb" in settings.get("wire", {}):
+        raise ConfigError(
+            "wire.window_mb belongs to the server's link.", action="Set it in federation.toml."
+        )
     config = with_settings(base, settings)
     check_method({"name": config.method.name, **config.method.options})
     return config
+
+
+def _check_plain(value: object, depth: int = 0) -> None:
+    """Refuse what no file of settings can hold.
+
+    Raises:
+        ConfigError: text that is no Unicode or holds a NUL, or tables in tables without end.
+    """
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"the settings have more than {MOST_DEPTH} levels.")
+    if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+        raise ConfigError(f"the settings hold text that cannot be stored: {ascii(value)[:60]}.")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_plain(key, depth + 1)
+            _check_plain(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_plain(inner, depth + 1)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def with_settings(base: Config, settings: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -385,7 +416,7 @@ def config_for(
     return with_settings(config, settings)
 
 
-def has_begun(entry: QueuedRun, ledger: Ledger) -> bool:
-    """Return True if an entry's run is in the ledger."""
+def begun_entries(ledger: Ledger) -> set[str]:
+    """Return the ids of the entries whose runs are in the ledger."""
     submitted = (row.environment.get(FACT) for row in ledger.runs.all())
-    return any(facts["id"] == entry.id for facts in submitted if facts)
+    return {str(facts["id"]) for facts in submitted if facts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -125,6 +126,16 @@ def without(name):
     return lambda folder: (folder / name).unlink()
 
 
+def in_place_of(name):
+    """Put a pipe there, which a reader would wait for."""
+
+    def change(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 def text(name, content):
     return lambda folder: (folder / name).write_text(content)
 
@@ -163,7 +174,13 @@ def text(name, content):
         (text(ABOUT, '{"backbone": 3}'), "backbone with digest None; the run's"),
         (changed(QKV_A=np.ones((4, 8), np.float32)), r"factors \(4, 8\) .*needs \(r, 16\)"),
         (changed(QKV_A=np.ones((5, 16), np.float32)), r"\(5, 16\) and \(48, 4\) at blocks.0.attn"),
-        (changed(QKV_A=np.ones(4, np.float32)), r"factors \(4,\)"),
+        (changed(QKV_A=np.ones(4, np.float32)), r"has \(4,\) in .*expected a matrix"),
+        (changed(QKV_A=np.array(1, np.float32)), r"has \(\) in .*expected a matrix"),
+        (text(CONFIG, f'{{"peft_type": "LORA", "lora_alpha": 1{"0" * 400}}}'), "no usable lora_al"),
+        (text(CONFIG, '{"peft_type": "LORA", "lora_alpha": 30000}'), "a lora_B at .*that exceeds"),
+        (text(CONFIG, " " * (1 << 20) + "{}"), "it is too large"),
+        (in_place_of(CONFIG), "adapter_config.json .*it is not a file"),
+        (in_place_of(WEIGHTS), "adapter_model.safetensors .*it is not a file"),
         (changed(QKV_A=None), "lacks a lora_A or a lora_B"),
         (changed(QKV_A=np.full((4, 16), np.nan, np.float32)), "holds NaN, infinity or huge"),
         (changed(QKV_A=np.full((4, 16), 1e9, np.float32)), "holds NaN, infinity or huge"),

@@ -44,6 +44,15 @@ def test_the_next_run_begins_only_if_one_waits(server: Server) -> None:
     assert server._stopping.is_set()
 
 
+def test_a_second_wish_for_the_next_run_changes_nothing(server: Server) -> None:
+    assert not server.is_between_runs()
+    submit(server)
+    assert [server.begin_next(), server.begin_next()] == [True, True]
+    assert server.is_between_runs()
+    server.stop()
+    assert not server.is_between_runs()
+
+
 def test_a_stop_after_the_decision_for_the_next_run_wins(server: Server) -> None:
     submit(server)
     assert server.begin_next()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +19,10 @@ from fcil_protocol.errors import (
     ConfigError,
     DataError,
     EgressRefused,
-    FcilError,
     OutOfMemory,
     RunFailed,
     StorageError,
+    WorkerDied,
 )
 from fcil_server.federation.config import load, to_toml
 from fcil_server.ledger.ledger import Ledger
@@ -203,11 +203,11 @@ def test_unlabelled_images_need_an_evaluation_and_a_warning() -> None:
     assert "at least 40% of the test images" in text
 
 
-def open_queued(ledger: Ledger, notify: Callable[..., None]) -> None:
+def open_queued(ledger: Ledger, notify: Callable[..., None], settings: Sequence[str] = ()) -> None:
     """Open the next run of the queue, in the ledger's directory."""
     federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent, overrides=())
     ports = RunPorts(notify=notify, peers=Peers())
-    asyncio.run(active_run.open_run(federation, load(None), ports, new=False))
+    asyncio.run(active_run.open_run(federation, load(None, list(settings)), ports, new=False))
 
 
 @pytest.mark.parametrize(
@@ -217,11 +217,13 @@ def open_queued(ledger: Ledger, notify: Callable[..., None]) -> None:
         (DataError("no such weights."), True),
         (OutOfMemory("the GPU is in use."), False),
         (StorageError("the disk is full."), False),
-        (RunFailed("no."), False),
+        (WorkerDied("it was killed."), False),
+        (RunFailed("no."), True),
+        (OverflowError("int too big to convert"), True),  # else it would end each start
     ],
 )
 def test_only_its_own_fault_sets_a_submitted_run_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: FcilError, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, refused: bool
 ) -> None:
     async def fails(*_: object) -> None:
         raise fault
@@ -234,3 +236,12 @@ def test_only_its_own_fault_sets_a_submitted_run_aside(
     (entry,) = queue.entries()
     assert (entry.refused != "") is refused
     assert [("run 1 (night)" in text) for text in noted] == [True] * refused
+
+
+def test_a_fault_of_the_servers_own_webhook_sets_no_submitted_run_aside(tmp_path: Path) -> None:
+    queue = RunQueue(tmp_path)
+    queue.submit("night", {"method": {"name": "fedncm"}}, load(None), "uid 1")
+    hook = 'webhooks.ops={url="https://hooks.example/", secret_file="gone"}'
+    with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ConfigError, match="gone"):
+        open_queued(ledger, silent, [hook])
+    assert [entry.refused for entry in queue.entries()] == [""]

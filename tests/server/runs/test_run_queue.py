@@ -61,6 +61,14 @@ def test_entries_keep_their_order_over_cancellations_and_processes(
     assert (tmp_path / "queue" / "000001.json").stat().st_mode & 0o777 == 0o600
 
 
+def deep(levels: int) -> list[Any]:
+    """Return a list in a list in a list."""
+    inner: list[Any] = []
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -73,6 +81,12 @@ def test_entries_keep_their_order_over_cancellations_and_processes(
         ({"method": "fedncm"}, "method is a section"),
         ({"run": [1]}, "run is a section"),
         ({"wire": {"window_mb": 32}}, "window_mb belongs to the server"),
+        ({"wire": 5}, "wire is a section"),
+        ({"run": {"weights": "\ud800"}}, "text that cannot be stored"),
+        ({"run": {"weights": "a\0b"}}, "text that cannot be stored"),
+        ({"run": {"x": deep(900)}}, "more than 8 levels"),
+        ({"run": {"seed": 10**30}}, r"run\.seed"),
+        ({"run": {f"k{n}": 1 for n in range(500)}}, "unknown key 'run.k0'.*and 480 more"),
     ],
 )
 def test_wrong_settings_are_refused_when_they_are_submitted(
