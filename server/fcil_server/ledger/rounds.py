@@ -133,10 +133,10 @@ class RoundTable:
         """Return one round."""
         return self._db.one(RoundRow, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
 
-    def all(self, run: RunId, since: int = 0) -> list[RoundRow]:
-        """Return the run's rounds in order, from this number on."""
-        sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
-        return self._db.all(RoundRow, sql, (run, since))
+    def all(self, run: RunId, since: int = 0, limit: int | None = None) -> list[RoundRow]:
+        """Return the run's rounds in order, from this number on; at most ``limit``."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?"
+        return self._db.all(RoundRow, sql, (run, since, -1 if limit is None else limit))
 
     def newest(self, run: RunId, most: int) -> list[RoundRow]:
         """Return the run's newest rounds, the newest first."""

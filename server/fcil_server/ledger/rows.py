@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # How columns that SQLite has no type for become fields.
 _JSON = {"decode": json.loads}
+_STATE = {"decode": lambda state: None if state is None or state < 0 else state}
 _IDS = {"decode": lambda text: tuple(json.loads(text))}
 
 
@@ -138,7 +139,7 @@ class RunRow:
     environment: Mapping[str, Any] = field(metadata=_JSON)
     inherited: int = 0
     emptied_at: float | None = None
-    promoted: int | None = None
+    promoted: int | None = field(default=None, metadata=_STATE)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.ledger.rows import PartRow, RunRow, StateRow
 
 # The closed rounds that lead to a state, and those after it that changed nothing.
+ENDED = -1  # in the column `promoted`: a state was, and none is any more
 _LEADS_TO = "closed_at IS NOT NULL AND base_state <= :state AND ifnull(new_state, 0) <= :state"
 
 _IN_TASKS = "task IN (SELECT value FROM json_each(:tasks))"
@@ -107,9 +108,26 @@ class RunTable:
         """Say where a run stands."""
         self._db.write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
 
-    def promote(self, run: RunId, state: int | None) -> None:
-        """Record the state whose model clients use; None: always the newest."""
-        self._db.write("UPDATE runs SET promoted = ? WHERE run_id = ?", (state, run))
+    def promote(self, run: RunId, state: int | None) -> int | None:
+        """Record the state whose model clients use; None: the newest again, from now on.
+
+        Returns what `undo_promote` needs.
+        """
+        before = self._promoted(run)
+        self.undo_promote(run, ENDED if state is None else state)
+        return before
+
+    def undo_promote(self, run: RunId, before: int | None) -> None:
+        """Let all be as before a promotion."""
+        self._db.write("UPDATE runs SET promoted = ? WHERE run_id = ?", (before, run))
+
+    def had_promotion(self, run: RunId) -> bool:
+        """Return True if a state was promoted, and none is any more."""
+        return self._promoted(run) == ENDED
+
+    def _promoted(self, run: RunId) -> int | None:
+        value: int | None = self._db.number("SELECT promoted FROM runs WHERE run_id = ?", (run,))
+        return value
 
     def empty(self, run: RunId) -> None:
         """Record that a run's states, updates and parts must go: a client in them is forgotten.

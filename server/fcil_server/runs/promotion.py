@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import CorruptFile, FcilError, UsageError
+from fcil_protocol.errors import CorruptFile, FcilError, NotNow, UsageError
 from fcil_protocol.messages.messages import PartRef, UseModel
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.process.terminal import count_of
@@ -78,7 +78,10 @@ class Promotion:
         context = self._context
         async with self._turn:
             number = self.number
-            if number == NONE and not self._has_ended():
+            row = self._row()
+            complete = row.status is RunStatus.DONE  # then no round brings the newest model
+            ended = context.ledger.runs.had_promotion(row.run_id)
+            if number == NONE and not (complete and ended):
                 return
             wanted = LAST if number == NONE else str(number)
             try:
@@ -95,19 +98,12 @@ class Promotion:
         if self.number == NONE:
             await self.restore()
 
-    def _has_ended(self) -> bool:
-        """Return True if a promotion ended in a complete run: no round brings the newest model."""
-        row, of_run = self._row(), f" of {self._context.run}"
-        acts = self._context.ledger.audit.newest()
-        return row.status is RunStatus.DONE and any(
-            act.action == "promote" and act.detail.endswith(of_run) for act in acts
-        )
-
-    async def promote(self, state: str) -> dict[str, Any]:
+    async def promote(self, state: str, actor: str) -> dict[str, Any]:
         """Promote a state, or let clients follow the newest again, and offer it to those connected.
 
         Args:
             state: ``best``, a number, or ``last``: the newest, now and from now on.
+            actor: the caller, for the audit log.
 
         Returns:
             ``run``, ``state``, ``task``, ``promoted`` and ``clients``: how many got the offer.
@@ -115,25 +111,33 @@ class Promotion:
         Raises:
             UsageError: there is no such state, or it has learned nothing.
             CorruptFile: its file is damaged.
+            NotNow: a promotion is under way.
         """
         context, ledger = self._context, self._context.ledger
+        if self._turn.locked():
+            raise NotNow(
+                "nothing was done: another state is being promoted.", action="Try again later."
+            )
         async with self._turn:
             before, promoted = self._row().promoted, state != LAST
             chosen = await self._choose(state)
             if not promoted and before is None:
                 raise _nothing_promoted()
             # First in the ledger, so that tidying keeps its file from now on.
+            undo = _record(ledger, chosen, actor, promoted=promoted)
             self._closing.also_kept |= {chosen.state, *([] if before is None else [before])}
-            ledger.runs.promote(context.run, chosen.state if promoted else None)
             try:
                 await self._closing.wait_until_tidied()
-                self._published = await self._publish(chosen, promoted=promoted)
+                published = await self._publish(chosen, promoted=promoted)
                 await asyncio.to_thread(ledger.sync)
             except BaseException:
-                ledger.runs.promote(context.run, before)
+                with ledger.transaction():
+                    ledger.runs.undo_promote(context.run, undo)
+                    ledger.audit.add(actor, "promote", "it failed and was undone")
                 raise
             finally:
                 self._closing.also_kept.clear()
+            self._published = published
         text = f"state {chosen.state} (task {chosen.task}) is promoted: clients use its model"
         if not promoted:
             text = "no state is promoted any more: clients use the newest model"
@@ -271,23 +275,23 @@ def promote_offline(ledger: Ledger, directory: Path, state: str, actor: str) -> 
     if not promoted and row.promoted is None:
         raise _nothing_promoted()
     chosen = choose_promoted(ledger, directory, row, state)
-    ledger.runs.promote(row.run_id, chosen.state if promoted else None)
-    told = _done(chosen, promoted=promoted, clients=None)
-    ledger.audit.add(actor, "promote", audit_text(told))
-    return told
+    _record(ledger, chosen, actor, promoted=promoted)
+    return _done(chosen, promoted=promoted, clients=None)
 
 
-def audit_text(told: Mapping[str, Any]) -> str:
-    """Return the detail of a promotion for the audit log."""
-    what = f"state {told['state']}" if told["promoted"] else "the newest state"
-    return f"{what} of {told['run']}"
+def _record(ledger: Ledger, chosen: StateRow, actor: str, *, promoted: bool) -> int | None:
+    """Record in the ledger what clients use, and who decided it; return how to undo it."""
+    what = f"state {chosen.state}" if promoted else "the newest state"
+    with ledger.transaction():
+        ledger.audit.add(actor, "promote", f"{what} of {chosen.run}")
+        return ledger.runs.promote(chosen.run, chosen.state if promoted else None)
 
 
 def describe_promoted(told: Mapping[str, Any]) -> str:
     """Return the sentence for a completed promotion."""
     what = f"the model of state {told['state']}, of task {told['task']}"
     if not told["promoted"]:
-        what = "the newest model again, and each newer one"
+        what = "the newest model from now on"
     if told["clients"] is None:
         return f"Clients use {what}, once the server runs: fcil-server serve"
     return f"Clients use {what}: {count_of(told['clients'], 'connected client')} told."

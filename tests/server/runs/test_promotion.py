@@ -30,15 +30,18 @@ def promoted(built: Built) -> list[int | None]:
 
 def test_a_state_is_promoted_and_taken_back_and_the_audit_log_says_so(built: Built) -> None:
     assert promoted(built) == [None]
+    with built.ledger() as ledger:
+        assert not ledger.runs.had_promotion(built.run)
     told = promote(built, "2")
     assert told == {"run": built.run, "state": 2, "task": 0, "promoted": True, "clients": None}
     assert describe_promoted(told).startswith("Clients use the model of state 2, of task 0, once")
     assert promoted(built) == [2]
     told = promote(built, "last")
     assert told["promoted"] is False
-    assert describe_promoted(told).startswith("Clients use the newest model again")
+    assert describe_promoted(told).startswith("Clients use the newest model from now on")
     assert promoted(built) == [None]
     with built.ledger() as ledger:
+        assert ledger.runs.had_promotion(built.run)
         acts = [(row.actor, row.detail) for row in ledger.audit.newest() if row.action == "promote"]
     assert acts == [
         ("uid 7", f"state 2 of {built.run}"),
