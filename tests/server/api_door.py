@@ -23,7 +23,7 @@ class Server:
         self.says = says
         self.asked: list[dict] = []
 
-    def __call__(self, op: str, **fields):
+    def __call__(self, op: str, _wait_s: float = 5.0, **fields):
         self.asked.append({"op": op, **fields})
         found = self.says.get(op, Unreachable("no daemon runs at federation."))
         found = found() if callable(found) else found

@@ -32,7 +32,8 @@ from fcil_protocol.errors import (
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.storage.lock_holder import LOOK_S, holder_of
 
-MAX_LINE_BYTES = 4 << 20
+MAX_LINE_BYTES = 4 << 20  # of a request
+MAX_ANSWER_BYTES = 64 << 20  # the status of a client has some 400
 MAX_UNIX_PATH = 100  # sun_path has 108 bytes on Linux, 104 on macOS
 
 Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -187,7 +188,7 @@ def ask(
         with _connected(directory, path, timeout_s, wait=wait) as sock:
             sock.sendall(question)
             with sock.makefile("rb") as stream:
-                line = stream.readline(MAX_LINE_BYTES)
+                line = stream.readline(MAX_ANSWER_BYTES)
     except TimeoutError as error:
         raise Timeout(
             f"the daemon at {directory} runs, but did not answer within {timeout_s:.0f} s.",

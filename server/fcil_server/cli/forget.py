@@ -164,7 +164,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
             row = ever_named(federation.ledger, client)
             roster = Roster(federation, AllowList())
             done = do(roster, directory, row, f"uid {os.getuid()}")
-            more = tidy(federation.ledger.path, directory)
+            more = tidy(federation.ledger.path, directory, done)
         finally:
             federation.close()
         return {**asdict(done), "stays": [*done.stays, *more]}

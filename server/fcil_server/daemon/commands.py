@@ -20,7 +20,6 @@ from fcil_server.ledger.enums import Role, RunStatus
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
-from fcil_server.runs.promotion import audit_text
 from fcil_server.runs.run_queue import cancel, describe_submitted, submit
 from fcil_server.sessions import handshake
 
@@ -121,7 +120,16 @@ class Commands:
                 return self._steer(op, fields)
 
     def _steer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Stop, hold or shorten the server's work."""
+        """Stop, hold or shorten the server's work.
+
+        Raises:
+            NotNow: the next run is about to begin, and would not hear of it.
+        """
+        if op in ("close_round", "pause", "resume", "drain") and self._actions.is_between_runs():
+            raise NotNow(
+                "nothing was done: this run is over, and the next one is about to begin.",
+                action="Try again in a moment.",
+            )
         match op:
             case "stop":
                 _audit(self._context, fields, "stop")
@@ -182,14 +190,13 @@ class Commands:
             actor = _actor(fields)
             entry = await asyncio.to_thread(submit, directory, context.config, fields, actor)
         _audit(context, fields, "submit_run", entry.name)
-        reply = describe_submitted(directory, entry)
+        reply = await asyncio.to_thread(describe_submitted, directory, entry)
         begins = context.run.is_over and not self._is_paused() and self._actions.begin_next()
         return {**reply, "begins": begins}
 
     async def _promote(self, fields: dict[str, Any]) -> dict[str, Any]:
-        done = await self._context.run.promotion.promote(str(fields.get("state", "")))
-        _audit(self._context, fields, "promote", audit_text(done))
-        return done
+        state = str(fields.get("state", ""))
+        return await self._context.run.promotion.promote(state, _actor(fields))
 
     def _is_paused(self) -> bool:
         return self._context.run.coordinator.progress.mode is Mode.PAUSED
@@ -198,7 +205,7 @@ class Commands:
         roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)
         if roster.withdraw(name, actor):
             return {"client": None, "name": name, "withdrawn": True}
-        row = roster.named(name)
+        row = roster.named(name, exact=fields.get("exact") is True)
         keep, why = fields.get("keep") is True, str(fields.get("why", ""))
         self._sessions.revoke(row, keep=keep, actor=actor, why=why)
         return {"client": row.client_id, "name": row.name}
@@ -206,7 +213,8 @@ class Commands:
     async def _erase(self, fields: dict[str, Any]) -> dict[str, Any]:
         context, actor = self._context, _actor(fields)
         ledger, journal, coordinator = context.ledger, context.journal, context.run.coordinator
-        row = ever_named(ledger, str(fields.get("name", "")))
+        exact = fields.get("exact") is True
+        row = ever_named(ledger, str(fields.get("name", "")), exact=exact)
         run_context, directory = coordinator.context, context.federation.directory
         under_way = ledger.rounds.current(run_context.run)
         rows = ledger.updates.of_round(under_way.key) if under_way else []
@@ -222,7 +230,7 @@ class Commands:
             self._sessions.cut(peer)
         text = f"{done.pseudonym} is what remains of a member"
         journal.note("warning", "erased", text, row.client_id)
-        more = await asyncio.to_thread(tidy, ledger.path, directory)
+        more = await asyncio.to_thread(tidy, ledger.path, directory, done)
         return {**asdict(done), "stays": [*done.stays, *more]}
 
 

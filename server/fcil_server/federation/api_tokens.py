@@ -196,7 +196,7 @@ def check_token_name(name: Any) -> str:
     """Return a token's name.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(

@@ -334,25 +334,31 @@ class Roster:
         self.changed(row.client_id if row.via is None else row.via)
         return erased
 
-    def named(self, name: str) -> ledger_rows.ClientRow:
-        """Return the member with this name, or with this beginning of its id.
-
-        Raises:
-            UsageError: none or several.
-        """
-        return named(self._ledger, name)
+    def named(self, name: str, *, exact: bool = False) -> ledger_rows.ClientRow:
+        """Return the member with this name, or id (`named`)."""
+        return named(self._ledger, name, exact=exact)
 
 
-def named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
+def named(ledger: Ledger, name: str, *, exact: bool = False) -> ledger_rows.ClientRow:
     """Return the member with this name, or with this beginning of its id.
+
+    Args:
+        ledger: the federation's.
+        name: the name, or four characters of the id or more.
+        exact: the complete id is wanted: a program does not see which client it means by a part.
 
     Raises:
         UsageError: none or several.
     """
     row = ledger.clients.by_name(name)
-    rows = [row] if row else [
-        r for r in ledger.clients.all() if len(name) >= 4 and r.client_id.startswith(name)
-    ]  # fmt: skip
+    if row is not None:
+        return row
+    part = not exact and len(name) >= 4
+    rows = [
+        r
+        for r in ledger.clients.all()
+        if r.client_id == name or (part and r.client_id.startswith(name))
+    ]
     if len(rows) != 1:
         raise UsageError(
             f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
@@ -361,8 +367,8 @@ def named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
     return rows[0]
 
 
-def ever_named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
-    """Return the client with this name, even if its membership is over.
+def ever_named(ledger: Ledger, name: str, *, exact: bool = False) -> ledger_rows.ClientRow:
+    """Return the client with this name, even if its membership is over (`named`).
 
     Raises:
         UsageError: none or several.
@@ -377,7 +383,7 @@ def ever_named(ledger: Ledger, name: str) -> ledger_rows.ClientRow:
                 f"{len(former)} former members were called {name[:80]!r}: {ids}.",
                 action="Name one by the first characters of its id.",
             )
-    return named(ledger, name)
+    return named(ledger, name, exact=exact)
 
 
 def check_name(name: Any) -> str:

@@ -104,7 +104,7 @@ def erase(
         "its name in notes about others and in the tables of runs",
         f"{sealed} sealed updates and {kept} kept ones",
     ]
-    stays = _stays(ledger, directory, row, erased, kept=kept)
+    stays = _stays(ledger, row, erased, kept=kept)
     return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
 
 
@@ -128,9 +128,7 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _stays(
-    ledger: Ledger, directory: Path, row: ClientRow, erased: Erased, *, kept: int
-) -> list[str]:
+def _stays(ledger: Ledger, row: ClientRow, erased: Erased, *, kept: int) -> list[str]:
     lines = [
         f"{count} of its updates are averaged into the states of run {run}"
         for run, count in ledger.updates.counted_by_run(row.client_id).items()
@@ -146,8 +144,6 @@ def _stays(
     lines.append("names of classes that it brought")
     if erased.audited:
         lines.append(f"its name in {erased.audited} lines of the audit log, which only grows")
-    if row.curve and (logs := _logs_with(directory, row.name)):
-        lines.append(f"its name in log files: {', '.join(logs)}")
     lines.append("backups, exported models, and what other members hold")
     return lines
 
@@ -162,10 +158,15 @@ def _logs_with(directory: Path, name: str) -> list[str]:
     return found
 
 
-def tidy(path: Path, directory: Path) -> list[str]:
+def tidy(path: Path, directory: Path, done: Erasure) -> list[str]:
     """Rewrite the existing tables of all runs, and empty the ledger's log; any thread.
 
     Returns what stays after all, in sentences.
+
+    Args:
+        path: of the ledger.
+        directory: the federation's.
+        done: the erasure.
 
     Raises:
         DiskFull, StorageError.
@@ -178,4 +179,7 @@ def tidy(path: Path, directory: Path) -> list[str]:
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
         emptied = ledger.database.try_empty_log()  # its pages hold the old content
-    return [] if emptied else ["its name in the ledger's log, until the server is next stopped"]
+    stays = [] if emptied else ["its name in the ledger's log, until the server is next stopped"]
+    if done.name != done.pseudonym and (logs := _logs_with(directory, done.name)):
+        stays.append(f"its name in log files: {', '.join(logs)}")
+    return stays

@@ -251,6 +251,7 @@ def make_server(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """Listen; cut connections whose TLS handshake takes longer than `HANDSHAKE_S`."""
             loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_tell)
             if config.ssl is not None:
                 # uvicorn has no such limit, and asyncio's own is a minute.
                 bounded = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_S)
@@ -261,6 +262,12 @@ def make_server(
                 vars(loop).pop("create_server", None)
 
     return BoundedServer(config)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what failed in the loop, but not, once a second, that strangers use all descriptors."""
+    if context.get("message") != "socket.accept() out of system resource":
+        loop.default_exception_handler(context)
 
 
 def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:

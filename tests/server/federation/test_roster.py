@@ -177,6 +177,14 @@ def test_a_client_is_named_by_name_or_by_the_beginning_of_its_id(roster):
             roster.named(wrong)
 
 
+def test_a_program_names_a_client_by_its_name_or_its_complete_id(roster):
+    client = roster.enrol_local("camera", PrivateKeys.generate().public, "uid 0")
+    for name in ("camera", client):
+        assert roster.named(name, exact=True).client_id == client
+    with pytest.raises(UsageError, match="no client is called"):
+        roster.named(client[:-1], exact=True)
+
+
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\nb", "\x1b[31m", None, 5])
 def test_a_name_is_printable_and_short(name):
     with pytest.raises(UsageError, match="1 to 128 printable"):

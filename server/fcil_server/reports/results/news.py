@@ -42,7 +42,7 @@ _NOTED = {
 
 @dataclass(frozen=True)
 class NewsPosition:
-    """A place between two news.
+    """A place between two news items.
 
     Attributes:
         event, refusal: ids of the newest ones before it.
@@ -63,7 +63,7 @@ class NewsPosition:
         """Read a position.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a position.
         """
         found = _POSITION.fullmatch(text)
         if found is None:
@@ -127,7 +127,7 @@ def _closed(ledger: Ledger, position: NewsPosition, limit: int) -> Iterator[Roun
     """Yield closed rounds after a position, without those that a fork copied."""
     reader = RoundReader(ledger.database)
     for run, seq in _runs_from(ledger.runs.all(), position):
-        for row in reader.rounds.all(run, seq)[:limit]:
+        for row in reader.rounds.all(run, seq, limit):
             if row.closed_at is not None:  # an abandoned run keeps its open round for good
                 yield reader.view(row)
 

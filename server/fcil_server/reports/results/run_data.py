@@ -154,7 +154,7 @@ def round_rows(
     """
     names = {c.client_id: c.name for c in ledger.clients.all()}
     reader = RoundReader(ledger.database)
-    rows = reader.rounds.all(run, since)[:limit]
+    rows = reader.rounds.all(run, since, limit)
     return [_round_row(reader.view(row), names, ledger.now) for row in rows]
 
 

@@ -20,7 +20,7 @@ class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class DoorAnswer(AnswerModel):
+class ListenerAnswer(AnswerModel):
     """A process that serves HTTP."""
 
     address: str
@@ -36,9 +36,9 @@ class FederationAnswer(AnswerModel):
     directory: str
     addresses: list[str] = Field(description="given to clients")
     port: int
-    metrics: DoorAnswer | None
-    page: DoorAnswer | None
-    api: DoorAnswer | None
+    metrics: ListenerAnswer | None
+    page: ListenerAnswer | None
+    api: ListenerAnswer | None
     up_s: float = Field(description="seconds since the server's start")
 
 
@@ -367,7 +367,7 @@ class PromotedAnswer(AnswerModel):
     run: str
     state: int
     task: int
-    promoted: bool = Field(description="False: the newest, and each newer one")
+    promoted: bool = Field(description="False: the newest from now on")
     clients: int = Field(description="connected clients that were offered the model")
 
 

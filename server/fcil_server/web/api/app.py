@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fcil_protocol.errors import FcilError, StorageError, TrustError, UsageError
+from fcil_protocol.errors import FcilError, NotNow, StorageError, TrustError, UsageError
 from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, read_tokens
 from fcil_server.web.api import inputs, problems
-from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint
+from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint, FindFile
 from fcil_server.web.api.feed import Feeds
 from fcil_server.web.api.file_answer import OpenFileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
@@ -30,6 +31,7 @@ from fcil_server.web.errors import Faults
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
 MAX_BODY_BYTES = 256 << 10  # `inputs.MOST_NAMES` names fit
+MAX_FILES = 32  # that are sent at the same time
 MAX_PATH_VALUE = 300  # characters of a variable in an address
 MAX_FAULTS = 5  # of an input that are named
 HEADERS = {
@@ -75,6 +77,7 @@ class ApiApp:
         self._feeds = feeds
         self._faults = faults
         self._document = document(endpoints)
+        self._files: weakref.WeakSet[OpenFileAnswer] = weakref.WeakSet()  # that are being sent
 
     def routes(self) -> list[BaseRoute]:
         """Return one route for each address, with all of its methods."""
@@ -97,8 +100,16 @@ class ApiApp:
         if not one.enveloped:
             return JSONResponse(self._document)
         if one.file is not None:
-            return OpenFileAnswer(*await one.file(asked))
+            return await self._file(one.file, asked)
         return await self._stream(asked, request)
+
+    async def _file(self, find: FindFile, asked: Asked) -> Response:
+        if sum(not answer.is_over for answer in self._files) >= MAX_FILES:
+            many = NotNow(f"{MAX_FILES} files are being read.", action="Try again later.")
+            raise RefusedRequest(503, many)
+        answer = OpenFileAnswer(*await find(asked))
+        self._files.add(answer)
+        return answer
 
     def _token(self, request: Request, needed: TokenRole) -> ApiToken:
         """Return the token of a request.

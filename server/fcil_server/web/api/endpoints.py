@@ -46,6 +46,9 @@ class Asked:
     body: inputs.ActBody
 
 
+FindFile = Callable[[Asked], Awaitable[tuple[BinaryIO, str]]]
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One method of one address.
@@ -71,7 +74,7 @@ class Endpoint:
     body: type[inputs.ActBody] | None = None
     read: Callable[[Asked], Awaitable[dict[str, Any]]] | None = None
     order: Callable[[Asked], Order] | None = None
-    file: Callable[[Asked], Awaitable[tuple[BinaryIO, str]]] | None = None
+    file: FindFile | None = None
     media: tuple[str, ...] = (JSON,)
     status: int = HTTPStatus.OK
     enveloped: bool = True
@@ -418,7 +421,7 @@ def _number(text: str, what: str) -> int:
     """Return the number in an address.
 
     Raises:
-        RefusedRequest: it is none.
+        RefusedRequest: it is not one.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise missing(f"{what} a number from 0 on.")

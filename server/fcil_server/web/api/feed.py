@@ -1,8 +1,8 @@
 """Streams of server-sent events for programs: news of the ledger, and the server's progress.
 
-News have ids, so a program that reconnects gets all that it missed; progress has none, since only
-the newest matters. However many streams are open, the server is asked once a second, and each
-stream keeps no more than one page of news.
+Each news item has an id, so a program that reconnects gets all that it missed; progress has none,
+since only the newest matters. However many streams are open, the server is asked once a second, and
+each stream keeps no more than one page of news.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Feed:
         if self._ended:
             return None
         self._wake.clear()  # before the read: what is told during it ends the wait after it
-        if self._progress is None and not await self._more():
+        if not await self._more() and self._progress is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), TICK_S)
+                await asyncio.wait_for(self._wake.wait(), LOOK_S if self._unread else TICK_S)
             if self._ended:
                 return None
-            if self._progress is None and not await self._more():
+            if not await self._more() and self._progress is None:
                 return TICK
         if self._page:  # before progress, which may be of later
             item = self._page.popleft()
@@ -93,7 +93,7 @@ class Feed:
             self._unread = False  # before the read: it may miss what is told during it
             try:
                 found = await self._read(self._position)
-            except (FcilError, RefusedRequest):  # it cannot be read now; the next look tries again
+            except (FcilError, RefusedRequest):  # it cannot be read now; `next` tries again
                 self._unread = True
                 return False
             self._unread = self._unread or len(found) >= PAGE

@@ -13,6 +13,8 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.web.http_server import mark_as_stream
 
 PIECE_BYTES = 64 << 10
+LEAST_RATE = 16 << 10  # bytes per second of a reader, over the whole file
+SPARE_S = 60.0  # for a short one
 
 
 def is_plain(path: Path) -> bool:
@@ -33,7 +35,7 @@ def open_plain(path: Path) -> BinaryIO | None:
 
 
 class OpenFileAnswer(Response):
-    """An open file as an answer; closes it.
+    """An open file as an answer; closes it. A reader that is too slow is cut.
 
     As many bytes are sent as it has now: lines that are added meanwhile belong to the next request.
     Parts of it (``Range``) are not served, since the next part would be of another file.
@@ -49,13 +51,21 @@ class OpenFileAnswer(Response):
         self._size = os.fstat(file.fileno()).st_size
         self.headers["content-length"] = str(self._size)
 
+    @property
+    def is_over(self) -> bool:
+        """True if it was sent, or its reader has gone."""
+        return self._file.closed
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send it; its reader may be slow."""
         mark_as_stream(scope)
         sending = asyncio.create_task(self._send(send, 0 if scope["method"] == "HEAD" else None))
         leaving = asyncio.create_task(_until_left(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            longest = SPARE_S + self._size / LEAST_RATE
+            await asyncio.wait(
+                (sending, leaving), timeout=longest, return_when=asyncio.FIRST_COMPLETED
+            )
             if sending.done():
                 sending.result()
         finally:

@@ -70,7 +70,7 @@ class MethodsSetting(InputModel):
 
 
 class StreamStart(InputModel):
-    """The begin of a stream."""
+    """Where a stream begins."""
 
     last: str = Field(
         "",
@@ -134,7 +134,7 @@ class PromoteBody(ActBody):
 
     state: str = Field(
         pattern=r"^(best|last|[0-9]{1,9})$",
-        description="best, a number, or last: the newest, and each newer one",
+        description="best, a number, or last: the newest from now on",
     )
 
 

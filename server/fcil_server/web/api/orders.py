@@ -27,6 +27,7 @@ from fcil_server.web.requests import RefusedRequest, in_thread, one_of
 
 ORDERS = 2  # acts that are sent to the server at the same time
 ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
+LONG_S = 25.0  # for acts that read a state, or rewrite the tables of all runs
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
 # After these an act may have been carried out: no answer came, a part of one, or the server's disk
@@ -46,6 +47,7 @@ class Order:
         view: makes the answer.
         status: of the answer. refused: of the answer when the server refuses.
         private: the answer, which is secret or names a client, is never written to disk.
+        wait_s: for the server to carry it out; below the time limit of a request.
     """
 
     op: str
@@ -54,13 +56,14 @@ class Order:
     status: int = 200
     refused: int = 409
     private: bool = False
+    wait_s: float = 5.0
 
 
 class Orders:
     """Carries out acts.
 
     Args:
-        ask: asks the running server: ``ask(op, **fields)``, as `process.control_socket.ask`.
+        ask: asks the running server: ``ask(op, wait_s, **fields)``.
         past: the remembered acts.
     """
 
@@ -88,7 +91,7 @@ class Orders:
                 lost act.
             Unreachable, Timeout: the server does not run, or does not answer.
         """
-        name = None if key is None else key_of(token.name, key)
+        name = None if key is None else key_of(token.digest, key)
         request = request_digest(*place, dict(body))
 
         def work() -> tuple[int, dict[str, Any]]:
@@ -124,7 +127,7 @@ class Orders:
 
     def _send(self, order: Order, token: ApiToken) -> dict[str, Any]:
         try:
-            return self._ask(order.op, **order.fields, by=_BY, token=token.name)
+            return self._ask(order.op, order.wait_s, **order.fields, by=_BY, token=token.name)
         except Starting:
             raise
         except Timeout as error:  # a sent command cannot be taken back
@@ -154,7 +157,7 @@ def enrol(body: inputs.EnrolBody) -> Order:
 
 def revoke(client: str, body: inputs.RevokeBody) -> Order:
     """End a membership, or withdraw an open ticket of this name."""
-    fields = {"name": client, "why": body.why, "keep": body.keep_update}
+    fields = {"name": client, "exact": True, "why": body.why, "keep": body.keep_update}
     return Order(
         "revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404, private=True
     )
@@ -162,7 +165,8 @@ def revoke(client: str, body: inputs.RevokeBody) -> Order:
 
 def erase(client: str) -> Order:
     """Erase all that identifies a client."""
-    return Order("erase", {"name": client}, refused=404, private=True)
+    fields = {"name": client, "exact": True}
+    return Order("erase", fields, refused=404, private=True, wait_s=LONG_S)
 
 
 def submit(body: inputs.SubmitBody) -> Order:
@@ -180,12 +184,12 @@ def export(body: inputs.ExportBody) -> Order:
     fields = {"format": body.format, "state": body.state}
     if body.run is not None:
         fields["run"] = body.run
-    return Order("export", fields, status=202)
+    return Order("export", fields, status=202, wait_s=LONG_S)
 
 
 def promote(body: inputs.PromoteBody) -> Order:
     """Choose the state whose model clients use."""
-    return Order("promote", {"state": body.state})
+    return Order("promote", {"state": body.state}, wait_s=LONG_S)
 
 
 def stop_run() -> Order:

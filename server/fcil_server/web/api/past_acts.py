@@ -182,7 +182,7 @@ def key_of(token: str, given: str) -> str:
     """Return the name under which an act is remembered: keys of two tokens never meet.
 
     Args:
-        token: name of the token.
+        token: digest of the token.
         given: the ``Idempotency-Key``.
 
     Raises:

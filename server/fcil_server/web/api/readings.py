@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from fcil_protocol.errors import FcilError, UsageError
+from fcil_protocol.errors import UsageError
 from fcil_server.federation.members import member_rows, ticket_rows
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
@@ -78,11 +78,12 @@ class Readings:
         return {"queue": (await self.status())["queue"]}
 
     async def members(self) -> dict[str, Any]:
-        """Return members and open tickets, also while the server does not answer."""
-        try:
-            live = {c["id"]: c["state"] for c in (await self.status())["clients"]}
-        except FcilError:
-            live = {}
+        """Return members and open tickets.
+
+        Raises:
+            Unreachable, Timeout: the server, which knows who is connected, does not answer.
+        """
+        live = {c["id"]: c["state"] for c in (await self.status())["clients"]}
         return await self._read(
             lambda ledger: {"clients": member_rows(ledger, live), "tickets": ticket_rows(ledger)}
         )
@@ -158,7 +159,7 @@ class Readings:
 
         def read(ledger: Ledger) -> dict[str, Any]:
             reader = RoundReader(ledger.database)
-            rows = reader.rounds.all(_run_of(ledger, run), seq)[:1]
+            rows = reader.rounds.all(_run_of(ledger, run), seq, 1)
             if not rows or rows[0].seq != seq:
                 raise missing(
                     f"run {run[:40]!r} has no round {seq}.", "GET /v1/runs/RUN/rounds lists them."

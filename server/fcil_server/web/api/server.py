@@ -36,7 +36,7 @@ LIMITS = HttpLimits(connections=256, body_bytes=MAX_BODY_BYTES, request_s=30.0)
 MAX_FILES = 512
 STACK_BYTES = 1 << 20  # of a thread; all of them count as memory of the process
 THREADS = 4  # for the reading of files
-ASK_S = 5.0  # for the server to answer; below the time limit of a request
+ASK_S = 5.0  # for the server to answer
 
 
 class Api:
@@ -44,7 +44,7 @@ class Api:
 
     Args:
         directory: of the federation.
-        ask: asks the running server: ``ask(op, **fields)``, blocking.
+        ask: asks the running server: ``ask(op, wait_s, **fields)``, blocking.
     """
 
     def __init__(self, directory: Path, ask: Ask) -> None:
@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit(MAX_FILES)
     threading.stack_size(STACK_BYTES)
 
-    def ask(op: str, **fields: Any) -> dict[str, Any]:
-        return control_socket.ask(args.dir, op, ASK_S, **fields)
+    def ask(op: str, wait_s: float = ASK_S, **fields: Any) -> dict[str, Any]:
+        return control_socket.ask(args.dir, op, wait_s, **fields)
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()

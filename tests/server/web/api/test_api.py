@@ -28,6 +28,7 @@ from fcil_server.federation.config import Config, as_file
 from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.export_records import ExportRecord
+from fcil_server.web.api import app as app_module
 from fcil_server.web.api import server as server_module
 from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.openapi import document
@@ -244,6 +245,11 @@ def test_only_the_reports_files_can_be_fetched(federation: Path) -> None:
     assert "final.safetensors" not in FILES
 
 
+def test_an_unknown_client_is_not_found(federation: Path) -> None:
+    told = visited(federation, lambda api: api.ask("/v1/clients/nobody"), Server(status=STATUS))
+    assert (told[0], told[2]["detail"].startswith("There is no client 'nobody'")) == (404, True)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
@@ -252,7 +258,7 @@ def test_only_the_reports_files_can_be_fetched(federation: Path) -> None:
         ("/v1/runs/r2020", 404, "No run's id begins with"),
         (f"/v1/runs/{RUN}/rounds/99", 404, "has no round 99"),
         (f"/v1/runs/{RUN}/rounds/-1", 404, "a number from 0 on"),
-        ("/v1/clients/nobody", 404, "There is no client 'nobody'"),
+        ("/v1/clients", 503, "No daemon runs"),  # who is here, only the server knows
         ("/v1/methods/magic", 404, "There is no method 'magic'; known are"),
         ("/v1/errors/none", 404, "There is no such code"),
         ("/v1/events?limit=0", 400, "Parameter limit: input should be greater than"),
@@ -378,6 +384,19 @@ def test_a_file_of_tokens_that_cannot_be_used_is_told_to_the_log_alone(federatio
     assert "so others can use" in log
 
 
+def test_no_more_files_are_sent_at_a_time_than_there_are_places(federation, monkeypatch) -> None:
+    path = f"/v1/runs/{RUN}/files/summary.json"
+
+    async def work(api):
+        told = [(await api.ask(path))[0] for _ in range(3)]  # each is over before the next
+        monkeypatch.setattr(app_module, "MAX_FILES", 0)
+        return [*told, await api.ask(path)]
+
+    *good, refused = visited(federation, work)
+    assert good == [200] * 3
+    assert (refused[0], refused[2]["detail"]) == (503, "0 files are being read.")
+
+
 def test_the_result_of_an_export_is_a_file(federation: Path) -> None:
     async def work(api):
         told = [
@@ -478,7 +497,7 @@ ACTS = [
     (
         "clients/alice/revoke",
         {"why": "lost", "keep_update": True},
-        {"op": "revoke", "name": "alice", "why": "lost", "keep": True},
+        {"op": "revoke", "name": "alice", "exact": True, "why": "lost", "keep": True},
         {"client": ALICE, "name": "alice", "withdrawn": False},
     ),
     (
@@ -501,7 +520,7 @@ ACTS = [
         EXPORT,
     ),
     ("queue/7/cancel", None, {"op": "cancel_run", "number": 7}, TOLD["cancel_run"]),
-    ("clients/alice/erase", {}, {"op": "erase", "name": "alice"}, TOLD["erase"]),
+    ("clients/alice/erase", {}, {"op": "erase", "name": "alice", "exact": True}, TOLD["erase"]),
 ]
 STATUSES = {"tickets": 201, "queue": 201, "exports": 202}
 
