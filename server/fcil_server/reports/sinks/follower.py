@@ -100,7 +100,7 @@ class Follower:
             pass
 
     def _take_page(self, *, last: bool) -> bool:
-        """Give and save one page of what is missing; return True if more may be."""
+        """Give one page of the missing metrics, and save it; return True if more may be."""
         complete = run_directory.is_complete(
             self._directory
         )  # first: if it is complete, its bytes are in the ledger

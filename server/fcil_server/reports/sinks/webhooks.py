@@ -207,15 +207,15 @@ def send(options: WebhookOptions, request: SignedRequest) -> None:
         connect, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
     connection = connect(host, port, timeout=options.timeout_s, **more)
     # The library's limit is for each read: a receiver could answer a byte at a time.
-    ending = threading.Timer(options.timeout_s, _cut, (connection,))
+    late = threading.Event()
+    ending = threading.Timer(options.timeout_s, _cut, (connection, late))
     ending.daemon = True
     ending.start()
     try:
         connection.request("POST", path, request.body, dict(request.headers))
         answer = connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
-        late = ending.finished.is_set()
-        why = "timed out" if late else str(error) or type(error).__name__
+        why = "timed out" if late.is_set() else str(error) or type(error).__name__
         raise LinkError(f"{host} did not take a webhook: {why[:120]}.") from error
     finally:
         ending.cancel()
@@ -224,8 +224,9 @@ def send(options: WebhookOptions, request: SignedRequest) -> None:
         raise LinkError(f"{host} answered a webhook with the status {answer.status}.")
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(connection: http.client.HTTPConnection, late: threading.Event) -> None:
     """End a connection that has taken too long: a read that waits for its data fails."""
+    late.set()
     sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):

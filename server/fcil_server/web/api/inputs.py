@@ -70,7 +70,7 @@ class MethodsSetting(InputModel):
 
 
 class StreamStart(InputModel):
-    """Where a stream begins."""
+    """The beginning of a stream."""
 
     last: str = Field(
         "",
