@@ -77,7 +77,7 @@ class ServerPorts(RunPorts):
         self.stop()
 
     def another_waits(self) -> bool:
-        return bool(self.queue.waiting())
+        return self.queue.next() is not None
 
     def done(self) -> None:
         self.ended()

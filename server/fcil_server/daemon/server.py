@@ -104,6 +104,7 @@ class Server:
         self._service = service or Service()
         self._listening = listening
         self._stopping = asyncio.Event()
+        self._leaving = asyncio.Event()  # no further run begins
         self._failure: FcilError | None = None
         self._queue = RunQueue(federation.directory)
         self._coordinator: Coordinator | None = None
@@ -164,7 +165,7 @@ class Server:
             parts=made,
         )
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
-        ends.push_async_callback(self._last, run.close)
+        ends.push_async_callback(self._last, lambda: run.close(next_run=self.goes_on))
         ends.callback(self.journal.write)  # before it: the sinks and webhooks get the last notes
         self.journal.begin_run(run.coordinator.context.run)
         context = self._context(listening, run, doors)
@@ -174,7 +175,12 @@ class Server:
         async def say_goodbye() -> None:
             await parts.sessions.say_goodbye(next_run=self.goes_on)
 
-        for step in (parts.flusher.end, say_goodbye, context.intake.drain, parts.exports.close):
+        async def end_exports() -> None:
+            if self.goes_on:
+                await parts.exports.finish(self._leaving)
+            await parts.exports.close()
+
+        for step in (parts.flusher.end, say_goodbye, context.intake.drain, end_exports):
             ends.push_async_callback(self._last, step)
         await parts.exports.tidy()
         await self._answer(commands, parts)
@@ -360,6 +366,7 @@ class Server:
         """End the server after pending writes; no further run begins."""
         self.goes_on = False
         self._stopping.set()
+        self._leaving.set()
 
     def drain_rounds(self) -> None:
         """End the server when the round under way is over; no further round opens."""
@@ -373,15 +380,15 @@ class Server:
     def begin_next(self) -> bool:
         """End this run's parts if another run waits, which another server begins."""
         try:
-            waiting = self._queue.waiting()
+            entry = self._queue.next()
         except FcilError as error:
             self.note("error", error.code, str(error))
             return False
         if self._stopping.is_set():
             return self.goes_on
-        if not waiting:
+        if entry is None:
             return False
-        self.note("info", "next_run", f"submitted {waiting[0].name} is next")
+        self.note("info", "next_run", f"submitted {entry.name} is next")
         self.goes_on = True
         self._stopping.set()
         return True
@@ -401,7 +408,7 @@ class Server:
         mode = self._coordinator.progress.mode
         if mode is Mode.DRAINING:
             self.stop()
-        elif mode is Mode.PAUSED and self._queue.waiting():
+        elif mode is Mode.PAUSED and self._queue.next():
             text = "the run is complete; the next one begins at: fcil-server resume"
             self.note("info", mode.value, text)
         elif not self.begin_next() and self.until_done:

@@ -196,12 +196,12 @@ class OpenRun:
             ports=RunUploads(self.coordinator, self.ports, self.promotion),
         )
 
-    async def close(self) -> None:
-        """Stop the worker and close the stores."""
+    async def close(self, *, next_run: bool = False) -> None:
+        """Stop the worker and close the stores; ``next_run``: another run begins then."""
         try:
             await self.promotion.close()
             await self.coordinator.closing.wait_until_tidied()
-            await self.sinks.end()
+            await self.sinks.end(next_run=next_run)
         finally:
             await self.aggregation.close()
             self.coordinator.context.spool.close()

@@ -186,6 +186,13 @@ class ExportJobs:
             fault = {**_INTERRUPTED, **({} if self._closing else ended)}
         return _end(record, self._directory, error=fault)
 
+    async def finish(self, hurry: asyncio.Event) -> None:
+        """Wait for an export under way, unless there is a hurry."""
+        if self._work is not None:
+            hurried = asyncio.ensure_future(hurry.wait())
+            await asyncio.wait((self._work, hurried), return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+
     async def close(self) -> None:
         """End an export under way, and begin no other."""
         self._closing = True

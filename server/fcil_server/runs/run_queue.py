@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -134,19 +134,29 @@ class RunQueue:
         Raises:
             StorageError: they cannot be read.
         """
+        return list(self._files())
+
+    def _files(self) -> Iterator[tuple[str, bytes]]:
         with storage_errors("read the queue in", self._folder):
             if not self._folder.is_dir():
-                return []
-            found = []
+                return
             for path in sorted(self._folder.iterdir()):
                 if _NAME.fullmatch(path.name):
                     with contextlib.suppress(FileNotFoundError):  # its run begins just now
-                        found.append((f"{QUEUE}/{path.name}", path.read_bytes()))
-            return found
+                        yield f"{QUEUE}/{path.name}", path.read_bytes()
 
     def waiting(self) -> list[QueuedRun]:
         """Return the entries that can begin, in their order."""
         return [entry for entry in self.entries() if not entry.refused]
+
+    def next(self) -> QueuedRun | None:
+        """Return the entry that begins next; reads no more than it must.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        entries = (_read(name, text) for name, text in self._files())
+        return next((entry for entry in entries if not entry.refused), None)
 
     def submit(self, title: str, settings: Settings, base: Config, by: str) -> QueuedRun:
         """Append a run, checked as far as it can be before it begins.
@@ -382,7 +392,7 @@ def next_run(
     stopped = row is not None and row.status is RunStatus.STOPPED
     if row is not None and not stopped and not queue.has_results(row.run_id):
         return row, None
-    entry = next(iter(queue.waiting()), None)
+    entry = queue.next()
     if entry is not None or stopped:
         return None, entry
     return row, None

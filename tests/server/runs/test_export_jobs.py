@@ -114,6 +114,30 @@ def test_a_file_is_there_when_the_export_is_done(built: Built, tmp_path, monkeyp
     assert [note[:2] for note in notes] == [("info", "exported")]
 
 
+@pytest.mark.parametrize("hurry", [False, True])
+def test_before_the_next_run_an_export_has_its_time_unless_the_server_is_told_to_end(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurry: bool
+) -> None:
+    hold = tmp_path / "go"
+    os.mkfifo(hold)
+    monkeypatch.setenv("FCIL_TEST_HOLD", str(hold))
+
+    async def work() -> None:
+        with built.ledger() as ledger:
+            jobs, leaving = ExportJobs(built.directory, ledger, lambda *_: None), asyncio.Event()
+            await jobs.start({"format": "onnx", "state": "2"}, "uid 7")
+            finishing = asyncio.create_task(jobs.finish(leaving))
+            if hurry:
+                leaving.set()
+            else:
+                await asyncio.to_thread(hold.write_bytes, b"")  # ends when the child reads
+            await finishing
+            await jobs.close()
+
+    asyncio.run(work())
+    assert [one.status for one in all_records(built.directory)] == ["failed" if hurry else "done"]
+
+
 def test_a_folder_becomes_an_archive(built: Built) -> None:
     carried_out(built, {"format": "timm"})
     (record,) = all_records(built.directory)

@@ -159,6 +159,7 @@ def test_a_copied_entry_is_no_second_run(queue: RunQueue, tmp_path: Path) -> Non
     folder = tmp_path / "queue"
     (folder / "000777.json").write_bytes((folder / "000001.json").read_bytes())
     assert queue.waiting() == [one]
+    assert queue.next() == one
     assert "its number is 1" in queue.entries()[1].refused
 
 
@@ -198,6 +199,7 @@ def test_a_refused_entry_stays_with_its_reason_and_its_settings(queue: RunQueue)
     queue.refuse(one, ConfigError("no such weights."))
     assert queue.entries() == [dataclasses.replace(one, refused="no such weights."), two]
     assert queue.waiting() == [two]
+    assert queue.next() == two
 
 
 def test_foreign_files_in_the_folder_are_left_alone(queue: RunQueue, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fcil_server.reports.sinks.webhooks import Webhook
 BACK_OFF_S = (1.0, 5.0, 30.0, 300.0)  # after the first, second, third ... failure in a row
 STEADY_S = 60.0  # after this long, a failure counts as the first again
 END_S = 15.0  # time for the last metrics when the server ends
+NEXT_RUN_S = 1.0  # the same before another run, for what resumes in it
 _TAIL_BYTES = 4096  # of its last output
 _WORDS = 200
 _LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
@@ -62,6 +63,8 @@ class FollowerProcess:
         notify: writes a note for the operator: (level, code, text).
     """
 
+    outlives_runs = False  # it resumes in the next run of a federation
+
     def __init__(
         self, kind: str, name: str, content: str, command: list[str], options: str, notify: Notify
     ) -> None:
@@ -86,17 +89,24 @@ class FollowerProcess:
         if not self._pipe.get_write_buffer_size():  # an unread byte wakes it as well
             self._pipe.write(b"\n")
 
-    async def end(self) -> None:
-        """Let it take the last news, and end it; a pending retry happens now."""
+    async def end(self, *, next_run: bool = False) -> None:
+        """Let it take the last news, and end it; a pending retry happens now.
+
+        Args:
+            next_run: another run begins then, and does not wait for what continues in it.
+        """
         self._ending.set()
         if self._lives is None:
             return
         if self._pipe is not None:
             self._pipe.close()
-        _, late = await asyncio.wait([self._lives], timeout=END_S)
-        if late:
-            self._lives.cancel()
-            await asyncio.wait([self._lives])
+        resumed = next_run and self.outlives_runs
+        _, late = await asyncio.wait([self._lives], timeout=NEXT_RUN_S if resumed else END_S)
+        if not late:
+            return
+        self._lives.cancel()
+        await asyncio.wait([self._lives])
+        if not resumed:
             self._tell_end(f"the {self._kind} did not take all {self._content} within {END_S:g} s.")
 
     async def _live(self) -> None:
@@ -183,6 +193,8 @@ class WebhookProcess(FollowerProcess):
         notify: writes a note for the operator.
     """
 
+    outlives_runs = True
+
     def __init__(self, directory: Path, federation: str, webhook: Webhook, notify: Notify) -> None:
         given = {"federation": federation, "options": webhook.options.model_dump(mode="json")}
         where = ["--dir", str(directory.resolve()), "--name", webhook.name]
@@ -219,6 +231,6 @@ class Sinks:
         for one in self._processes:
             one.wake()
 
-    async def end(self) -> None:
-        """Let all take the last news, at the same time, and end them."""
-        await asyncio.gather(*(one.end() for one in self._processes))
+    async def end(self, *, next_run: bool = False) -> None:
+        """Let all take the last news, at the same time, and end them (`FollowerProcess.end`)."""
+        await asyncio.gather(*(one.end(next_run=next_run) for one in self._processes))

@@ -606,6 +606,22 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(stage, monkeypatch):
     play(stage, story)
 
 
+def test_what_continues_in_the_next_run_does_not_hold_it_up(stage, monkeypatch):
+    async def story():
+        monkeypatch.setattr(process, "NEXT_RUN_S", 0.1)
+        stage.do("hang")
+        one = SinkProcess(stage.place, RUN, stage.chosen, stage.say)
+        one.outlives_runs = True
+        one.start()
+        pid = await stage.lives()
+        await one.end(next_run=True)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert stage.said == [], "it resumes by itself"
+
+    play(stage, story)
+
+
 SERVER = """
 import asyncio
 from pathlib import Path
