@@ -21,11 +21,11 @@ from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.terminal import SCHEMA_VERSION
 from fcil_server.federation.api_tokens import ApiToken, TokenRole, find_token, read_tokens
 from fcil_server.web.api import inputs, problems
+from fcil_server.web.api.acts import Acts
 from fcil_server.web.api.endpoints import EVENTS, Asked, Endpoint, FindFile
 from fcil_server.web.api.feed import Feeds
 from fcil_server.web.api.file_answer import OpenFileAnswer
 from fcil_server.web.api.openapi import KEY_HEADER, document
-from fcil_server.web.api.orders import Orders
 from fcil_server.web.api.readings import Readings, missing
 from fcil_server.web.errors import Faults
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
@@ -66,7 +66,7 @@ class ApiApp:
         directory: Path,
         endpoints: Sequence[Endpoint],
         readings: Readings,
-        acts: Orders,
+        acts: Acts,
         feeds: Feeds,
         faults: Faults,
     ) -> None:
@@ -93,7 +93,7 @@ class ApiApp:
         one = methods["GET" if request.method == "HEAD" else request.method]
         token = None if one.role is None else self._token(request, one.role)
         asked = Asked(token, _path(request), _query(one, request), await _body(one, request))
-        if one.order is not None:
+        if one.act is not None:
             return await self._act(one, asked, request)
         if one.read is not None:
             return _data(one, await one.read(asked))
@@ -155,17 +155,18 @@ class ApiApp:
         return valid
 
     async def _act(self, one: Endpoint, asked: Asked, request: Request) -> Response:
-        assert one.order is not None, "the caller checks it"
+        assert one.act is not None, "the caller checks it"
         assert asked.token is not None, "every act needs one"
         keys = request.headers.getlist(KEY_HEADER)
         if len(keys) > 1:
             raise UsageError(f"{KEY_HEADER} may be given once.", action="Send one.")
         status, content = await self._acts.carry_out(
-            one.order(asked),
+            one.act(asked),
             asked.token,
             place=(request.method, request.url.path),
             body=asked.body.model_dump(exclude={"schema_version"}),
             key=keys[0] if keys else None,
+            status=int(one.status),
         )
         self._readings.expire()
         return _data(one, content, status)

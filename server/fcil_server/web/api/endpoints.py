@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, cast
 from pydantic import BaseModel
 
 from fcil_server.federation.api_tokens import ApiToken, TokenRole
-from fcil_server.web.api import answers, inputs, orders, results
+from fcil_server.web.api import acts, answers, inputs, results
+from fcil_server.web.api.acts import Act
 from fcil_server.web.api.inputs import NoParameters
-from fcil_server.web.api.orders import Order
 from fcil_server.web.api.problems import error_rows
 from fcil_server.web.api.readings import EXPORTED, FILES, NEWEST, Readings, missing
 
@@ -58,7 +58,7 @@ class Endpoint:
         summary: one line about it.
         answer: model of the answer's data; None: the answer is no JSON of ours.
         query, body: models of its input.
-        read: makes the data. order: makes the act. file: opens a file, and names its type. Exactly
+        read: makes the data. act: makes the act. file: opens a file, and names its type. Exactly
             one of the three; for `EVENTS` and the document, which have handlers of their own, none.
         media: types of the answer.
         status: of the answer.
@@ -73,7 +73,7 @@ class Endpoint:
     query: type[inputs.InputModel] = NoParameters
     body: type[inputs.ActBody] | None = None
     read: Callable[[Asked], Awaitable[dict[str, Any]]] | None = None
-    order: Callable[[Asked], Order] | None = None
+    act: Callable[[Asked], Act] | None = None
     file: FindFile | None = None
     media: tuple[str, ...] = (JSON,)
     status: int = HTTPStatus.OK
@@ -281,13 +281,13 @@ def _exports(readings: Readings) -> list[Endpoint]:
 
 
 def _acts() -> list[Endpoint]:
-    def act(
+    def post(
         path: str,
         role: TokenRole,
         summary: str,
         answer: type[BaseModel],
         body: type[inputs.ActBody],
-        order: Callable[[Any, Mapping[str, str]], Order],
+        make: Callable[[Any, Mapping[str, str]], Act],
         status: int = 200,
     ) -> Endpoint:
         return Endpoint(
@@ -297,16 +297,14 @@ def _acts() -> list[Endpoint]:
             summary,
             answer,
             body=body,
-            order=lambda asked: order(asked.body, asked.path),
+            act=lambda asked: make(asked.body, asked.path),
             status=status,
         )
 
     def mode(op: str, summary: str) -> Endpoint:
         empty = inputs.EmptyBody
-        order = orders.set_mode(op)
-        return act(
-            f"/v1/rounds/{op}", OPERATE, summary, answers.ModeAnswer, empty, lambda *_: order
-        )
+        act = acts.set_mode(op)
+        return post(f"/v1/rounds/{op}", OPERATE, summary, answers.ModeAnswer, empty, lambda *_: act)
 
     def classes(
         change: str,
@@ -314,26 +312,26 @@ def _acts() -> list[Endpoint]:
         body: type[inputs.ActBody],
         names: Callable[[Any], list[str]],
     ) -> Endpoint:
-        return act(
+        return post(
             f"/v1/classes/{change}",
             OPERATE,
             summary,
             answers.NamesAnswer,
             body,
-            lambda given, _: orders.change_classes(change, names(given)),
+            lambda given, _: acts.change_classes(change, names(given)),
         )
 
     return [
         mode("pause", "Open no further round until resume; the current one completes."),
         mode("resume", "Resume rounds after pause, or cancel a drain that has not finished."),
         mode("drain", "Stop the server, and this API, when the current round is complete."),
-        act(
+        post(
             "/v1/rounds/close",
             OPERATE,
             "Close the current round with the updates received so far.",
             answers.DoneAnswer,
             inputs.CloseRoundBody,
-            lambda body, _: orders.close_round(body),
+            lambda body, _: acts.close_round(body),
         ),
         classes("admit", "Admit new names to tasks.", inputs.AdmitBody, lambda b: list(b.names)),
         classes(
@@ -347,72 +345,72 @@ def _acts() -> list[Endpoint]:
             "hide", "Exclude names from future tasks.", inputs.NamesBody, lambda b: list(b.names)
         ),
         classes("show", "Undo hide.", inputs.NamesBody, lambda b: list(b.names)),
-        act(
+        post(
             "/v1/runs/newest/promote",
             OPERATE,
             "Let clients use the model of one state, while rounds continue.",
             answers.PromotedAnswer,
             inputs.PromoteBody,
-            lambda body, _: orders.promote(body),
+            lambda body, _: acts.promote(body),
         ),
-        act(
+        post(
             "/v1/runs/newest/stop",
             ADMINISTER,
             "End the newest run for good; the next one begins, or the server and this API stop.",
             answers.StoppedRunAnswer,
             inputs.EmptyBody,
-            lambda *_: orders.stop_run(),
+            lambda *_: acts.stop_run(),
         ),
-        act(
+        post(
             "/v1/exports",
             ADMINISTER,
             "Begin an export of a model for another program, as `fcil-server export`.",
             answers.ExportAnswer,
             inputs.ExportBody,
-            lambda body, _: orders.export(body),
+            lambda body, _: acts.export(body),
             HTTPStatus.ACCEPTED,
         ),
-        act(
+        post(
             "/v1/queue",
             ADMINISTER,
             "Let a run begin once those before it are complete or stopped.",
             answers.SubmittedAnswer,
             inputs.SubmitBody,
-            lambda body, _: orders.submit(body),
+            lambda body, _: acts.submit(body),
             HTTPStatus.CREATED,
         ),
-        act(
+        post(
             "/v1/queue/{number}/cancel",
             ADMINISTER,
             "Remove a waiting run from the queue.",
             answers.CancelledAnswer,
             inputs.EmptyBody,
-            lambda _, path: orders.cancel(_number(path["number"], "a run of the queue has")),
+            lambda _, path: acts.cancel(_number(path["number"], "a run of the queue has")),
         ),
-        act(
+        post(
             "/v1/tickets",
             ADMINISTER,
             "Make a ticket that lets one new client (or relay) join, once.",
             answers.TicketAnswer,
             inputs.EnrolBody,
-            lambda body, _: orders.enrol(body),
+            lambda body, _: acts.enrol(body),
             HTTPStatus.CREATED,
         ),
-        act(
+        post(
             "/v1/clients/{client}/revoke",
             ADMINISTER,
             "Revoke a member now, or withdraw an open ticket.",
             answers.RevokedAnswer,
             inputs.RevokeBody,
-            lambda body, path: orders.revoke(path["client"], body),
+            lambda body, path: acts.revoke(path["client"], body),
         ),
-        act(
+        post(
             "/v1/clients/{client}/erase",
             ADMINISTER,
             "End a membership and remove all that identifies the client, for good.",
             answers.ErasedAnswer,
             inputs.EmptyBody,
-            lambda _, path: orders.erase(path["client"]),
+            lambda _, path: acts.erase(path["client"]),
         ),
     ]
 

@@ -73,7 +73,7 @@ def _operation(one: Endpoint) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": one.id,
         "summary": one.summary,
-        "parameters": [*_variables(one), *_query(one), *([_KEY] if one.order else [])],
+        "parameters": [*_variables(one), *_query(one), *([_KEY] if one.act else [])],
         "responses": {str(int(one.status)): _answer(one), "default": _problem()},
     }
     if one.role is None:

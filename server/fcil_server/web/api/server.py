@@ -20,10 +20,10 @@ from fcil_protocol.process import control_socket
 from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
+from fcil_server.web.api.acts import Acts, Ask
 from fcil_server.web.api.app import MAX_BODY_BYTES, ApiApp, make_app
 from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.feed import Feeds
-from fcil_server.web.api.orders import Ask, Orders
 from fcil_server.web.api.past_acts import PastActs
 from fcil_server.web.api.problems import refusal
 from fcil_server.web.api.readings import Readings
@@ -52,7 +52,7 @@ class Api:
         readings = Readings(directory, ask)
         past = PastActs(directory)
         past.tidy()
-        acts = Orders(ask, past)
+        acts = Acts(ask, past)
         self._feeds = Feeds(directory, ask, faults)
         api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds, faults)
         health = Health(web_child.Fresh(functools.partial(ask, "gauges")))

@@ -25,8 +25,8 @@ from fcil_server.web.api import inputs
 from fcil_server.web.api.past_acts import PastActs, key_of, request_digest
 from fcil_server.web.requests import RefusedRequest, in_thread, one_of
 
-ORDERS = 2  # acts that are sent to the server at the same time
-ORDER_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
+ACTS = 2  # acts that are sent to the server at the same time
+ACT_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
 LONG_S = 25.0  # for acts that read a state, or rewrite the tables of all runs
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
@@ -39,13 +39,13 @@ Told = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Order:
+class Act:
     """A control command, and the answer made from the server's.
 
     Attributes:
         op: the command. fields: its fields.
         view: makes the answer.
-        status: of the answer. refused: of the answer when the server refuses.
+        refused: status of the answer when the server refuses.
         private: the answer, which is secret or names a client, is never written to disk.
         wait_s: for the server to carry it out; below the time limit of a request.
     """
@@ -53,13 +53,12 @@ class Order:
     op: str
     fields: dict[str, Any] = field(default_factory=dict)
     view: Callable[[Told], dict[str, Any]] = dict
-    status: int = 200
     refused: int = 409
     private: bool = False
     wait_s: float = 5.0
 
 
-class Orders:
+class Acts:
     """Carries out acts.
 
     Args:
@@ -70,20 +69,28 @@ class Orders:
     def __init__(self, ask: Ask, past: PastActs) -> None:
         self._ask = ask
         self._past = past
-        self._turns = asyncio.Semaphore(ORDERS)
-        self._threads = ThreadPoolExecutor(max_workers=ORDERS, thread_name_prefix="act")
+        self._turns = asyncio.Semaphore(ACTS)
+        self._threads = ThreadPoolExecutor(max_workers=ACTS, thread_name_prefix="act")
 
     async def carry_out(
-        self, order: Order, token: ApiToken, *, place: tuple[str, str], body: Told, key: str | None
+        self,
+        act: Act,
+        token: ApiToken,
+        *,
+        place: tuple[str, str],
+        body: Told,
+        key: str | None,
+        status: int,
     ) -> tuple[int, dict[str, Any]]:
         """Carry out an act; return the status and the data of its answer.
 
         Args:
-            order: the act.
+            act: the act.
             token: of the request.
             place: method and path of the request.
             body: of the request.
             key: its ``Idempotency-Key``; None: it is carried out each time.
+            status: of a good answer.
 
         Raises:
             UsageError: the key is none.
@@ -96,23 +103,23 @@ class Orders:
 
         def work() -> tuple[int, dict[str, Any]]:
             try:
-                return self._once(order, token, name, request)
+                return self._once(act, token, name, request, status)
             except (UsageError, ConfigError) as error:  # the input has the form that it should have
-                raise RefusedRequest(order.refused, error) from error
+                raise RefusedRequest(act.refused, error) from error
 
-        async with one_of(self._turns, ORDER_WAIT_S, _MANY):
+        async with one_of(self._turns, ACT_WAIT_S, _MANY):
             return await in_thread(self._threads, work)
 
     def _once(
-        self, order: Order, token: ApiToken, key: str | None, request: str
+        self, act: Act, token: ApiToken, key: str | None, request: str, status: int
     ) -> tuple[int, dict[str, Any]]:
         if key is None:
-            return order.status, order.view(self._send(order, token))
+            return status, act.view(self._send(act, token))
         found = self._past.begin(key, request)
         if found is not None:
             return found
         try:
-            content = order.view(self._send(order, token))
+            content = act.view(self._send(act, token))
         except FcilError as error:
             if isinstance(error, _UNSURE) and not isinstance(error, Starting):
                 self._past.lost(key)
@@ -122,12 +129,12 @@ class Orders:
         except BaseException:
             self._past.lost(key)
             raise
-        self._past.done(key, order.status, content, private=order.private)
-        return order.status, content
+        self._past.done(key, status, content, private=act.private)
+        return status, content
 
-    def _send(self, order: Order, token: ApiToken) -> dict[str, Any]:
+    def _send(self, act: Act, token: ApiToken) -> dict[str, Any]:
         try:
-            return self._ask(order.op, order.wait_s, **order.fields, by=_BY, token=token.name)
+            return self._ask(act.op, act.wait_s, **act.fields, by=_BY, token=token.name)
         except Starting:
             raise
         except Timeout as error:  # a sent command cannot be taken back
@@ -142,7 +149,7 @@ class Orders:
 # The acts.
 
 
-def enrol(body: inputs.EnrolBody) -> Order:
+def enrol(body: inputs.EnrolBody) -> Act:
     """Make a ticket."""
     fields: dict[str, Any] = {"name": body.name, "lasts_s": seconds(body.lasts)}
     fields["relay"] = body.relay
@@ -152,64 +159,64 @@ def enrol(body: inputs.EnrolBody) -> Order:
     def view(told: Told) -> dict[str, Any]:
         return {"name": body.name, **told, "run_this": start_command("FILE", relay=body.relay)}
 
-    return Order("enrol", fields, view, 201, private=True)
+    return Act("enrol", fields, view, private=True)
 
 
-def revoke(client: str, body: inputs.RevokeBody) -> Order:
+def revoke(client: str, body: inputs.RevokeBody) -> Act:
     """End a membership, or withdraw an open ticket of this name."""
     fields = {"name": client, "exact": True, "why": body.why, "keep": body.keep_update}
-    return Order(
+    return Act(
         "revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404, private=True
     )
 
 
-def erase(client: str) -> Order:
+def erase(client: str) -> Act:
     """Erase all that identifies a client."""
     fields = {"name": client, "exact": True}
-    return Order("erase", fields, refused=404, private=True, wait_s=LONG_S)
+    return Act("erase", fields, refused=404, private=True, wait_s=LONG_S)
 
 
-def submit(body: inputs.SubmitBody) -> Order:
+def submit(body: inputs.SubmitBody) -> Act:
     """Append a run to the queue."""
-    return Order("submit_run", {"title": body.title, "settings": body.settings}, status=201)
+    return Act("submit_run", {"title": body.title, "settings": body.settings})
 
 
-def cancel(number: int) -> Order:
+def cancel(number: int) -> Act:
     """Remove a waiting run from the queue."""
-    return Order("cancel_run", {"number": number}, refused=404)
+    return Act("cancel_run", {"number": number}, refused=404)
 
 
-def export(body: inputs.ExportBody) -> Order:
+def export(body: inputs.ExportBody) -> Act:
     """Begin an export."""
     fields = {"format": body.format, "state": body.state}
     if body.run is not None:
         fields["run"] = body.run
-    return Order("export", fields, status=202, wait_s=LONG_S)
+    return Act("export", fields, wait_s=LONG_S)
 
 
-def promote(body: inputs.PromoteBody) -> Order:
+def promote(body: inputs.PromoteBody) -> Act:
     """Choose the state whose model clients use."""
-    return Order("promote", {"state": body.state}, wait_s=LONG_S)
+    return Act("promote", {"state": body.state}, wait_s=LONG_S)
 
 
-def stop_run() -> Order:
+def stop_run() -> Act:
     """End the newest run for good."""
-    return Order("stop_run")
+    return Act("stop_run")
 
 
-def set_mode(op: str) -> Order:
+def set_mode(op: str) -> Act:
     """Pause, resume or drain."""
-    return Order(op)
+    return Act(op)
 
 
-def close_round(body: inputs.CloseRoundBody) -> Order:
+def close_round(body: inputs.CloseRoundBody) -> Act:
     """Close the round under way."""
     fields: dict[str, Any] = {"rest_of_task": body.rest_of_task}
     if body.only is not None:
         fields["only"] = body.only.model_dump()
-    return Order("close_round", fields, lambda told: {"says": describe_done("close_round", told)})
+    return Act("close_round", fields, lambda told: {"says": describe_done("close_round", told)})
 
 
-def change_classes(change: str, names: list[str]) -> Order:
+def change_classes(change: str, names: list[str]) -> Act:
     """Change class names of the newest run."""
-    return Order("classes", {"change": change, "names": names})
+    return Act("classes", {"change": change, "names": names})
