@@ -104,8 +104,7 @@ def read_start(
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a file")
+        _refuse_special(path)
         with path.open("rb") as file:
             text = file.read(_MOST_JSON + 1)
         if len(text) > _MOST_JSON:
@@ -120,6 +119,12 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
             action="Give a folder that PEFT or fcil-server export --peft has written.",
         ) from error
     return fields
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a pipe or a device, whose reading may never end; a link to a file is one."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
 
 
 def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
@@ -167,8 +172,7 @@ def _layers(
     """Return A and B of each Linear, and the other modules that the file has."""
     path = folder / WEIGHTS
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a file")
+        _refuse_special(path)
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError("it has more than 1 GiB")
         tensors = safetensors.numpy.load_file(path)
@@ -194,7 +198,11 @@ def _layers(
             )
         wide = np.asarray(values, dtype=np.float32)
         if wide.ndim != 2:
-            raise DataError(f"the adapter {folder} has {wide.shape} in {name}; expected a matrix.")
+            raise DataError(
+                f"the adapter {folder} has an array of shape {wide.shape} in {name}; expected a "
+                "matrix.",
+                action="Give an adapter of linear layers, as PEFT's save_pretrained writes it.",
+            )
         if not np.isfinite(wide).all() or np.abs(wide).max(initial=0) > TensorSpec.max_abs:
             raise DataError(f"the adapter {folder} holds NaN, infinity or huge numbers in {name}.")
         pairs.setdefault((int(match[2]), linear), {})[match[5]] = wide

@@ -33,7 +33,7 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.storage.lock_holder import LOOK_S, holder_of
 
 MAX_LINE_BYTES = 4 << 20  # of a request
-MAX_ANSWER_BYTES = 64 << 20  # the status of a client has some 400
+MAX_ANSWER_BYTES = 64 << 20  # a status names every client
 MAX_UNIX_PATH = 100  # sun_path has 108 bytes on Linux, 104 on macOS
 
 Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]

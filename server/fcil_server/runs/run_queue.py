@@ -334,12 +334,18 @@ def _check_plain(value: object, depth: int = 0) -> None:
     """Refuse what no file of settings can hold.
 
     Raises:
-        ConfigError: text that is no Unicode or holds a NUL, or tables in tables without end.
+        ConfigError: some text is not Unicode or holds a NUL, or the tables are too deep.
     """
     if depth > MOST_DEPTH:
-        raise ConfigError(f"the settings have more than {MOST_DEPTH} levels.")
+        raise ConfigError(
+            f"the settings have more than {MOST_DEPTH} levels of tables and lists.",
+            action="Give sections with keys, as in federation.toml.",
+        )
     if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
-        raise ConfigError(f"the settings hold text that cannot be stored: {ascii(value)[:60]}.")
+        raise ConfigError(
+            f"the settings hold text that cannot be stored: {ascii(value)[:60]}.",
+            action="Give text in UTF-8 without NUL.",
+        )
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_plain(key, depth + 1)
