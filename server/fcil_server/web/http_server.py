@@ -59,6 +59,7 @@ class HttpLimits:
 
 
 LIMITS = HttpLimits()
+ALL_USED = "socket.accept() out of system resource"  # asyncio's words
 _ENDLESS = "fcil_endless"  # in a request's state: marks its answer as a stream
 
 
@@ -266,7 +267,7 @@ def make_server(
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what failed in the loop, but not, once a second, that strangers use all descriptors."""
-    if context.get("message") != "socket.accept() out of system resource":
+    if context.get("message") != ALL_USED:
         loop.default_exception_handler(context)
 
 

@@ -71,6 +71,19 @@ def test_a_page_is_served_and_nothing_of_the_software_is_told() -> None:
     assert "uvicorn" not in answer.lower()
 
 
+def test_strangers_that_use_all_descriptors_fill_no_log(caplog) -> None:
+    assert http_server.ALL_USED in inspect.getsource(asyncio.selector_events)
+
+    async def work() -> None:
+        async with door(app()) as port:
+            await ask(port, get("/metrics"))  # it serves now
+            for message in (http_server.ALL_USED, "something else"):
+                asyncio.get_running_loop().call_exception_handler({"message": message})
+
+    asyncio.run(work())
+    assert [record.message for record in caplog.records] == ["something else"]
+
+
 def test_other_methods_and_places_are_refused() -> None:
     asked = [get(method="POST"), get(method="DELETE"), get("/nothing"), get("/../etc/passwd")]
     assert codes(*asked) == ["405", "405", "404", "404"]

@@ -27,6 +27,7 @@ from fcil_server.web.requests import RefusedRequest, in_thread, one_of
 
 ACTS = 2  # acts that are sent to the server at the same time
 ACT_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
+ASK_S = 5.0  # for the server to answer
 LONG_S = 25.0  # for acts that read a state, or rewrite the tables of all runs
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
@@ -55,7 +56,7 @@ class Act:
     view: Callable[[Told], dict[str, Any]] = dict
     refused: int = 409
     private: bool = False
-    wait_s: float = 5.0
+    wait_s: float = ASK_S
 
 
 class Acts:

@@ -31,7 +31,7 @@ from fcil_server.web.errors import Faults
 from fcil_server.web.requests import Guard, RefusedRequest, read_json
 
 MAX_BODY_BYTES = 256 << 10  # `inputs.MOST_NAMES` names fit
-MAX_FILES = 32  # that are sent at the same time
+MAX_DOWNLOADS = 32  # files that are sent at the same time
 MAX_PATH_VALUE = 300  # characters of a variable in an address
 MAX_FAULTS = 5  # of an input that are named
 HEADERS = {
@@ -77,7 +77,7 @@ class ApiApp:
         self._feeds = feeds
         self._faults = faults
         self._document = document(endpoints)
-        self._files: weakref.WeakSet[OpenFileAnswer] = weakref.WeakSet()  # that are being sent
+        self._downloads: weakref.WeakSet[OpenFileAnswer] = weakref.WeakSet()
 
     def routes(self) -> list[BaseRoute]:
         """Return one route for each address, with all of its methods."""
@@ -104,11 +104,14 @@ class ApiApp:
         return await self._stream(asked, request)
 
     async def _file(self, find: FindFile, asked: Asked) -> Response:
-        if sum(not answer.is_over for answer in self._files) >= MAX_FILES:
-            many = NotNow(f"{MAX_FILES} files are being read.", action="Try again later.")
+        file, kind = await find(asked)
+        # After the wait, so that requests of the same moment count each other.
+        if sum(not answer.is_over for answer in self._downloads) >= MAX_DOWNLOADS:
+            file.close()
+            many = NotNow(f"{MAX_DOWNLOADS} files are being read.", action="Try again later.")
             raise RefusedRequest(503, many)
-        answer = OpenFileAnswer(*await find(asked))
-        self._files.add(answer)
+        answer = OpenFileAnswer(file, kind)
+        self._downloads.add(answer)
         return answer
 
     def _token(self, request: Request, needed: TokenRole) -> ApiToken:

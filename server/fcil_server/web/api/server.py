@@ -20,7 +20,7 @@ from fcil_protocol.process import control_socket
 from fcil_protocol.process.child import limit
 from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
-from fcil_server.web.api.acts import Acts, Ask
+from fcil_server.web.api.acts import ASK_S, Acts, Ask
 from fcil_server.web.api.app import MAX_BODY_BYTES, ApiApp, make_app
 from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.feed import Feeds
@@ -36,7 +36,6 @@ LIMITS = HttpLimits(connections=256, body_bytes=MAX_BODY_BYTES, request_s=30.0)
 MAX_FILES = 512
 STACK_BYTES = 1 << 20  # of a thread; all of them count as memory of the process
 THREADS = 4  # for the reading of files
-ASK_S = 5.0  # for the server to answer
 
 
 class Api:

@@ -30,7 +30,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME
 from fcil_server.reports.export_records import ExportRecord
 from fcil_server.web.api import app as app_module
 from fcil_server.web.api import server as server_module
-from fcil_server.web.api.acts import ACT_WAIT_S, LONG_S
+from fcil_server.web.api.acts import ACT_WAIT_S, ASK_S, LONG_S
 from fcil_server.web.api.endpoints import all_endpoints
 from fcil_server.web.api.openapi import document
 from fcil_server.web.api.readings import FILES, Readings
@@ -388,8 +388,9 @@ def test_no_more_files_are_sent_at_a_time_than_there_are_places(federation, monk
     path = f"/v1/runs/{RUN}/files/summary.json"
 
     async def work(api):
+        monkeypatch.setattr(app_module, "MAX_DOWNLOADS", 1)
         told = [(await api.ask(path))[0] for _ in range(3)]  # each is over before the next
-        monkeypatch.setattr(app_module, "MAX_FILES", 0)
+        monkeypatch.setattr(app_module, "MAX_DOWNLOADS", 0)
         return [*told, await api.ask(path)]
 
     *good, refused = visited(federation, work)
@@ -683,7 +684,7 @@ def test_what_was_refused_may_be_repeated_and_what_is_unsure_is_not(
 
 
 def test_all_that_an_act_waits_for_ends_before_its_request_is_cut() -> None:
-    assert server_module.LIMITS.request_s > ACT_WAIT_S + max(LONG_S, server_module.ASK_S)
+    assert server_module.LIMITS.request_s > ACT_WAIT_S + max(LONG_S, ASK_S)
 
 
 # --- the document -----------------------------------------------------------------------------------
