@@ -37,6 +37,7 @@ from fcil_server.runs.state_choice import LAST, find_state
 
 EXPORTS = FOLDER  # in the federation's directory
 NICE = 10  # a round comes first
+FINISH_S = 600.0  # for an export under way, before the next run of the queue begins
 MOST_OUTPUT = 1 << 20  # bytes of the command's answer
 _INTERRUPTED = {
     "code": WorkerDied.code,
@@ -187,10 +188,12 @@ class ExportJobs:
         return _end(record, self._directory, error=fault)
 
     async def finish(self, hurry: asyncio.Event) -> None:
-        """Wait for an export under way, unless there is a hurry."""
+        """Wait for an export under way, at most `FINISH_S`, and not if there is a hurry."""
         if self._work is not None:
-            hurried = asyncio.ensure_future(hurry.wait())
-            await asyncio.wait((self._work, hurried), return_when=asyncio.FIRST_COMPLETED)
+            hurried = asyncio.create_task(hurry.wait())
+            await asyncio.wait(
+                (self._work, hurried), timeout=FINISH_S, return_when=asyncio.FIRST_COMPLETED
+            )
             hurried.cancel()
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fcil_protocol.errors import RunFailed
+from fcil_protocol.errors import NotNow, RunFailed
+from fcil_server.daemon.commands import Commands
 from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.directory import Federation
@@ -51,6 +53,15 @@ def test_a_second_wish_for_the_next_run_changes_nothing(server: Server) -> None:
     assert server.is_between_runs()
     server.stop()
     assert not server.is_between_runs()
+
+
+@pytest.mark.parametrize("op", ["pause", "resume", "drain", "close_round"])
+def test_between_two_runs_neither_hears_of_a_change(op: str) -> None:
+    actions: Any = SimpleNamespace(is_between_runs=lambda: True)
+    none: Any = None
+    commands = Commands(none, actions, none, none, none)
+    with pytest.raises(NotNow, match="the next one is about to begin"):
+        asyncio.run(commands.answer(op, {"uid": 1}))
 
 
 def test_a_stop_after_the_decision_for_the_next_run_wins(server: Server) -> None:

@@ -205,6 +205,10 @@ def test_a_lying_client_has_its_own_line_and_is_left_out_once_excluded(ledger):
     assert view.training == Training(loss=1.25, accuracy=0.5)
     assert view.trained[GONE] == Training(1e6, 0.0)
     assert view.line()["training"]["clients"][BOB] == {"loss": 1.0, "accuracy": None}
+    ledger.rounds.close(KEY, "done")
+    newest = ledger.updates.newest_training(RUN)
+    assert newest is not None
+    assert (newest["loss"], newest["accuracy"]) == (1.25, 0.5)
 
 
 def test_a_round_of_clients_that_report_nothing_has_no_loss(ledger):

@@ -49,6 +49,17 @@ def test_a_state_is_promoted_and_taken_back_and_the_audit_log_says_so(built: Bui
     ]
 
 
+@pytest.mark.parametrize("before", [None, 1, -1])
+def test_a_failed_promotion_leaves_what_was_before(built: Built, before: int | None) -> None:
+    with built.ledger() as ledger:
+        if before is not None:
+            ledger.runs.promote(built.run, None if before < 0 else before)
+        undo = ledger.runs.promote(built.run, 2)
+        ledger.runs.undo_promote(built.run, undo)
+        assert ledger.runs.had_promotion(built.run) is (before == -1)
+    assert promoted(built) == [before if before == 1 else None]
+
+
 def test_the_best_is_promoted_by_its_number_which_stays(built: Built) -> None:
     with built.ledger() as ledger:
         best = ledger.evaluations.best(built.run)

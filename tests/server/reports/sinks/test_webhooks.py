@@ -318,7 +318,7 @@ def test_a_receiver_that_hangs_or_is_away_is_a_failure(federation, secret) -> No
         send(WebhookOptions(**options(secret, url=url)), request)
 
 
-def test_a_receiver_that_answers_a_byte_at_a_time_is_a_failure(federation, secret) -> None:
+def test_a_receiver_whose_answer_never_ends_is_a_failure(federation, secret) -> None:
     with Ledger(federation / LEDGER_NAME, read_only=True) as ledger:
         request = sign("lab", news_after(ledger, START, 1)[0], 5.0, 6.0, SECRET)
     over = threading.Event()
