@@ -108,7 +108,7 @@ def test_heat_slows_the_work_down_and_the_worker_rests_a_part_of_the_time(play, 
         for allowed in (False, True, False, True):
             await client.until(lambda allowed=allowed: rest.allowed.is_set() is allowed)
         assert client.client._session.pause_reason == "", "it may work, only less"
-        client.sensors.facts = hot(60.0)
+        client.sensors.next = [hot(60.0)]  # also if a reading of before is still to come
         await client.until(lambda: client.said("works again without pauses"))
         await client.until(rest.allowed.is_set)
 
