@@ -34,8 +34,9 @@ from fcil_adapters.contract import (
     Update,
 )
 from fcil_adapters.contract.averaging import PLAIN, Averaging
+from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import EXACT, Forms
-from fcil_adapters.contract.image_digests import as_digests, counted_digests
+from fcil_adapters.contract.local_images import as_digests, counted_digests, with_counted
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
 from fcil_adapters.numerics.update_list import UpdateList
@@ -126,6 +127,7 @@ class ToyFederation:
         clients: the images of each; a round hands out those of its task alone.
         unlabelled: further images of each, for rounds of such (`Exchange.unlabelled`); empty: none
             of these rounds takes place.
+        asleep: positions of the clients that take no part for now.
         seed: of all that is drawn.
         micro_batch, max_weight_share, averaging, privacy: as in `contract.Context`.
         forms: what travels in half precision.
@@ -146,7 +148,8 @@ class ToyFederation:
     forms: Forms = EXACT
     state: State = field(init=False)
     progress: list[Progress] = field(default_factory=list)
-    _counted: dict[int, State] = field(default_factory=dict)  # of rounds with unlabelled images
+    asleep: set[int] = field(default_factory=set)
+    _counted: dict[int, State] = field(default_factory=dict)  # states that name counted images
 
     def __post_init__(self) -> None:
         self.method = with_forms(self.method, self.forms)
@@ -201,9 +204,12 @@ class ToyFederation:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The kinds of rounds of the current task, in order."""
-        declared = self.method.exchanges(self.hparams, self.backbone.info)
-        here = (e for e in declared if e.in_task(self.task.index))
+        here = (e for e in self._declared if e.in_task(self.task.index) and not e.late)
         return tuple(e for e in here if self.unlabelled or not e.unlabelled)
+
+    @property
+    def _declared(self) -> tuple[Exchange, ...]:
+        return self.method.exchanges(self.hparams, self.backbone.info)
 
     def open(self, task: TaskInfo) -> None:
         """Open a task, without a round of it."""
@@ -231,10 +237,12 @@ class ToyFederation:
         Raises:
             AssertionError: it breaks them.
         """
-        exchange = next(e for e in self.exchanges if e.kind == kind)
+        exchange = next(e for e in self._declared if e.kind == kind)
         ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
         if exchange.unlabelled:
             sent = self._from_unlabelled(ctx, k)
+        elif exchange.once:
+            sent = self._from_uncounted(ctx, exchange, k)
         else:
             own = self.clients[k].of(self.task.classes)
             _, sent = self.learner.run(ctx, State(), self.parts(), own)
@@ -253,6 +261,24 @@ class ToyFederation:
         ctx = replace(ctx, digests=as_digests([digests[i] for i in free]))
         sent: Payload
         self._counted[k], sent = self.learner.run(ctx, state, self.parts(), images)
+        return sent
+
+    def _from_uncounted(self, ctx: Context, exchange: Exchange, k: int) -> Payload:
+        """Have client k look at its images that are not counted yet, as its worker does."""
+        state = self._counted.get(k, State())
+        classes = self.task.seen if exchange.late else self.task.classes
+        own, used = self.clients[k].of(classes), counted_digests(state)
+        digests = [sha256(one.tobytes()).hexdigest() for one in own.pictures]
+        new = [i for i, digest in enumerate(digests) if digest not in used]
+        enough = np.flatnonzero(np.bincount(own.labels[new]) >= exchange.least_images)
+        new = [i for i in new if own.labels[i] in enough]
+        sent: Payload
+        state, sent = self.learner.run(
+            ctx, state, self.parts(), ToyImages(own.pictures[new], own.labels[new])
+        )
+        inside = classes_with_images(sent, classes)
+        counted = [digests[i] for i in new if own.labels[i] in inside]
+        self._counted[k] = with_counted(state, as_digests(counted))
         return sent
 
     def aggregate(self, kind: str, updates: UpdateList, round_: int = 0, rounds: int = 1) -> State:
@@ -279,6 +305,7 @@ class ToyFederation:
         sent = [
             Update(client_id(k), alter(self.upload(kind, k, round_, rounds)))
             for k in range(len(self.clients))
+            if k not in self.asleep
         ]
         updates = UpdateList.of(sent)
         if len(updates):

@@ -10,7 +10,7 @@ import numpy as np
 from adapters.kit import Federation, Images
 from fcil_adapters.contract import State
 from fcil_adapters.contract.exemplars import Exemplars, check_state, exemplar_digests
-from fcil_adapters.contract.image_digests import as_digests
+from fcil_adapters.contract.local_images import as_digests
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 

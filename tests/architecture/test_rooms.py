@@ -98,7 +98,6 @@ MAY_IMPORT = {
 SMALL = {
     "fcil_adapters.contract.averaging": "a part of the face for method authors",
     "fcil_adapters.contract.forgetting": "a part of the face for method authors",
-    "fcil_adapters.contract.image_digests": "a part of the face for method authors",
     "fcil_adapters.numerics.torch_numpy": "one file owns the bridge between torch and numpy",
     "fcil_adapters.resources.priority": "one file owns the priority of workers",
     "fcil_adapters.toolkit.closed_form.model": "one of three halves, which manifests name as text",

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fcil_adapters.contract.image_digests import counted_digests
+from fcil_adapters.contract.local_images import counted_digests
 from fcil_client.state.home import Home, data_digest
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation

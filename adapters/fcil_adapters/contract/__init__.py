@@ -61,15 +61,22 @@ from fcil_adapters.contract.halves import (
     Update,
     Updates,
 )
-from fcil_adapters.contract.image_digests import with_counted
-from fcil_adapters.contract.image_set import ImageSet
+from fcil_adapters.contract.late_images import (
+    LateHparams,
+    cap_ignored,
+    described_classes,
+    of_all_classes,
+)
+from fcil_adapters.contract.local_images import ImageSet, with_counted
 from fcil_adapters.contract.manifest import Exchange, Method, can_start
 from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
+from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 __all__ = [
+    "LATE",
     "Aggregator",
     "Array",
     "AveragingRule",
@@ -85,6 +92,7 @@ __all__ = [
     "Joined",
     "Kind",
     "Largest",
+    "LateHparams",
     "Learner",
     "MetaSpec",
     "Method",
@@ -104,10 +112,13 @@ __all__ = [
     "Update",
     "Updates",
     "can_start",
+    "cap_ignored",
     "class_share",
+    "described_classes",
     "every_rule",
     "herd",
     "mean_only",
+    "of_all_classes",
     "separable",
     "with_counted",
     "with_exemplars",

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract.image_digests import DIGEST_BYTES, digests_of
-from fcil_adapters.contract.image_set import ImageSet
+from fcil_adapters.contract.local_images import DIGEST_BYTES, ImageSet, digests_of
 from fcil_protocol.errors import InternalError
 from fcil_protocol.payloads.payload import Payload
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract.context import Context, State
-from fcil_adapters.contract.image_set import ImageSet
+from fcil_adapters.contract.local_images import ImageSet
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload
 

@@ -28,7 +28,7 @@ class Exchange:
     """One kind of round of a method.
 
     Attributes:
-        kind: ``prepare``, ``train``, ``finish`` or ``pseudo``.
+        kind: ``prepare``, ``train``, ``finish``, ``pseudo`` or ``late``.
         upload: schema of a client's upload. It must hold ``n``, int64 (1,): the samples used.
         rounds: number per task; None: ``[round] rounds_per_task``.
         check: further consistency rules, one sentence per fault.
@@ -39,9 +39,15 @@ class Exchange:
             forgotten exactly.
         unlabelled: number of unlabelled images that a client looks at, drawn at random; 0: it gets
             the task's. They have the label -1, and none that its state names as counted is among
-            them (`contract.image_digests`). The rounds follow the task's evaluation, which is made
+            them (`contract.local_images`). The rounds follow the task's evaluation, which is made
             again after them, and take place if it has found at least ``least_accuracy`` of the test
             images classified rightly.
+        once: an image is in one counted update of a run at most. The learner gets only those that
+            the client's state does not name as counted (`contract.local_images`), of classes with
+            at least ``least_images`` of them; the worker names those of each class that the upload
+            counts (`forgetting`).
+        late: its rounds are no part of a task: they collect images that are not counted yet, of all
+            classes learned so far, whenever clients have some.
         gives_up: number of rounds; if the clients of the task's first ones answer, or have time to,
             and none sends an update, no client is asked for the others. 0: never.
     """
@@ -56,10 +62,15 @@ class Exchange:
     gives_up: int = 0
     unlabelled: int = 0
     least_accuracy: float = 0.0
+    once: bool = False
+    least_images: int = 1
+    late: bool = False
 
     def __post_init__(self) -> None:
-        if self.unlabelled and not self.keeps_state:
-            raise ValueError("an exchange of unlabelled images keeps the state that names them")
+        if (self.unlabelled or self.once) and not self.keeps_state:
+            raise ValueError("an exchange that counts images keeps the state that names them")
+        if self.late and not self.once:
+            raise ValueError("a late exchange counts an image once")
 
     def in_task(self, index: int) -> bool:
         """Return True if a task has these rounds."""

@@ -221,7 +221,8 @@ def schema_digest(
 
 def _special(exchange: Exchange) -> list[str]:
     """Return the names of an exchange's flags that are set, of those that few methods use."""
-    return [name for name in ("first_task", "trains", "unlabelled") if getattr(exchange, name)]
+    flags = ("first_task", "trains", "unlabelled", "once", "late")
+    return [name for name in flags if getattr(exchange, name)]
 
 
 def with_forms(method: Method, forms: Forms) -> Method:

@@ -30,9 +30,9 @@ def count_spec(name: str, rows: int | str) -> TensorSpec:
     return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
 
 
-def tally_specs() -> tuple[TensorSpec, ...]:
-    """Return the specs of `tally`; ``c`` is the number of the task's classes."""
-    return (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+def tally_specs(rows: str = "c") -> tuple[TensorSpec, ...]:
+    """Return the specs of `tally`; ``rows`` is the number of the classes that it is about."""
+    return (count_spec("classes", rows), count_spec("count", rows), count_spec("n", 1))
 
 
 def tally(classes: Iterable[int], counts: I64) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from fcil_adapters.contract import exemplars
 from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY
+from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY, LATE
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import count_of, printable
 
@@ -88,6 +88,8 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
     for exchange in task["exchanges"]:
         rounds = exchange["rounds"]
         times = "as many rounds as the server is set to, each"
+        if exchange["kind"] == LATE:
+            times = "a round whenever more images of learned classes have come, each"
         if rounds is not None:
             times = f"{rounds} round{'' if rounds == 1 else 's, each'}"
         fields = "".join(f", {f['name']} ({f['type']})" for f in exchange["fields"])

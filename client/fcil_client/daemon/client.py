@@ -253,8 +253,9 @@ class Client:
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
         terms = self._talk.terms
         exchange = None if terms is None else terms.exchange(key.kind)
-        optional = code == DataError.code and exchange is not None and exchange.unlabelled > 0
-        level = "info" if optional else "warning"  # most clients have no unlabelled images
+        optional = exchange is not None and (exchange.unlabelled > 0 or exchange.late)
+        # Most clients have no unlabelled images, and none that come late.
+        level = "info" if optional and code == DataError.code else "warning"
         # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None
         self.notes(level, f"declined {key}: {text}")

@@ -31,6 +31,7 @@ from fcil_protocol.errors import (
     WorkerError,
 )
 from fcil_protocol.messages.messages import RoundOpen, UseModel
+from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.trust.keys import PublicKeys
 
 LOG = logging.getLogger("fcil_client")
@@ -258,8 +259,8 @@ class Jobs:
             for text in self._work.faults:
                 self._notes("warning", text)
             self._notes("info", f"{key} done in {time.monotonic() - started:.1f} s")
-            exchange = terms.exchange(order.kind)
-            if exchange is None or not exchange.unlabelled:
+            exchange, counts_late = terms.exchange(order.kind), terms.exchange(LATE) is not None
+            if not counts_late and (exchange is None or not exchange.unlabelled):
                 self._tell_learned(order)
             self._feed(events.WorkDone(key, digest))
 

@@ -83,6 +83,27 @@ class LocalData:
             images = [(image, label) for image, label in images if image.entry.name in only]
         return self._store.view(_enough(images, least))
 
+    def uncounted_images(
+        self,
+        class_ids: Mapping[str, int],
+        counted: frozenset[str],
+        least: int = 1,
+        only: Collection[str] | None = None,
+    ) -> CachedImages:
+        """Open the train images whose content is not counted yet, each content once.
+
+        Args:
+            class_ids: class name -> global id.
+            counted: digests (hex) of images that stay shut.
+            least: classes with fewer uncounted images wait until there are enough.
+            only: names of the images that this round may show; None: all.
+        """
+        first: dict[str, tuple[Image, int]] = {}
+        for image, label in self._images("train", class_ids):
+            if image.digest not in counted and (only is None or image.entry.name in only):
+                first.setdefault(image.digest, (image, label))
+        return self._store.view(_enough(list(first.values()), least))
+
     def exemplar_images(
         self, class_ids: Mapping[str, int], digests: Sequence[str], least: int = 1
     ) -> CachedImages:

@@ -11,6 +11,7 @@ from typing import Any
 import fcil_protocol
 from fcil_adapters.backbones import engines
 from fcil_adapters.contract import Context, Part, TaskInfo, registry
+from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import describe_rounding_loss
 from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
@@ -31,7 +32,13 @@ from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.messages.messages import BackboneClaim, RoundOpen, UseModel
-from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY, REGISTRY, inventory_faults
+from fcil_protocol.payloads.builtin import (
+    EVALUATE,
+    INVENTORY,
+    LATE,
+    REGISTRY,
+    inventory_faults,
+)
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
@@ -268,6 +275,10 @@ class RoundWork:
         )
         async with self._model.beside(order, terms, ctx, self.names, self._notify):
             state, payload = await self._compute(ctx, terms, begun, progress)
+        if order.kind == LATE:
+            inside = classes_with_images(payload, task.seen)
+            late = [name for name, c in begun.classes.items() if c in inside]
+            await asyncio.to_thread(self._charge, terms, order.key, task, late)
         del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
             self._seal_update, payload, order, terms, task, server
@@ -282,12 +293,14 @@ class RoundWork:
         if exchange is not None and exchange.unlabelled:
             self._charge(terms, order.key, task, [])  # the owner's limits hold here too
             return _Begun({}, {}, parts, self._home.state())
-        wanted = set(task.seen if order.kind == EVALUATE else task.classes)
+        wanted = set(task.seen if order.kind in (EVALUATE, LATE) else task.classes)
         classes = {name: c for name, c in self.names.items() if c in wanted}
         if not classes:
             raise DataError("this client holds no class of the current task.")
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
+        if order.kind == LATE:  # charged once it is known which classes it describes, if any
+            return _Begun(classes, {}, parts, self._home.state())
         self._charge(terms, order.key, task, list(classes))
         keeps = terms.method.exemplars(terms.hparams)
         past = {name: c for name, c in self.names.items() if keeps and c in task.past}

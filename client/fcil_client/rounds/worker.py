@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fcil_adapters.contract import Context, Exchange, exemplars, image_digests, registry
+import numpy as np
+
+from fcil_adapters.contract import Context, Exchange, exemplars, local_images, registry
 from fcil_adapters.contract.context import TrainingMetrics
 from fcil_adapters.contract.exemplars import Exemplars
+from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
@@ -94,8 +97,10 @@ class ClientWorker:
         faults: Sequence[str] = ()
         if exchange.unlabelled:
             images, faults = _unlabelled(ctx, call.fields, data, exchange, held)
-            digests = image_digests.as_digests(images.digests)
+            digests = local_images.as_digests(images.digests)
             ctx = replace(ctx, digests=digests, min_count=least)
+        elif exchange.once:
+            images = _uncounted(ctx, call.fields, data, partition, exchange, held)
         else:
             images = _labelled(ctx, call.fields, data, partition)
         if most:
@@ -111,7 +116,10 @@ class ClientWorker:
         declared = method.exchanges(ctx.hparams, ctx.backbone_info)
         if exchange.keeps_state and any(e.unlabelled for e in declared):
             named = frozenset(images.digests if exchange.unlabelled else ())
-            image_digests.check_counted(held, new_state, named)
+            local_images.check_counted(held, new_state, named)
+        if exchange.once:
+            round_classes = ctx.task.seen if exchange.late else ctx.task.classes
+            new_state = _counting(new_state, upload, images, round_classes)
         if exchange.unlabelled and not upload.i64("n").any():
             raise DataError(f"none of {len(images)} unlabelled images is clearly of one class.")
         sent = ctx.forms.narrow(upload, exchange.upload)
@@ -169,11 +177,49 @@ def _labelled(
     return images
 
 
+def _uncounted(
+    ctx: Context,
+    fields: Fields,
+    data: LocalData,
+    partition: Partition | None,
+    exchange: Exchange,
+    state: Payload,
+) -> CachedImages:
+    """Open the train images that the state does not name as counted, each content once.
+
+    Raises:
+        DataError: there is none.
+    """
+    allowed = ctx.task.seen if exchange.late else ctx.task.classes
+    tasks = range(ctx.task.index + 1) if exchange.late else (ctx.task.index,)
+    counted = local_images.counted_digests(state)
+    least = max(fields["min_count"], exchange.least_images)
+    only = None
+    if partition is not None and partition.redraws:
+        choices = [partition.round_choice(fields["slot"], task, 0) or () for task in tasks]
+        only = frozenset[str]().union(*choices)
+    images = data.uncounted_images(_class_ids(fields, allowed), counted, least, only)
+    if not len(images):
+        few = f", or of a class with fewer than {least} of them" if least > 1 else ""
+        raise DataError(f"all images here of this round's classes are counted already{few}.")
+    return images
+
+
+def _counting(
+    state: Payload, upload: Payload, images: CachedImages, classes: tuple[int, ...]
+) -> Payload:
+    """Return the state that names the images behind an upload as counted, too."""
+    inside = sorted(classes_with_images(upload, classes))
+    used = np.flatnonzero(np.isin(images.labels, inside))
+    digests = local_images.as_digests([images.digests[i] for i in used])
+    return local_images.with_counted(state, digests)
+
+
 def _unlabelled(
     ctx: Context, fields: Fields, data: LocalData, exchange: Exchange, state: Payload
 ) -> tuple[CachedImages, tuple[str, ...]]:
     """Open unlabelled images that the state does not name; report files that cannot be used."""
-    folder, counted = Path(fields["unlabelled"]), image_digests.counted_digests(state)
+    folder, counted = Path(fields["unlabelled"]), local_images.counted_digests(state)
     return data.unlabelled_images(folder, exchange.unlabelled, counted, ctx.rng(_UNLABELLED))
 
 
@@ -192,7 +238,7 @@ def _exemplars(
     again = data.exemplar_images(past, kept, fields["min_count"])
     lost = len(kept) - len(again)
     faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
-    digests = [image_digests.as_digests(one.digests) for one in (again, images)]
+    digests = [local_images.as_digests(one.digests) for one in (again, images)]
     return Exemplars(again, *digests), faults if lost else []
 
 

@@ -12,6 +12,7 @@ from fcil_protocol.payloads.schema import MAX_CLASS_NAMES, Kind, MetaSpec, Paylo
 INVENTORY = "inventory"  # upload: classes of a client, and the number of its images of each
 REGISTRY = "registry"  # part, for one client: names <-> ids of the classes that it holds
 EVALUATE = "evaluate"  # upload: per-class results of the global model on a client's test images
+LATE = "late"  # upload, as the method says: of images that no earlier update of the client counts
 
 # Metadata of a trained update that belongs to no method: how the client's training went.
 TRAIN_LOSS = "train_loss"  # mean over the images of the last epoch

@@ -269,6 +269,12 @@ class RoundSection(Section):
         description="skip: seconds of server uptime without such a client before the round is "
         "skipped",
     )
+    late_every_s: float = Field(
+        600.0,
+        ge=0,
+        description='with method.late = "count", while the run waits for new classes: seconds of '
+        "server uptime between two rounds of late images",
+    )
 
 
 class WireSection(Section):

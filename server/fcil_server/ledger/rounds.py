@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fcil_protocol.errors import AlreadyHave, InternalError
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateFate, UpdateRow
@@ -182,9 +182,20 @@ class RoundTable:
         return int(self._db.number(sql, (run, run)))
 
     def count_closed(self, run: RunId, task: int) -> int:
-        """Return how many rounds of a task are closed."""
-        sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"
-        return int(self._db.number(sql, (run, task)))
+        """Return how many rounds of a task are closed, apart from those of late images."""
+        sql = (
+            "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND kind <> ? "
+            "AND closed_at IS NOT NULL"
+        )
+        return int(self._db.number(sql, (run, task, LATE)))
+
+    def count_late(self, run: RunId, task: int) -> int:
+        """Return how many rounds of late images have closed after a task's own."""
+        sql = (
+            "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND kind = ? "
+            "AND closed_at IS NOT NULL"
+        )
+        return int(self._db.number(sql, (run, task, LATE)))
 
     def seq_before(self, row: RoundRow) -> int | None:
         """Return the number of the round that closed before this one; None: it is the first."""
@@ -353,16 +364,31 @@ class UpdateTable:
         )
         return {RunId(row["run"]): int(row["n"]) for row in self._db.rows(sql, (client, EVALUATE))}
 
-    def inherited_from(self, run: RunId, kind: str) -> frozenset[ClientId]:
-        """Return the clients with images in a fork by rounds of one kind before it began."""
+    def counted_images(self, run: RunId, kinds: Collection[str]) -> dict[ClientId, int]:
+        """Return how many images of each client the counted updates of these kinds hold."""
+        sql = (
+            "SELECT client, sum(samples) AS n FROM updates WHERE run = ? "
+            "AND kind IN (SELECT value FROM json_each(?)) AND status = 'counted' GROUP BY client"
+        )
+        rows = self._db.rows(sql, (run, json.dumps(sorted(kinds))))
+        return {ClientId(row["client"]): int(row["n"]) for row in rows}
+
+    def inherited_from(self, run: RunId, kind: str | None = None) -> frozenset[ClientId]:
+        """Return the clients with images in a fork by rounds before it began.
+
+        Args:
+            run: the fork.
+            kind: of the rounds; None: any but the evaluation.
+        """
         if not self._db.number("SELECT inherited FROM runs WHERE run_id = ?", (run,)):
             return frozenset()
         own = OWN_ROUND.format(table="updates")
         sql = (
-            "SELECT DISTINCT client FROM updates WHERE run = ? AND kind = ? AND samples > 0 "  # noqa: S608
-            f"AND status = 'counted' AND NOT ({own})"
+            "SELECT DISTINCT client FROM updates WHERE run = ? AND kind <> ? AND samples > 0 "  # noqa: S608
+            f"AND kind = ifnull(?, kind) AND status = 'counted' AND NOT ({own})"
         )
-        return frozenset(ClientId(row["client"]) for row in self._db.rows(sql, (run, kind)))
+        rows = self._db.rows(sql, (run, EVALUATE, kind))
+        return frozenset(ClientId(row["client"]) for row in rows)
 
     def forgotten(self, run: RunId) -> frozenset[tuple[ClientId, int]]:
         """Return the clients that a run has forgotten, each with the tasks of its updates."""

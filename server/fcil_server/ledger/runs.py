@@ -8,6 +8,7 @@ from typing import Any
 
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
+from fcil_protocol.payloads.builtin import LATE
 from fcil_server.ledger.database import Database, Value
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.rounds import FORGOTTEN
@@ -349,10 +350,12 @@ class Forks:
 
     def _tasks_over(self, source: RunId, tasks: Sequence[int], run: RunId) -> Sequence[int]:
         """Return the tasks of which nothing was left behind; of the last one something may be."""
-        count = "SELECT count(*) FROM rounds WHERE run = ? AND task = ?"
+        # Late images may come after a task, and belong to no task.
+        count = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND kind <> ?"
         last = tasks[-1:]
         whole = all(
-            self._db.number(count, (source, t)) == self._db.number(count, (run, t)) for t in last
+            self._db.number(count, (source, t, LATE)) == self._db.number(count, (run, t, LATE))
+            for t in last
         )
         return tasks if whole else tasks[:-1]
 

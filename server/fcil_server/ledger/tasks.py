@@ -234,11 +234,13 @@ class EvaluationTable:
             for r in self._db.rows(sql, (run, task))
             if not self._is_outdated(run, r["state"], None)
         }
-        last = self._db.number(
-            "SELECT max(state) FROM states WHERE run = ? AND task = ?", (run, task)
-        )
         over = self._db.number(
             "SELECT closed_at FROM tasks WHERE run = ? AND task = ?", (run, task)
+        )
+        last = self._db.number(  # late images may come after the test
+            "SELECT max(state) FROM states WHERE run = ? AND task = ? "
+            "AND created_at <= ifnull(?, created_at)",
+            (run, task, over),
         )
         central = self.totals(run, task, central=True)
         if last is not None and central[1] and not self._is_outdated(run, last, over):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
-from fcil_protocol.payloads.builtin import EVALUATE, REGISTRY
+from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
 from fcil_server.rounds.events import Available, Phase
 from fcil_server.rounds.machine import Round
@@ -20,9 +20,23 @@ from fcil_server.sessions.peers import Peer
 
 
 def list_available(
-    context: RunContext, progress: RunProgress, peers: Iterable[Peer], now: float
+    context: RunContext,
+    progress: RunProgress,
+    peers: Iterable[Peer],
+    now: float,
+    late: Collection[ClientId] = (),
 ) -> list[Available]:
-    """Return, for each connected client, if it has data for the round under way."""
+    """Return, for each connected client, if it has data for the round under way.
+
+    Args:
+        context: the fixed parts of the run.
+        progress: the run's progress.
+        peers: the connected clients.
+        now: seconds of the server's uptime.
+        late: clients that may have late images.
+    """
+    if progress.step is not None and progress.step.kind == LATE:
+        return [Available(peer.client, peer.client in late, now) for peer in peers]
     keys: frozenset[str] = frozenset()
     unlabelled, done = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
     if unlabelled and progress.step is not None:
@@ -140,6 +154,8 @@ def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
     if _is_of_unlabelled(context, step):
         return "unlabelled images"
+    if step.kind == LATE:
+        return "images of learned classes that are not counted yet"
     names = context.classes.names()
     wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
@@ -152,7 +168,8 @@ def describe_hidden(context: RunContext, task: TaskInfo, step: Step) -> str:
 
     Empty if a class of the round is not hidden: then no connected client has images of it.
     """
-    wanted = () if _is_of_unlabelled(context, step) else _wanted(task, step)
+    any_class = _is_of_unlabelled(context, step) or step.kind == LATE
+    wanted = () if any_class else _wanted(task, step)
     if not wanted or context.classes.keys_of(wanted):
         return ""
     names = context.classes.names()

@@ -9,17 +9,18 @@ stands.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
+from fcil_protocol.errors import DataError, MethodMismatch, NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import OPENING, Answer
+from fcil_server.ledger.enums import OPENING, Answer, UpdateStatus
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
 from fcil_server.rounds.asking import ask, describe_pause, describe_wait, list_available
@@ -29,7 +30,7 @@ from fcil_server.rounds.events import Phase
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
 from fcil_server.rounds.restore import machine_of, omission
-from fcil_server.rounds.schedule import Step, next_step, task_steps
+from fcil_server.rounds.schedule import Step, late_step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
@@ -54,8 +55,10 @@ class Coordinator:
     def __post_init__(self) -> None:
         self.closing = Closing(self.context, self.progress, self.progress.adopt)
         self.reception = Reception(self.context, self.progress, self._updated, self._empty)
-        self.discovery = Discovery(self.context, self._wait_for_classes, self._may_go_on)
+        self.discovery = Discovery(self.context, self._wait_for_classes, self._between_tasks)
         self.old_classes = OldClasses(self.context)
+        self._late_at = -math.inf  # when the last round of late images ended
+        self._late_timer: asyncio.TimerHandle | None = None
         self._unheld_noted = -1  # the task for which the note about missing data was written
 
     # --- calls from the daemon ------------------------------------------------------------------
@@ -67,8 +70,14 @@ class Coordinator:
 
     def _look_at(self, peers: list[Peer]) -> None:
         self.discovery.news.set()
-        for event in list_available(self.context, self.progress, peers, self._now()):
+        for event in self._list_available(peers):
             self._events.put_nowait(event)
+
+    def _list_available(self, peers: list[Peer]) -> list[machine.Available]:
+        progress, late = self.progress, frozenset[ClientId]()
+        if progress.task is not None and progress.step is not None and progress.step.kind == LATE:
+            late = self.old_classes.late_clients(progress.task)
+        return list_available(self.context, progress, peers, self._now(), late)
 
     def on_client_left(self, client: ClientId) -> None:
         """Handle the end of a client's session."""
@@ -187,7 +196,13 @@ class Coordinator:
                 task=task.index,
                 evaluate=context.config.run.evaluate,
             )
-            while (step := next_step(steps, self._closed(task.index))) is not None:
+            while True:
+                step = next_step(steps, self._closed(task.index))
+                # The evaluation is of all that has come.
+                if (step.kind == EVALUATE) if step else not context.config.run.evaluate:
+                    await self._count_late(task)
+                if step is None:
+                    break
                 await self._may_go_on()
                 progress.step = step
                 await self._one_round(task, step)
@@ -245,6 +260,59 @@ class Coordinator:
         # Only classes that a connected client can teach: names of clients that left keep waiting.
         return context.classes.open_task(len(opened), only=self.discovery.held_class_keys())
 
+    async def _between_tasks(self) -> None:
+        """Let the wait for new classes go on, unless late images are to be counted first."""
+        await self._may_go_on()
+        if not self.context.counts_late:
+            return
+        opened = self.context.ledger.tasks.all(self.context.run)
+        if not opened:
+            return
+        wait_s = self._late_at + self.context.config.round.late_every_s - self._now()
+        if wait_s > 0:
+            if self._late_timer is not None:
+                self._late_timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._late_timer = loop.call_later(wait_s, self.discovery.news.set)
+        else:
+            await self._count_late(self.context.classes.task_info(opened[-1].task))
+
+    async def _count_late(self, task: TaskInfo) -> None:
+        """Run a round for images of learned classes that are not counted yet, if there are any.
+
+        Args:
+            task: the newest one; the round is recorded under it.
+        """
+        context, progress = self.context, self.progress
+        if not context.counts_late:
+            return
+        row = context.ledger.rounds.current(context.run)
+        if row is None and not self._has_late(task):
+            return
+        await self._may_go_on()
+        step = late_step(context.ledger.rounds.count_late(context.run, task.index))
+        progress.task, progress.step = task, step
+        await self._one_round(task, step)
+        progress.step, self._late_at = None, self._now()
+        key = RoundKey(context.run, task.index, step.kind, step.round)
+        counted = {
+            u.client: u.samples
+            for u in context.ledger.updates.of_round(key)
+            if u.status is UpdateStatus.COUNTED
+        }
+        nothing = [
+            a.client
+            for a in context.ledger.answers.of_round(key)
+            if a.answer is Answer.DECLINED and a.reason == DataError.code
+        ]
+        self.old_classes.settle(task, [*counted, *nothing])
+        if counted:
+            context.notify("info", "late_counted", notes.describe_late(context, counted))
+
+    def _has_late(self, task: TaskInfo) -> bool:
+        least = max(self.context.config.least_updates, 1)
+        return len(self.old_classes.late_clients(task)) >= least
+
     async def _open_task(self, task: TaskInfo) -> None:
         context, progress = self.context, self.progress
         if any(row.task == task.index for row in context.ledger.states.all(context.run)):
@@ -299,11 +367,11 @@ class Coordinator:
         progress.round = machine_of(self.context, progress, key, row, self._now())
         self._events = asyncio.Queue()
         now = self._now()
-        if key.kind != EVALUATE and self._no_more_of(key.task):
+        if key.kind not in (EVALUATE, LATE) and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, machine.Why.REST))
         elif row is None and (why := omission(self.context, progress, key)):
             self._events.put_nowait(machine.Stop(now, why))
-        here = list_available(self.context, progress, self.context.peers.announced(), now)
+        here = self._list_available(self.context.peers.announced())
         # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)
         self._events.put_nowait(machine.Present(pairs, now))

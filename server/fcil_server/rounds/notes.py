@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.formats import duration
@@ -110,6 +110,14 @@ def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
         f"{_name(progress)} is skipped: {updates} that can be used, and {least} are needed "
         "(round.min_updates); the model stays as it is"
     )
+
+
+def describe_late(context: RunContext, images: Mapping[ClientId, int]) -> str:
+    """Return the note that images of learned classes are counted: how many, of which clients."""
+    each = sorted((context.name_of(c), n) for c, n in images.items())
+    listed = ", ".join(f"{name} ({count_of(n, 'image')})" for name, n in each[:NAMED])
+    more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
+    return f"late images of learned classes are counted: {listed}{more}"
 
 
 def describe_given_up(progress: RunProgress, rounds: int) -> str:

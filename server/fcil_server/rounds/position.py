@@ -73,6 +73,11 @@ class RunContext:
         """The exchanges of the run's method."""
         return self.method.exchanges(self.hparams, self.info)
 
+    @cached_property
+    def counts_late(self) -> bool:
+        """True if images of learned classes are counted when they come."""
+        return any(e.late for e in self.exchanges)
+
     def exchange(self, kind: str) -> Exchange | None:
         """Return the method's exchange of one kind; None: the kind is the protocol's own."""
         return next((e for e in self.exchanges if e.kind == kind), None)

@@ -18,6 +18,7 @@ from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 
+_NOT_OF_ONE_ROUND = {"rounds_per_task", "on_no_holder", "no_holder_s", "late_every_s"}
 SURE_IMAGES = 200  # of fewer test images, the share that is right says too little
 
 
@@ -37,7 +38,8 @@ def machine_of(
     rules, exchange = rules_of(config, key.kind), context.exchange(key.kind)
     if exchange is not None:
         rules = replace(rules, patient=exchange.gives_up > 0)
-        if exchange.unlabelled:  # who has such images, only the clients know: all are asked
+        if exchange.unlabelled or exchange.late:
+            # Who has such images, only the clients know for certain: all that may have are asked.
             rules = replace(
                 rules,
                 clients_per_round=0,
@@ -48,6 +50,8 @@ def machine_of(
                 on_short="close",
                 optional=True,
             )
+        if exchange.late:  # one client that slept is enough
+            rules = replace(rules, min_clients=1, settle_s=0.0)
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)
@@ -124,7 +128,7 @@ def restored_round(
 def rules_of(config: Config, kind: str) -> RoundRules:
     """Return the rules of a round of some kind from the ``[round]`` section."""
     section = config.round
-    fields = section.model_dump(exclude={"rounds_per_task", "on_no_holder", "no_holder_s"})
+    fields = section.model_dump(exclude=_NOT_OF_ONE_ROUND)
     limit = section.no_holder_s if section.on_no_holder == "skip" else None
     # In a run with its own [privacy], the file's [round] may ask for less than is needed.
     least = config.least_updates

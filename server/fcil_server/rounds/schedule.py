@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fcil_adapters.contract import Exchange
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ def task_steps(
     """List the rounds of a task in order: the method's exchanges, then the evaluation.
 
     Exchanges of unlabelled images depend on the evaluation, so they follow it, and it is made again
-    after them; without it there are none.
+    after them; without it there are none. Late images have no place in the list (`late_step`).
     """
     steps: list[Step] = []
-    here = [e for e in exchanges if e.in_task(task)]
+    here = [e for e in exchanges if e.in_task(task) and not e.late]
     for unlabelled in (False, True) if evaluate else (False,):
         some = [e for e in here if (e.unlabelled > 0) is unlabelled]
         for exchange in some:
@@ -36,6 +36,11 @@ def task_steps(
         if evaluate and (some or not unlabelled):
             steps.append(Step(EVALUATE, int(unlabelled), 1 + any(e.unlabelled for e in here)))
     return tuple(steps)
+
+
+def late_step(number: int) -> Step:
+    """Return the round of late images that is a task's ``number``-th one, from 0."""
+    return Step(LATE, number, number + 1)
 
 
 def next_step(steps: Sequence[Step], closed: int) -> Step | None:

@@ -10,7 +10,7 @@ import pytest
 from adapters.frozen_kit import WIDTH, Colours
 from adapters.kit import Federation, Images, make_tasks, toy_images
 from fcil_adapters.contract import State, TaskInfo
-from fcil_adapters.contract.image_digests import (
+from fcil_adapters.contract.local_images import (
     as_digests,
     check_counted,
     counted_digests,

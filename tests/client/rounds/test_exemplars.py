@@ -15,7 +15,7 @@ from fcil_adapters.contract.exemplars import (
     exemplar_notice,
     with_exemplars,
 )
-from fcil_adapters.contract.image_digests import as_digests
+from fcil_adapters.contract.local_images import as_digests
 from fcil_adapters.images.decoding import open_source
 from fcil_client.daemon.status import terms_of
 from fcil_client.data.local_data import LocalData

@@ -10,7 +10,7 @@ from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
 from client.round_kit import KEYS, ORDER, SERVER, TERMS, fit, make
 from fcil_adapters.contract import TaskInfo, registry
-from fcil_adapters.contract.image_digests import counted_digests, with_counted
+from fcil_adapters.contract.local_images import counted_digests, with_counted
 from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.rounds.worker import ClientWorker
 from fcil_client.state.privacy_budget import PrivacyLimits

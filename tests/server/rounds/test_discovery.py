@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import sample_run
 from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
+from fcil_server.federation.config import Config
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds import restore
@@ -20,8 +22,9 @@ from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
-from fcil_server.rounds.events import RoundRules
-from fcil_server.rounds.schedule import Step
+from fcil_server.rounds.events import Ask, Declined, Present, RoundRules
+from fcil_server.rounds.position import Mode
+from fcil_server.rounds.schedule import Step, late_step, task_steps
 from sample_run import ALICE, BOB, RUN, Clock, digest
 
 
@@ -49,6 +52,7 @@ def kit(tmp_path: Path) -> Iterator[SimpleNamespace]:
         peers: list[SimpleNamespace] = []
         yield SimpleNamespace(
             run=RUN, ledger=ledger, classes=classes, notes=notes, here=peers,
+            counts_late=False, forgotten=frozenset(),
             notify=lambda level, code, text: notes.append(f"{level} {code} {text}"),
             peers=SimpleNamespace(announced=lambda: peers),
             config=SimpleNamespace(
@@ -93,6 +97,109 @@ class TestOldClasses:
         kit.classes.open_task(1)
         OldClasses(kit).notice(peer(BOB, "bob", cat=0, dog=3))
         assert kit.notes == []
+
+
+ONCE = Exchange("train", PayloadSchema(), rounds=1, keeps_state=True, once=True)
+LATE_EXCHANGE = replace(ONCE, kind="late", late=True)
+
+
+class TestLate:
+    """Alice has taught Cat with five images."""
+
+    TASK = TaskInfo(0, (0,))
+
+    @pytest.fixture
+    def old(self, kit) -> OldClasses:
+        kit.counts_late, kit.exchanges = True, (ONCE, LATE_EXCHANGE)
+        kit.exchange = {e.kind: e for e in kit.exchanges}.get
+        kit.peers.by_client = lambda c: next((p for p in kit.here if p.client == c), None)
+        return OldClasses(kit)
+
+    def late(self, kit, old, **counts) -> bool:
+        kit.here[:] = [peer(ALICE, "alice", **counts)]
+        return old.late_clients(self.TASK) == {ALICE}
+
+    def test_the_counted_ones_are_not_late_and_more_are(self, kit, old) -> None:
+        assert not self.late(kit, old, cat=5)
+        assert not self.late(kit, old, cat=4), "some may be gone"
+        assert not self.late(kit, old, cat=5, dog=9), "dog has no task yet"
+        assert self.late(kit, old, cat=6)
+
+    def test_who_was_never_there_is_late(self, kit, old) -> None:
+        kit.here[:] = [peer(BOB, "bob", cat=1), peer(ALICE, "alice", cat=5)]
+        assert old.late_clients(self.TASK) == {BOB}
+
+    def test_what_was_left_when_it_was_asked_is_not_asked_for_again(self, kit, old) -> None:
+        """Copies, for instance; another number of a class is asked about, more or less."""
+        assert self.late(kit, old, cat=8)
+        old.settle(self.TASK, [ALICE])
+        assert not self.late(kit, old, cat=8)
+        assert self.late(kit, old, cat=9)
+        assert self.late(kit, old, cat=7)
+
+    def test_a_further_task_alone_makes_no_client_late(self, kit, old) -> None:
+        assert self.late(kit, old, cat=8, dog=3)
+        old.settle(self.TASK, [ALICE])
+        kit.classes.open_task(1)
+        self.TASK = TaskInfo(1, (1,), (0,))
+        assert self.late(kit, old, cat=8, dog=3), "no image of dog is counted"
+        key = RoundKey(RUN, 1, "train", 0)
+        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        with kit.ledger.transaction():
+            kit.ledger.updates.accept(
+                key, ALICE, update_id=UpdateId(digest("w")), samples=3, tensor_bytes=1,
+                sealed_bytes=2,
+            )  # fmt: skip
+            kit.ledger.updates.mark_counted(key)
+        kit.ledger.rounds.close(key, "done")
+        assert not self.late(kit, old, cat=8, dog=3)
+
+    def test_rounds_that_train_do_not_count_images(self, kit, old) -> None:
+        kit.exchanges = (replace(ONCE, kind="collect"), LATE_EXCHANGE)
+        assert self.late(kit, old, cat=5)
+
+    def test_a_fork_and_a_forgotten_client_are_left_alone(self, kit, old) -> None:
+        kit.forgotten = frozenset({(ALICE, 0)})
+        assert not self.late(kit, old, cat=9)
+        kit.forgotten = frozenset()
+        kit.ledger.database.write("UPDATE runs SET inherited = 9 WHERE run_id = ?", (RUN,))
+        assert not self.late(kit, old, cat=9)
+
+    def test_the_note_says_that_they_count_and_the_client_is_not_called_untrained(
+        self, kit, old
+    ) -> None:
+        bob = peer(BOB, "bob", cat=2)
+        old.notice(bob)
+        assert kit.notes[0].endswith("learned before, counted between rounds")
+        assert bob.untrained == ()
+
+    def test_a_round_asks_the_late_ones_alone(self, kit, old) -> None:
+        progress = SimpleNamespace(task=self.TASK, step=late_step(0))
+        here = [peer(ALICE, "alice", cat=5), peer(BOB, "bob", cat=5)]
+        found = list_available(kit, progress, here, 0.0, {BOB})
+        assert [(e.client, e.holds) for e in found] == [(ALICE, False), (BOB, True)]
+
+    def test_one_late_client_opens_it_and_no_decline_holds_it_up(self, kit, old) -> None:
+        kit.config = Config.model_validate({"round": {"min_clients": 3, "retry_s": 60}})
+        key = RoundKey(RUN, 0, "late", 0)
+        progress = SimpleNamespace(mode=Mode.RUNNING, unheld_since=None)
+        round_ = restore.machine_of(kit, progress, key, None, 0.0)
+        opened = round_.handle(Present(((ALICE, False), (BOB, True)), 0.0))
+        assert Ask(BOB) in opened
+        assert Ask(ALICE) not in opened
+        (close,) = round_.handle(Declined(BOB, "data_invalid", 1.0))
+        assert close.outcome == "skipped"
+
+    def test_its_rounds_are_none_of_the_tasks(self, kit) -> None:
+        key = RoundKey(RUN, 0, "late", 0)
+        before = kit.ledger.rounds.count_closed(RUN, 0)
+        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        assert kit.ledger.rounds.count_late(RUN, 0) == 0
+        kit.ledger.rounds.close(key, "skipped")
+        assert kit.ledger.rounds.count_late(RUN, 0) == 1
+        assert kit.ledger.rounds.count_closed(RUN, 0) == before
+        steps = task_steps((ONCE, LATE_EXCHANGE), 5, task=0, evaluate=True)
+        assert [s.kind for s in steps] == ["train", "evaluate"]
 
 
 class TestHeld:

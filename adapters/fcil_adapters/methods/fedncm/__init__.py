@@ -21,15 +21,20 @@ from fcil_adapters.contract import (
     Statistic,
     TaskInfo,
     TensorSpec,
+    cap_ignored,
     separable,
 )
 from fcil_adapters.methods.fedncm.options import FedncmHparams
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
 
 
-def exchanges(_hparams: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the only exchange of a task, one round: class means and counts."""
-    return (Exchange("train", PayloadSchema((*_task("c"), count_spec("n", 1))), 1, count_faults),)
+def exchanges(h: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, one round: class means and counts; and late ones."""
+    return h.counting_late(Exchange("train", _upload("c"), 1, count_faults), _upload("s"))
+
+
+def _upload(rows: str) -> PayloadSchema:
+    return PayloadSchema((*_task(rows), count_spec("n", 1)))
 
 
 def broadcast(_hparams: FedncmHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -46,8 +51,9 @@ def _task(rows: str) -> tuple[TensorSpec, ...]:
 
 
 def dims(_hparams: FedncmHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return the task's classes c, past classes and the width d of a feature."""
-    return {"c": len(task.classes), "past": len(task.past), "d": backbone.dim}
+    """Return the task's classes c, past classes, s so far and the width d of a feature."""
+    known = {"c": len(task.classes), "past": len(task.past), "s": len(task.seen)}
+    return {**known, "d": backbone.dim}
 
 
 def statistics(_hparams: FedncmHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
@@ -72,4 +78,5 @@ METHOD = Method(
     cadence={"task": Cadence.TASK},
     statistics=statistics,
     forgets=separable,
+    uncapped=cap_ignored,
 )

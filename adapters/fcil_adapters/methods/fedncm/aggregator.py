@@ -6,8 +6,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Array, Context, Part, State, Updates
-from fcil_adapters.numerics.class_means import merge_means
+from fcil_adapters.contract import (
+    LATE,
+    Array,
+    Context,
+    Part,
+    State,
+    Updates,
+    described_classes,
+)
+from fcil_adapters.numerics.class_means import class_positions, merge_means
 from fcil_adapters.numerics.client_weights import class_weights
 from fcil_adapters.numerics.task_parts import (
     CURRENT,
@@ -42,15 +50,19 @@ class Aggregator:
         return with_task(tagged(state.tensors, t), t, fresh)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Merge the means sent with the task's earlier ones, each weighted by its images."""
-        t = ctx.task.index
-        fresh, images = _merged(updates, ctx.max_weight_share)
-        known = of_task(state, t, _NAMES)
-        mean, count = merge_means(
-            np.stack([known["mean"], fresh]),  # (2, c, d)
-            np.stack([np.asarray(known["count"], dtype=np.int64), images]),  # (2, c)
-        )
-        return with_task(state, t, {"mean": mean.astype(np.float32), "count": count})
+        """Merge the means sent with the earlier ones, each weighted by its images."""
+        share = 1.0 if ctx.hparams.counts_late else ctx.max_weight_share
+        fresh, images = _merged(updates, share)
+        described = described_classes(ctx)
+        for t in range(ctx.task.index + 1) if ctx.kind == LATE else (ctx.task.index,):
+            known = of_task(state, t, _NAMES)
+            rows = class_positions(np.asarray(known["classes"], dtype=np.int64), described)
+            mean, count = merge_means(
+                np.stack([known["mean"], fresh[rows]]),  # (2, c, d)
+                np.stack([np.asarray(known["count"], dtype=np.int64), images[rows]]),  # (2, c)
+            )
+            state = with_task(state, t, {"mean": mean.astype(np.float32), "count": count})
+        return state
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the current task, and each finished task as a part that never changes."""

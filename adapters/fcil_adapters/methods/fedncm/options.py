@@ -1,4 +1,4 @@
-"""FedNCM's one hyper-parameter (torch-free)."""
+"""FedNCM's hyper-parameters (torch-free)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcil_adapters.contract import Hparams
+from fcil_adapters.contract import LateHparams
 
 
-class FedncmHparams(Hparams):
+class FedncmHparams(LateHparams):
     """The comparison of an image's feature with the class means."""
 
     metric: Literal["cosine", "euclidean"] = Field(

@@ -22,6 +22,7 @@ from fcil_adapters.contract import (
     PayloadSchema,
     Statistic,
     TaskInfo,
+    cap_ignored,
     separable,
 )
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
@@ -31,12 +32,13 @@ from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_exchange,
     gaussian_largest,
     gaussian_statistics,
+    gaussian_upload,
 )
 
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the only exchange of a task, one round: Gaussians of its classes and counts."""
-    return (gaussian_exchange(h, "train"),)
+    """Return the only exchange of a task: Gaussians of its classes and counts; and late ones."""
+    return h.counting_late(gaussian_exchange(h, "train"), gaussian_upload(h, classes="s"))
 
 
 def broadcast(h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -79,6 +81,7 @@ METHOD = Method(
     largest=largest,
     statistics=statistics,
     forgets=separable,
+    uncapped=cap_ignored,
     economies=(
         Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
         Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Array, Context, Part, State, Updates
+from fcil_adapters.contract import LATE, Array, Context, Part, State, Updates
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged
+from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged, with_task
 from fcil_adapters.toolkit.gaussians.discriminants import (
     linear_discriminant,
     quadratic_tensors,
@@ -15,6 +18,8 @@ from fcil_adapters.toolkit.gaussians.discriminants import (
 from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
 from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
 from fcil_adapters.toolkit.gaussians.store import (
+    ClassEntry,
+    add_entries,
     entry_tensors,
     merge_entries,
     read_entries,
@@ -27,7 +32,10 @@ _QUADRATIC = (*_HEAD, "turn", "offset")
 
 
 class Aggregator:
-    """The state: ``gauss.<t>...``, Gaussians of every task, and their head."""
+    """The state: ``gauss.<t>...``, Gaussians of every task, and their head.
+
+    If late images are counted, ``task.<t>.classes`` too: their Gaussians are of every task.
+    """
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task: no class is known."""
@@ -39,25 +47,45 @@ class Aggregator:
     def open_task(self, ctx: Context, state: State) -> State:
         """Add an empty set of Gaussians for a task."""
         t = ctx.task.index
-        return tagged({**state.tensors, **entry_tensors([], t, ctx.backbone_info.dim)}, t)
+        opened = tagged({**state.tensors, **entry_tensors([], t, ctx.backbone_info.dim)}, t)
+        if not ctx.hparams.counts_late:
+            return opened
+        return with_task(opened, t, {"classes": np.asarray(ctx.task.classes, dtype=np.int64)})
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Renew the task's Gaussians; compute the head again from those of all tasks."""
         h: GaussianHeadHparams = ctx.hparams
         t, d = ctx.task.index, ctx.backbone_info.dim
         sent, _ = sent_entries(h, updates, t, ctx.device)
-        own = merge_entries(read_entries(state, [t]), sent, ctx.task.classes, drop_stale=False)
-        past = read_entries(state, range(current_task(state)))
-        mixture = make_mixture(
-            [*past, *own], ctx.task.seen, h.class_weights, ctx.max_weight_share, ctx.device
-        )
+        if h.counts_late:
+            own = _with_all(state, sent, range(t + 1) if ctx.kind == LATE else (t,))
+        else:
+            old = read_entries(state, [t])
+            own = {t: merge_entries(old, sent, ctx.task.classes, drop_stale=False)}
+        tasks = range(current_task(state) + 1)
+        entries = [e for k in tasks for e in (own[k] if k in own else read_entries(state, [k]))]
+        share = 1.0 if h.counts_late else ctx.max_weight_share
+        mixture = make_mixture(entries, ctx.task.seen, h.class_weights, share, ctx.device)
         fresh = _head(ctx, mixture) if mixture.classes else {}
-        return State({**state.tensors, **entry_tensors(own, t, d), **fresh}, state.meta)
+        renewed = {n: a for k, some in own.items() for n, a in entry_tensors(some, k, d).items()}
+        return State({**state.tensors, **renewed, **fresh}, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the head. Gaussians stay on the server."""
         names = _QUADRATIC if ctx.hparams.head == "quadratic" else _HEAD
         return (Part(CURRENT, State({name: state.tensors[name] for name in names})),)
+
+
+def _with_all(
+    state: State, sent: list[ClassEntry], tasks: Iterable[int]
+) -> dict[int, list[ClassEntry]]:
+    """Return the entries of some tasks with those that were sent beside them, by task."""
+    found = {}
+    for t in tasks:
+        classes = state.i64(f"task.{t}.classes").tolist()
+        mine = [replace(e, task=t) for e in sent if e.label in classes]
+        found[t] = add_entries(read_entries(state, [t]), mine, classes)
+    return found
 
 
 def _head(ctx: Context, mixture: Mixture) -> dict[str, Array]:

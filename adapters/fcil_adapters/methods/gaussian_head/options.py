@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from fcil_adapters.contract import LateHparams
 from fcil_adapters.toolkit.gaussians.discriminant_head import QuadraticHparams
 
 
-class GaussianHeadHparams(QuadraticHparams):
+class GaussianHeadHparams(QuadraticHparams, LateHparams):
     """Names as in HGP, of which this is the half without prompts (NOTES.md)."""
 
     cov: Literal["lowrank", "full", "diag"] = Field(
@@ -58,6 +59,11 @@ class GaussianHeadHparams(QuadraticHparams):
     server_batch: int = Field(default=256, ge=1, description="Samples per step of the head.")
     server_lr: float = Field(default=0.01, gt=0, description="SGD's first step for the head.")
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD's momentum.")
+
+    @property
+    def least_images(self) -> int:
+        """Images of the smallest Gaussian that leaves a client."""
+        return self.min_count_upload
 
     @property
     def sampling_scale(self) -> float:

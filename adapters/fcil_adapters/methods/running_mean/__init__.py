@@ -17,34 +17,38 @@ from fcil_adapters.contract import (
     Cadence,
     Economy,
     Exchange,
-    Hparams,
     Kind,
+    LateHparams,
     Method,
     Payload,
     PayloadSchema,
     Statistic,
     TaskInfo,
     TensorSpec,
+    cap_ignored,
     separable,
 )
 
 
-class RunningMeanHparams(Hparams):
-    """One option: the side of the thumbnails."""
+class RunningMeanHparams(LateHparams):
+    """The side of the thumbnails, and what becomes of late images."""
 
     side: int = Field(default=8, ge=1, le=64, description="Side of the thumbnails in pixels.")
 
 
-def exchanges(_hparams: RunningMeanHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+def exchanges(h: RunningMeanHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange: mean thumbnails (zero where there is no image) and counts."""
-    upload = PayloadSchema(
-        (
-            TensorSpec("mean", Kind.PROTOTYPE, ("c", "pixels"), max_abs=1, exact=True),
-            TensorSpec("count", Kind.COUNT, ("c",), dtype="I64", non_negative=True),
-            TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True),
+
+    def upload(rows: str) -> PayloadSchema:
+        return PayloadSchema(
+            (
+                TensorSpec("mean", Kind.PROTOTYPE, (rows, "pixels"), max_abs=1, exact=True),
+                TensorSpec("count", Kind.COUNT, (rows,), dtype="I64", non_negative=True),
+                TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True),
+            )
         )
-    )
-    return (Exchange("train", upload, check=check_upload),)
+
+    return h.counting_late(Exchange("train", upload("c"), check=check_upload), upload("s"))
 
 
 def check_upload(payload: Payload, _task: TaskInfo) -> list[str]:
@@ -70,8 +74,9 @@ def broadcast(_hparams: RunningMeanHparams, _backbone: BackboneInfo) -> Mapping[
 
 
 def dims(hparams: RunningMeanHparams, _backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return the task's classes c, past classes and the pixels of a thumbnail."""
-    return {"c": len(task.classes), "past": len(task.past), "pixels": hparams.side**2}
+    """Return the task's classes c, past classes, s so far and the pixels of a thumbnail."""
+    known = {"c": len(task.classes), "past": len(task.past), "s": len(task.seen)}
+    return {**known, "pixels": hparams.side**2}
 
 
 def statistics(_hparams: RunningMeanHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
@@ -96,5 +101,6 @@ METHOD = Method(
     cadence={"task": Cadence.TASK},
     statistics=statistics,
     forgets=separable,
+    uncapped=cap_ignored,
     economies=(Economy("thumbnails of 4 x 4 pixels", "detail", {"side": 4}),),
 )

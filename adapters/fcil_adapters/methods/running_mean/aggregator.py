@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.numerics.class_means import merge_means
+from fcil_adapters.contract import LATE, Context, Part, State, Updates, described_classes
+from fcil_adapters.numerics.class_means import class_positions, merge_means
 
 
 class Aggregator:
@@ -27,19 +27,23 @@ class Aggregator:
         return State({**state.tensors, **fresh}, {"task": t})
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Merge this round's means with those of the task's earlier rounds, by counts."""
-        mean, count = f"task.{ctx.task.index}.mean", f"task.{ctx.task.index}.count"
+        """Merge this round's means with those of earlier rounds, by counts."""
         sent = [update.payload for update in updates]
         round_mean, round_count = merge_means(
             np.stack([p.f32("mean") for p in sent]),  # (K, c, pixels)
             np.stack([p.i64("count") for p in sent]),  # (K, c)
-            ctx.max_weight_share,
+            1.0 if ctx.hparams.counts_late else ctx.max_weight_share,
         )
-        merged, total = merge_means(
-            np.stack([state.f32(mean), round_mean]),  # (2, c, pixels)
-            np.stack([state.i64(count), round_count]),  # (2, c)
-        )
-        return State({**state.tensors, mean: merged.astype(np.float32), count: total}, state.meta)
+        described, changed = described_classes(ctx), dict(state.tensors)
+        for t in range(ctx.task.index + 1) if ctx.kind == LATE else (ctx.task.index,):
+            mean, count = f"task.{t}.mean", f"task.{t}.count"
+            rows = class_positions(state.i64(f"task.{t}.classes"), described)
+            merged, changed[count] = merge_means(
+                np.stack([state.f32(mean), round_mean[rows]]),  # (2, c, pixels)
+                np.stack([state.i64(count), round_count[rows]]),  # (2, c)
+            )
+            changed[mean] = merged.astype(np.float32)
+        return State(changed, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the current task, and each finished task as a part that never changes."""

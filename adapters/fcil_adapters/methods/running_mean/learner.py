@@ -7,7 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.contract import Context, ImageSet, Payload, Progress, State
+from fcil_adapters.contract import (
+    Context,
+    ImageSet,
+    Payload,
+    Progress,
+    State,
+    described_classes,
+)
 from fcil_adapters.methods.running_mean.thumbnails import thumbnails
 from fcil_adapters.numerics.class_means import class_means, class_sums
 
@@ -15,13 +22,13 @@ _BATCH = 256  # images in memory at a time
 
 
 class Learner:
-    """Stateless: every round describes the same images."""
+    """Stateless: the upload follows from the images."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Return the means (c, pixels), the counts (c,) and n."""
-        classes, side = ctx.task.classes, ctx.hparams.side
+        classes, side = described_classes(ctx), ctx.hparams.side
         sums = np.zeros((len(classes), side * side))  # (c, pixels)
         counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
         for start in range(0, len(data), _BATCH):

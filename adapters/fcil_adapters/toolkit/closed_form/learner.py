@@ -14,6 +14,7 @@ from fcil_adapters.contract import (
     Payload,
     Privacy,
     State,
+    described_classes,
     with_counted,
 )
 from fcil_adapters.numerics.class_means import class_sums
@@ -29,7 +30,7 @@ _GROUPS = 1  # purpose of the random stream
 class SumsLearner:
     """The upload follows from the images and the server's projection.
 
-    Its state names the unlabelled images that are counted, and nothing else.
+    Its state names images that are counted, and nothing else.
     """
 
     def run(
@@ -37,7 +38,7 @@ class SumsLearner:
     ) -> tuple[State, Payload]:
         """Return the products of the features, their sum in each class, and the counts."""
         if ctx.kind != PSEUDO:
-            return state, self._sums(ctx, ctx.task.classes, broadcast, data)
+            return state, self._sums(ctx, described_classes(ctx), broadcast, data)
         assert ctx.digests is not None, "the worker passes them with unlabelled images"
         images = accepted(ctx, broadcast, data)
         sent = self._sums(ctx, ctx.task.seen, broadcast, images)

@@ -15,11 +15,11 @@ from fcil_adapters.contract import (
     Exchange,
     Kind,
     Largest,
-    Payload,
     PayloadSchema,
     Statistic,
     TaskInfo,
     TensorSpec,
+    of_all_classes,
     separable,
 )
 from fcil_adapters.numerics.class_reports import count_spec
@@ -55,7 +55,8 @@ def sums_exchanges(
 ) -> tuple[Exchange, ...]:
     """Return the exchange of the sums, one round: a second one would count images twice.
 
-    If unlabelled images are counted, an exchange of their sums follows.
+    If unlabelled images are counted, an exchange of their sums follows; if late ones are, one of
+    theirs.
 
     Args:
         h: the options.
@@ -64,23 +65,20 @@ def sums_exchanges(
         height: the symbol of a factor's rows; none of the method's ``dims``.
     """
     upload = _upload(h, more, height, "c")
-    sums = Exchange(kind, upload, rounds=1, check=partial(upload_faults, h))
+    check = partial(upload_faults, h)
+    sums = Exchange(kind, upload, rounds=1, check=check)
     if not h.counts_unlabelled:
-        return (sums,)
+        return h.counting_late(sums, _upload(h, more, height, "s"))
     pseudo = Exchange(
         PSEUDO,
         _upload(h, more, height, "s"),
         rounds=1,
-        check=partial(_pseudo_faults, h),
+        check=of_all_classes(check),
         keeps_state=True,
         unlabelled=h.pseudo_images,
         least_accuracy=h.pseudo_accuracy,
     )
-    return sums, pseudo
-
-
-def _pseudo_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
-    return upload_faults(h, payload, TaskInfo(task.index, task.seen))
+    return (*h.counting_late(sums, _upload(h, more, height, "s")), pseudo)
 
 
 def _upload(

@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fcil_adapters.contract import Hparams
+from fcil_adapters.contract import LateHparams
 
 GCV: Literal["gcv"] = "gcv"
 LEAST_RHO, MOST_RHO = 1e-9, 1e3
 
 
-class AnalyticHparams(Hparams):
+class AnalyticHparams(LateHparams):
     """Defaults from measurements on small backbones (methods/analytic/NOTES.md)."""
 
     features: Literal["both", "relu_projection", "linear"] = Field(
@@ -113,6 +113,12 @@ class AnalyticHparams(Hparams):
             raise ValueError("balance = 'plain' has no effect unless form = 'ridge'")
         if self.form == "ridge" and "prior" in self.model_fields_set and self.prior == "none":
             raise ValueError("prior = 'none' has no effect unless form = 'within'")
+        if self.counts_late and self.truncate:
+            raise ValueError(
+                "late = 'count' needs truncate = 0: truncated parts do not add up to the whole"
+            )
+        if self.counts_late and self.weights == "capped":
+            raise ValueError("late = 'count' needs weights = 'images': every image counts once")
         for name in ("pseudo_margin", "pseudo_accuracy", "pseudo_images"):
             given = getattr(self, name) != type(self).model_fields[name].default
             if self.pseudo == "off" and given:
@@ -123,6 +129,11 @@ class AnalyticHparams(Hparams):
     def counts_unlabelled(self) -> bool:
         """True if unlabelled images are counted by pseudo-labels."""
         return self.pseudo != "off"
+
+    @property
+    def least_images(self) -> int:
+        """Images of the smallest group."""
+        return max(self.group, 1)
 
     def width(self, d: int) -> int:
         """Return D, the length of a feature in the sums (d: of the backbone's)."""

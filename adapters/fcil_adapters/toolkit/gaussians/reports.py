@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import BackboneInfo, Context, Exchange, ImageSet, TaskInfo
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Context,
+    Exchange,
+    ImageSet,
+    TaskInfo,
+    described_classes,
+)
 from fcil_adapters.contract.privacy import F64, Privacy, Statistic
 from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.numerics.class_means import class_positions
@@ -45,11 +52,17 @@ def gaussian_exchange(h: Described, kind: str, rows: str = "rows") -> Exchange:
         kind: of the exchange.
         rows: symbol of the factors' rows, where the method has another use for ``rows``.
     """
-    upload = PayloadSchema(
-        (*gaussian_specs(h.cov, rows), *tally_specs()),
-        at_most=(("owned", "c"), (rows, "factor_rows"), ("tall", "c")),
-    )
+    upload = gaussian_upload(h, rows)
     return Exchange(kind, upload, rounds=1, check=partial(report_faults, h))
+
+
+def gaussian_upload(h: Described, rows: str = "rows", classes: str = "c") -> PayloadSchema:
+    """Return the schema of a report; ``classes`` is the symbol of how many it is about."""
+    most = "factor_rows" if classes == "c" else f"{classes}_factor_rows"
+    return PayloadSchema(
+        (*gaussian_specs(h.cov, rows), *tally_specs(classes)),
+        at_most=(("owned", classes), (rows, most), ("tall", classes)),
+    )
 
 
 def report_faults(h: Described, payload: Payload, task: TaskInfo) -> list[str]:
@@ -61,8 +74,9 @@ def report_faults(h: Described, payload: Payload, task: TaskInfo) -> list[str]:
 def gaussian_dims(h: Described, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return the bounds of a report of Gaussians: rows of factors, numbers of a triangle."""
     c, d = len(task.classes), backbone.dim
-    rows = h.cov_rank if h.cov == "lowrank" else max_factor_rows(d)
-    return {"factor_rows": c * min(rows, d), "triangle": triangle_size(d)}
+    rows = min(h.cov_rank if h.cov == "lowrank" else max_factor_rows(d), d)
+    of_all = len(task.seen) * rows
+    return {"factor_rows": c * rows, "s_factor_rows": of_all, "triangle": triangle_size(d)}
 
 
 def gaussian_largest(h: Described, task: TaskInfo, rows: str = "rows") -> Largest:
@@ -90,7 +104,7 @@ def report_gaussians(
         features: (N, d), of all images.
         data: the images.
     """
-    classes = ctx.task.classes
+    classes = described_classes(ctx)
     rows = class_positions(data.labels, classes)  # (N,)
     counts = np.bincount(rows, minlength=len(classes)).astype(np.int64)  # (c,)
     owned = np.flatnonzero(counts >= h.min_count_upload)

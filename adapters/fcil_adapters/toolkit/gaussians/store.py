@@ -1,4 +1,4 @@
-"""The server's Gaussians: one entry per client and class, the latest that was sent.
+"""The server's Gaussians: an entry per client and class, the latest, or one per update and class.
 
 For HGP, and for every method that draws features of old classes from Gaussians.
 """
@@ -69,6 +69,8 @@ def merge_entries(
 ) -> list[ClassEntry]:
     """Put new entries in the place of old ones, ordered by class and client.
 
+    Where an image is counted once (`late_images`), use `add_entries`.
+
     Args:
         old: entries of the task so far.
         new: entries of this round; one per client and class.
@@ -78,8 +80,22 @@ def merge_entries(
     renewed = {e.label for e in new} if drop_stale else set()
     kept = {(e.label, e.client): e for e in old if e.label not in renewed}
     kept.update({(e.label, e.client): e for e in new})
+    return _ordered(kept.values(), classes)
+
+
+def add_entries(
+    old: Sequence[ClassEntry], new: Sequence[ClassEntry], classes: Sequence[int]
+) -> list[ClassEntry]:
+    """Put new entries beside old ones, which are of other images; the arguments of `merge_entries`.
+
+    Ordered by class and client, and then as they came.
+    """
+    return _ordered([*old, *new], classes)
+
+
+def _ordered(entries: Iterable[ClassEntry], classes: Sequence[int]) -> list[ClassEntry]:
     position = {c: i for i, c in enumerate(classes)}
-    return sorted(kept.values(), key=lambda e: (position[e.label], e.client))
+    return sorted(entries, key=lambda e: (position[e.label], e.client))
 
 
 def entry_tensors(entries: Sequence[ClassEntry], task: int, d: int) -> dict[str, Array]:

@@ -86,7 +86,8 @@ class BroadcastParts:
         }
         self._every = self._rounds_to_base()
         exchanges = method.exchanges(hparams, setting.backbone)
-        self._ends_trained = [e.kind for e in exchanges if not e.unlabelled][-1] == TRAIN
+        own = [e.kind for e in exchanges if not (e.unlabelled or e.late)]
+        self._ends_trained = own[-1] == TRAIN
         later = [e for e in exchanges if e.unlabelled and setting.evaluate]
         self._later = {e.kind: e.rounds or setting.rounds for e in later}  # kind -> rounds
 

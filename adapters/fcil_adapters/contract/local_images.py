@@ -1,13 +1,16 @@
-"""Images that a learner's state names by the digest of their content (torch-free).
+"""Local images, as a learner or an evaluator reads them, and as its state names them (torch-free).
 
-So it names *exemplars* (`contract.exemplars`) and *counted* images: unlabelled ones that an update
-of this client counts. A learner meets unlabelled images only in the rounds of an exchange that
-declares them (`Exchange.unlabelled`), and each until its new state names it. That state holds once
-the server has counted the update, so an image is in at most one counted update of a run. Neither
-images nor digests leave the device.
+A learner's state names images by the digest of their content: *exemplars* (`contract.exemplars`)
+and *counted* images, which an update of this client counts. Unlabelled images meet a learner only
+in the rounds of an exchange that declares them (`Exchange.unlabelled`), and each until its new
+state names it; labelled ones are counted by name where an exchange has `Exchange.once`. That state
+holds once the server has counted the update, so an image is in at most one counted update of a run.
+Neither images nor digests leave the device.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,28 @@ U8 = NDArray[np.uint8]
 
 COUNTED = "counted"  # the tensor of a learner's state: uint8 (m, 32), one digest a row
 DIGEST_BYTES = 32  # of SHA-256
+
+
+class ImageSet(Protocol):
+    """Read access of a learner or evaluator to local images of some classes, decoded once."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Global class ids, (N,)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Side of the square images in pixels, S."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of images, N."""
+        ...
+
+    def take(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return images as uint8 (len(index), S, S, 3), RGB, preprocessed, not augmented."""
+        ...
 
 
 def as_digests(hexes: list[str]) -> U8:
@@ -34,7 +59,7 @@ def digests_of(state: Payload, name: str) -> list[str]:
 
 
 def counted_digests(state: Payload) -> frozenset[str]:
-    """Return the digests (hex) of the unlabelled images that a state names as counted."""
+    """Return the digests (hex) of the images that a state names as counted."""
     return frozenset(digests_of(state, COUNTED))
 
 
