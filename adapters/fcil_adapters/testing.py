@@ -36,7 +36,8 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.averaging import PLAIN, Averaging
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import EXACT, Forms
-from fcil_adapters.contract.local_images import as_digests, counted_digests, with_counted
+from fcil_adapters.contract.late_images import classes_of
+from fcil_adapters.contract.local_images import as_digests, counted_digests, with_described
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
 from fcil_adapters.numerics.update_list import UpdateList
@@ -241,7 +242,7 @@ class ToyFederation:
         ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
         if exchange.unlabelled:
             sent = self._from_unlabelled(ctx, k)
-        elif exchange.once:
+        elif exchange.counts_once:
             sent = self._from_uncounted(ctx, exchange, k)
         else:
             own = self.clients[k].of(self.task.classes)
@@ -266,7 +267,7 @@ class ToyFederation:
     def _from_uncounted(self, ctx: Context, exchange: Exchange, k: int) -> Payload:
         """Have client k look at its images that are not counted yet, as its worker does."""
         state = self._counted.get(k, State())
-        classes = self.task.seen if exchange.late else self.task.classes
+        classes = classes_of(exchange.kind, self.task)
         own, used = self.clients[k].of(classes), counted_digests(state)
         digests = [sha256(one.tobytes()).hexdigest() for one in own.pictures]
         new = [i for i, digest in enumerate(digests) if digest not in used]
@@ -276,9 +277,8 @@ class ToyFederation:
         state, sent = self.learner.run(
             ctx, state, self.parts(), ToyImages(own.pictures[new], own.labels[new])
         )
-        inside = classes_with_images(sent, classes)
-        counted = [digests[i] for i in new if own.labels[i] in inside]
-        self._counted[k] = with_counted(state, as_digests(counted))
+        described, seen = classes_with_images(sent, classes), as_digests([digests[i] for i in new])
+        self._counted[k] = with_described(state, described, own.labels[new], seen)
         return sent
 
     def aggregate(self, kind: str, updates: UpdateList, round_: int = 0, rounds: int = 1) -> State:

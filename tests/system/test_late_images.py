@@ -36,8 +36,16 @@ def rounds(federation):
             for row in ledger.rounds.all(run)
             if row.closed_at is not None
         ]
-        images = ledger.updates.counted_images(run, ["train", "late"])
-    return found, {names[c]: n for c, n in images.items()}
+        images = {
+            name: sum(u.samples for u in ledger.updates.of_client(run, c) if counts(u))
+            for c, name in names.items()
+        }
+    return found, images
+
+
+def counts(update):
+    """Return True if an update is in a state."""
+    return update.status is UpdateStatus.COUNTED and update.kind in ("train", "late")
 
 
 def homes(federation):

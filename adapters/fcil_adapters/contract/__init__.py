@@ -63,20 +63,20 @@ from fcil_adapters.contract.halves import (
 )
 from fcil_adapters.contract.late_images import (
     LateHparams,
-    cap_ignored,
-    described_classes,
-    of_all_classes,
+    check_of_all_classes,
+    classes_of,
+    late_cap_ignored_reason,
+    tasks_of,
+    weight_cap,
 )
 from fcil_adapters.contract.local_images import ImageSet, with_counted
 from fcil_adapters.contract.manifest import Exchange, Method, can_start
 from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
-from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 __all__ = [
-    "LATE",
     "Aggregator",
     "Array",
     "AveragingRule",
@@ -112,14 +112,16 @@ __all__ = [
     "Update",
     "Updates",
     "can_start",
-    "cap_ignored",
+    "check_of_all_classes",
     "class_share",
-    "described_classes",
+    "classes_of",
     "every_rule",
     "herd",
+    "late_cap_ignored_reason",
     "mean_only",
-    "of_all_classes",
     "separable",
+    "tasks_of",
+    "weight_cap",
     "with_counted",
     "with_exemplars",
 ]

@@ -1,15 +1,15 @@
-"""Local images, as a learner or an evaluator reads them, and as its state names them (torch-free).
+"""Local images as learners and evaluators read them, and the digests of those in a learner's state.
 
-A learner's state names images by the digest of their content: *exemplars* (`contract.exemplars`)
-and *counted* images, which an update of this client counts. Unlabelled images meet a learner only
-in the rounds of an exchange that declares them (`Exchange.unlabelled`), and each until its new
-state names it; labelled ones are counted by name where an exchange has `Exchange.once`. That state
-holds once the server has counted the update, so an image is in at most one counted update of a run.
-Neither images nor digests leave the device.
+A learner's state names images by the SHA-256 of their content: *exemplars* (`contract.exemplars`),
+and *counted* images, which a counted update of this client describes. An exchange with
+`Exchange.unlabelled` or `Exchange.counts_once` shows a learner only images that the state does not
+name. The new state holds once the server has counted the update, so an image is in at most one
+counted update of a run. Images and digests stay on the device (torch-free).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +67,20 @@ def with_counted(state: Payload, digests: U8) -> Payload:
     """Return a state that names these images (m, 32) as counted, too."""
     before = state.tensors.get(COUNTED, np.zeros((0, DIGEST_BYTES), dtype=np.uint8))
     return Payload({**state.tensors, COUNTED: np.concatenate([before, digests])}, state.meta)
+
+
+def with_described(
+    state: Payload, described: Collection[int], labels: NDArray[np.int64], digests: U8
+) -> Payload:
+    """Return a state that names the images of some classes as counted, too.
+
+    Args:
+        state: before.
+        described: ids of the classes that the upload describes.
+        labels: (N,), of the images that the learner was shown.
+        digests: (N, 32), theirs.
+    """
+    return with_counted(state, digests[np.isin(labels, sorted(described))])
 
 
 def check_counted(before: Payload, after: Payload, shown: frozenset[str]) -> None:

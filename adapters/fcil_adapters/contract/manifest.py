@@ -15,6 +15,7 @@ from fcil_adapters.contract.forgetting import cannot_forget_reason
 from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.privacy import Statistic, no_statistics
 from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
+from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
 
@@ -42,14 +43,10 @@ class Exchange:
             them (`contract.local_images`). The rounds follow the task's evaluation, which is made
             again after them, and take place if it has found at least ``least_accuracy`` of the test
             images classified rightly.
-        once: an image is in one counted update of a run at most. The learner gets only those that
-            the client's state does not name as counted (`contract.local_images`), of classes with
-            at least ``least_images`` of them; the worker names those of each class that the upload
-            counts (`forgetting`).
-        late: its rounds are no part of a task: they collect images that are not counted yet, of all
-            classes learned so far, whenever clients have some.
-        gives_up: number of rounds; if the clients of the task's first ones answer, or have time to,
-            and none sends an update, no client is asked for the others. 0: never.
+        counts_once: an image is in one counted update of a run at most. The learner gets the images
+            that the client's state does not name as counted (`contract.local_images`), of classes
+            with at least ``least_images`` of these; after it, the worker names those of the classes
+            that the upload describes (`forgetting`).
     """
 
     kind: str
@@ -62,15 +59,19 @@ class Exchange:
     gives_up: int = 0
     unlabelled: int = 0
     least_accuracy: float = 0.0
-    once: bool = False
+    counts_once: bool = False
     least_images: int = 1
-    late: bool = False
 
     def __post_init__(self) -> None:
-        if (self.unlabelled or self.once) and not self.keeps_state:
+        if (self.unlabelled or self.counts_once) and not self.keeps_state:
             raise ValueError("an exchange that counts images keeps the state that names them")
-        if self.late and not self.once:
+        if self.late and not self.counts_once:
             raise ValueError("a late exchange counts an image once")
+
+    @property
+    def late(self) -> bool:
+        """True if its rounds are no part of a task: they collect late images of all classes."""
+        return self.kind == LATE
 
     def in_task(self, index: int) -> bool:
         """Return True if a task has these rounds."""

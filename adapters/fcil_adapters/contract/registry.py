@@ -221,7 +221,7 @@ def schema_digest(
 
 def _special(exchange: Exchange) -> list[str]:
     """Return the names of an exchange's flags that are set, of those that few methods use."""
-    flags = ("first_task", "trains", "unlabelled", "once", "late")
+    flags = ("first_task", "trains", "unlabelled", "counts_once")
     return [name for name in flags if getattr(exchange, name)]
 
 

@@ -26,7 +26,7 @@ class Cadence(StrEnum):
     COUNTED = "counted"  # one part, replaced by rounds alone; they bring the rows of classes
     LOG = "log"  # every round adds one; all since the last base are needed
     BASE = "base"  # replaces the log once the log is as large; without a log, every round
-    TASK = "task"  # every finished task adds one, with all its classes; all are needed
+    TASK = "task"  # every finished task adds one, with all its classes; late images replace it
     OWN = "own"  # a part for each task: its rounds replace it, later ones leave it; all are needed
     TRAINED = "trained"  # one part, replaced by ``train`` rounds alone
     OPENING = "opening"  # one part, replaced when a task opens

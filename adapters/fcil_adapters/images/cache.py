@@ -93,12 +93,19 @@ class ImageStore:
         store.alive = self.alive
         return store
 
-    def view(self, wanted: Sequence[tuple[HashedImage, int]]) -> CachedImages:
-        """Open labelled images; missing or changed ones are left out and named in the faults."""
+    def view(
+        self, wanted: Sequence[tuple[HashedImage, int]], *, exact: bool = False
+    ) -> CachedImages:
+        """Open labelled images; missing or changed ones are left out and named in the faults.
+
+        Args:
+            wanted: the images, each with its label.
+            exact: no other image takes the place of one that breaks later.
+        """
         good = self._warm([picture for picture, _ in wanted])
         pairs = [pair for pair, fine in zip(wanted, good, strict=True) if fine]
         labels = np.array([label for _, label in pairs], dtype=np.int64)
-        return CachedImages(self, [picture for picture, _ in pairs], labels)
+        return CachedImages(self, [picture for picture, _ in pairs], labels, exact=exact)
 
     def _warm(self, pictures: Sequence[HashedImage]) -> list[bool]:
         """Decode as many as fit, and check that the rest still exist."""
@@ -154,8 +161,16 @@ def _nobody() -> None:
 class CachedImages:
     """An `ImageSet`: labelled images in a fixed order."""
 
-    def __init__(self, store: ImageStore, pictures: Sequence[HashedImage], labels: I64) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        pictures: Sequence[HashedImage],
+        labels: I64,
+        *,
+        exact: bool = False,
+    ) -> None:
         self._store = store
+        self._exact = exact
         self._pictures = pictures
         self._labels = labels
 
@@ -189,7 +204,8 @@ class CachedImages:
         name the broken image.
 
         Raises:
-            DataError: a class has no readable image left, or the image is unlabelled.
+            DataError: a class has no readable image left, the image is unlabelled, or each is to be
+                counted once.
         """
         out = np.empty((len(index), self.size, self.size, 3), dtype=np.uint8)
         arrays = self._store.arrays([self._pictures[i] for i in index])
@@ -203,6 +219,12 @@ class CachedImages:
                 f"the unlabelled image {self._pictures[broken].entry.name!r} is gone or broke "
                 "during the round.",
                 action="Leave the folder's images in place; the next task's round takes them.",
+            )
+        if self._exact:
+            name = self._pictures[broken].entry.name
+            raise DataError(
+                f"image {name!r} is gone or broke during the round, and each is counted once.",
+                action="Restore it; the client takes part again when the folder has changed.",
             )
         same = np.flatnonzero(self._labels == self._labels[broken])
         for i in np.roll(same, -int(np.searchsorted(same, broken))).tolist():

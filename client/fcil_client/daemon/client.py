@@ -254,7 +254,7 @@ class Client:
         terms = self._talk.terms
         exchange = None if terms is None else terms.exchange(key.kind)
         optional = exchange is not None and (exchange.unlabelled > 0 or exchange.late)
-        # Most clients have no unlabelled images, and none that come late.
+        # Normal: most clients have no unlabelled images and no late ones.
         level = "info" if optional and code == DataError.code else "warning"
         # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None

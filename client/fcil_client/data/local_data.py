@@ -92,6 +92,8 @@ class LocalData:
     ) -> CachedImages:
         """Open the train images whose content is not counted yet, each content once.
 
+        One that breaks later is an error when it is read.
+
         Args:
             class_ids: class name -> global id.
             counted: digests (hex) of images that stay shut.
@@ -102,7 +104,7 @@ class LocalData:
         for image, label in self._images("train", class_ids):
             if image.digest not in counted and (only is None or image.entry.name in only):
                 first.setdefault(image.digest, (image, label))
-        return self._store.view(_enough(list(first.values()), least))
+        return self._store.view(_enough(list(first.values()), least), exact=True)
 
     def exemplar_images(
         self, class_ids: Mapping[str, int], digests: Sequence[str], least: int = 1

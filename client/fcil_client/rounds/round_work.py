@@ -13,6 +13,7 @@ from fcil_adapters.backbones import engines
 from fcil_adapters.contract import Context, Part, TaskInfo, registry
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import describe_rounding_loss
+from fcil_adapters.contract.late_images import classes_of
 from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
@@ -25,7 +26,7 @@ from fcil_client.rounds.model_keeper import ModelKeeper
 from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.outbox import Keeping, Outbox
-from fcil_client.state.privacy_budget import PrivacyLedger
+from fcil_client.state.privacy_budget import PrivacyLedger, refuse_weak
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
@@ -276,9 +277,9 @@ class RoundWork:
         async with self._model.beside(order, terms, ctx, self.names, self._notify):
             state, payload = await self._compute(ctx, terms, begun, progress)
         if order.kind == LATE:
-            inside = classes_with_images(payload, task.seen)
-            late = [name for name, c in begun.classes.items() if c in inside]
-            await asyncio.to_thread(self._charge, terms, order.key, task, late)
+            described = classes_with_images(payload, task.seen)
+            names = [name for name, c in begun.classes.items() if c in described]
+            await asyncio.to_thread(self._charge, terms, order.key, task, names)
         del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
             self._seal_update, payload, order, terms, task, server
@@ -287,19 +288,23 @@ class RoundWork:
         return digest
 
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
-        """Open the order's parts, and charge the round to the privacy budget."""
+        """Open the order's parts, and charge the round to the privacy budget.
+
+        A round of late images is charged when it is known which classes it describes.
+        """
         self.names, parts = self._parts(order, terms, task, server)
         exchange = terms.exchange(order.kind)
         if exchange is not None and exchange.unlabelled:
             self._charge(terms, order.key, task, [])  # the owner's limits hold here too
             return _Begun({}, {}, parts, self._home.state())
-        wanted = set(task.seen if order.kind in (EVALUATE, LATE) else task.classes)
+        wanted = set(task.seen if order.kind == EVALUATE else classes_of(order.kind, task))
         classes = {name: c for name, c in self.names.items() if c in wanted}
         if not classes:
-            raise DataError("this client holds no class of the current task.")
+            raise DataError("this client holds no class of this round.")
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
-        if order.kind == LATE:  # charged once it is known which classes it describes, if any
+        if order.kind == LATE:
+            refuse_weak(terms.privacy, self._options.limits)
             return _Begun(classes, {}, parts, self._home.state())
         self._charge(terms, order.key, task, list(classes))
         keeps = terms.method.exemplars(terms.hparams)

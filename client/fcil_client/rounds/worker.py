@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fcil_adapters.contract import Context, Exchange, exemplars, local_images, registry
 from fcil_adapters.contract.context import TrainingMetrics
 from fcil_adapters.contract.exemplars import Exemplars
 from fcil_adapters.contract.forgetting import classes_with_images
+from fcil_adapters.contract.late_images import classes_of, tasks_of
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
@@ -94,15 +93,10 @@ class ClientWorker:
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         learner = registry.load_half(method.learner)
         held, most = unpack(state), method.exemplars(ctx.hparams)
-        faults: Sequence[str] = ()
+        images, faults = _shown(ctx, call.fields, data, partition, exchange, held)
         if exchange.unlabelled:
-            images, faults = _unlabelled(ctx, call.fields, data, exchange, held)
             digests = local_images.as_digests(images.digests)
             ctx = replace(ctx, digests=digests, min_count=least)
-        elif exchange.once:
-            images = _uncounted(ctx, call.fields, data, partition, exchange, held)
-        else:
-            images = _labelled(ctx, call.fields, data, partition)
         if most:
             exemplars.check_state(held, most)
             shown, lost = _exemplars(
@@ -117,9 +111,10 @@ class ClientWorker:
         if exchange.keeps_state and any(e.unlabelled for e in declared):
             named = frozenset(images.digests if exchange.unlabelled else ())
             local_images.check_counted(held, new_state, named)
-        if exchange.once:
-            round_classes = ctx.task.seen if exchange.late else ctx.task.classes
-            new_state = _counting(new_state, upload, images, round_classes)
+        if exchange.counts_once:
+            digests = local_images.as_digests(images.digests)
+            described = classes_with_images(upload, classes_of(ctx.kind, ctx.task))
+            new_state = local_images.with_described(new_state, described, images.labels, digests)
         if exchange.unlabelled and not upload.i64("n").any():
             raise DataError(f"none of {len(images)} unlabelled images is clearly of one class.")
         sent = ctx.forms.narrow(upload, exchange.upload)
@@ -132,7 +127,7 @@ class ClientWorker:
         if ctx.round == 0:  # once a task is enough
             if ctx.forms.half:
                 result["lost"] = ctx.forms.rounding_loss(upload, sent, parts.values())
-            if partition is not None:
+            if partition is not None and not exchange.late:  # whose classes are of all tasks
                 result["notes"] = list(partition.task_notes(call.fields["classes"], ctx.task.index))
         return result, [new_state, sent]
 
@@ -155,6 +150,22 @@ def _metadata(metrics: TrainingMetrics) -> dict[str, float]:
     named = {TRAIN_LOSS: metrics.loss, TRAIN_ACCURACY: metrics.accuracy}
     short = {name: float(f"{value:.4g}") for name, value in named.items() if value is not None}
     return {} if metric_faults(short) else short
+
+
+def _shown(
+    ctx: Context,
+    fields: Fields,
+    data: LocalData,
+    partition: Partition | None,
+    exchange: Exchange,
+    state: Payload,
+) -> tuple[CachedImages, Sequence[str]]:
+    """Open the images that the learner gets; name unlabelled files that cannot be used."""
+    if exchange.unlabelled:
+        return _unlabelled(ctx, fields, data, exchange, state)
+    if exchange.counts_once:
+        return _uncounted(ctx, fields, data, partition, exchange, state), ()
+    return _labelled(ctx, fields, data, partition), ()
 
 
 def _labelled(
@@ -190,29 +201,26 @@ def _uncounted(
     Raises:
         DataError: there is none.
     """
-    allowed = ctx.task.seen if exchange.late else ctx.task.classes
-    tasks = range(ctx.task.index + 1) if exchange.late else (ctx.task.index,)
+    allowed, tasks = classes_of(ctx.kind, ctx.task), tasks_of(ctx.kind, ctx.task)
     counted = local_images.counted_digests(state)
     least = max(fields["min_count"], exchange.least_images)
     only = None
     if partition is not None and partition.redraws:
-        choices = [partition.round_choice(fields["slot"], task, 0) or () for task in tasks]
-        only = frozenset[str]().union(*choices)
+        # Such an exchange has one round in each task.
+        choices = [partition.round_choice(fields["slot"], task, 0) for task in tasks]
+        only = frozenset[str]().union(*(choice for choice in choices if choice is not None))
     images = data.uncounted_images(_class_ids(fields, allowed), counted, least, only)
+    if not len(images) and not counted:
+        few = f"no class of this round has {least} images here."
+        raise DataError(
+            few if least > 1 else "this client has no image of this round's classes.",
+            action="If a partition divides the images, give the server its tasks "
+            "(docs/partitions.md).",
+        )
     if not len(images):
-        few = f", or of a class with fewer than {least} of them" if least > 1 else ""
-        raise DataError(f"all images here of this round's classes are counted already{few}.")
+        few = f", or fewer than {least} of their class" if least > 1 else ""
+        raise DataError(f"all images of this round's classes are counted already{few}.")
     return images
-
-
-def _counting(
-    state: Payload, upload: Payload, images: CachedImages, classes: tuple[int, ...]
-) -> Payload:
-    """Return the state that names the images behind an upload as counted, too."""
-    inside = sorted(classes_with_images(upload, classes))
-    used = np.flatnonzero(np.isin(images.labels, inside))
-    digests = local_images.as_digests([images.digests[i] for i in used])
-    return local_images.with_counted(state, digests)
 
 
 def _unlabelled(

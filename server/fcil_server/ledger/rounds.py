@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -169,9 +169,12 @@ class RoundTable:
         return bool(self._db.rows(sql, (run, task, why)))
 
     def was_learned(self, run: RunId, task: int) -> bool:
-        """Say whether some round of a task made a new state."""
-        sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND new_state IS NOT NULL LIMIT 1"
-        return bool(self._db.rows(sql, (run, task)))
+        """Say whether some round of a task made a new state, apart from those of late images."""
+        sql = (
+            "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND kind <> ? "
+            "AND new_state IS NOT NULL LIMIT 1"
+        )
+        return bool(self._db.rows(sql, (run, task, LATE)))
 
     def count_void(self, run: RunId) -> int:
         """Return how many void rounds have ended since the last one that made a state."""
@@ -363,15 +366,6 @@ class UpdateTable:
             "AND emptied_at IS NULL GROUP BY run ORDER BY runs.rowid"
         )
         return {RunId(row["run"]): int(row["n"]) for row in self._db.rows(sql, (client, EVALUATE))}
-
-    def counted_images(self, run: RunId, kinds: Collection[str]) -> dict[ClientId, int]:
-        """Return how many images of each client the counted updates of these kinds hold."""
-        sql = (
-            "SELECT client, sum(samples) AS n FROM updates WHERE run = ? "
-            "AND kind IN (SELECT value FROM json_each(?)) AND status = 'counted' GROUP BY client"
-        )
-        rows = self._db.rows(sql, (run, json.dumps(sorted(kinds))))
-        return {ClientId(row["client"]): int(row["n"]) for row in rows}
 
     def inherited_from(self, run: RunId, kind: str | None = None) -> frozenset[ClientId]:
         """Return the clients with images in a fork by rounds before it began.

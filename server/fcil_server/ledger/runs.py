@@ -350,8 +350,12 @@ class Forks:
 
     def _tasks_over(self, source: RunId, tasks: Sequence[int], run: RunId) -> Sequence[int]:
         """Return the tasks of which nothing was left behind; of the last one something may be."""
-        # Late images may come after a task, and belong to no task.
-        count = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND kind <> ?"
+        # Late images that came after a task's end are no part of it.
+        count = (
+            "SELECT count(*) FROM rounds AS r JOIN tasks AS t ON (t.run, t.task) = (r.run, r.task) "
+            "WHERE r.run = ? AND r.task = ? "
+            "AND NOT (r.kind = ? AND r.opened_at > ifnull(t.closed_at, r.opened_at))"
+        )
         last = tasks[-1:]
         whole = all(
             self._db.number(count, (source, t, LATE)) == self._db.number(count, (run, t, LATE))

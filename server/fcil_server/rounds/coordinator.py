@@ -9,30 +9,32 @@ stands.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import DataError, MethodMismatch, NotNow, UsageError
+from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import OPENING, Answer, UpdateStatus
+from fcil_server.ledger.enums import OPENING, Answer
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
 from fcil_server.rounds.asking import ask, describe_pause, describe_wait, list_available
 from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
+from fcil_server.rounds.late_images import LateImages
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
 from fcil_server.rounds.restore import machine_of, omission
 from fcil_server.rounds.schedule import Step, late_step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
+
+MIN_BETWEEN_S = 1.0  # between two rounds of late images while the run waits for classes
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Coordinator:
         self.reception = Reception(self.context, self.progress, self._updated, self._empty)
         self.discovery = Discovery(self.context, self._wait_for_classes, self._between_tasks)
         self.old_classes = OldClasses(self.context)
-        self._late_at = -math.inf  # when the last round of late images ended
+        self.late_images = LateImages(self.context)
         self._late_timer: asyncio.TimerHandle | None = None
         self._unheld_noted = -1  # the task for which the note about missing data was written
 
@@ -76,7 +78,7 @@ class Coordinator:
     def _list_available(self, peers: list[Peer]) -> list[machine.Available]:
         progress, late = self.progress, frozenset[ClientId]()
         if progress.task is not None and progress.step is not None and progress.step.kind == LATE:
-            late = self.old_classes.late_clients(progress.task)
+            late = self.late_images.clients(progress.task, peers)
         return list_available(self.context, progress, peers, self._now(), late)
 
     def on_client_left(self, client: ClientId) -> None:
@@ -198,9 +200,9 @@ class Coordinator:
             )
             while True:
                 step = next_step(steps, self._closed(task.index))
-                # The evaluation is of all that has come.
-                if (step.kind == EVALUATE) if step else not context.config.run.evaluate:
-                    await self._count_late(task)
+                ends = step is None and not context.config.run.evaluate
+                if ends or (step is not None and (step.kind, step.round) == (EVALUATE, 0)):
+                    await self._count_late(task)  # the evaluation is of all that has come
                 if step is None:
                     break
                 await self._may_go_on()
@@ -261,57 +263,41 @@ class Coordinator:
         return context.classes.open_task(len(opened), only=self.discovery.held_class_keys())
 
     async def _between_tasks(self) -> None:
-        """Let the wait for new classes go on, unless late images are to be counted first."""
+        """Let the wait for new classes go on; late images are counted first if it is their time."""
         await self._may_go_on()
-        if not self.context.counts_late:
-            return
         opened = self.context.ledger.tasks.all(self.context.run)
-        if not opened:
+        if not self.context.counts_late or not opened:
             return
-        wait_s = self._late_at + self.context.config.round.late_every_s - self._now()
-        if wait_s > 0:
+        wait_s = self.late_images.wait_s(self._now())
+        if not wait_s and await self._count_late(self.context.classes.task_info(opened[-1].task)):
+            # Others may have come meanwhile.
+            wait_s = max(self.late_images.wait_s(self._now()), MIN_BETWEEN_S)
+        if wait_s:
             if self._late_timer is not None:
                 self._late_timer.cancel()
             loop = asyncio.get_running_loop()
             self._late_timer = loop.call_later(wait_s, self.discovery.news.set)
-        else:
-            await self._count_late(self.context.classes.task_info(opened[-1].task))
 
-    async def _count_late(self, task: TaskInfo) -> None:
-        """Run a round for images of learned classes that are not counted yet, if there are any.
+    async def _count_late(self, task: TaskInfo) -> bool:
+        """Run a round for late images if clients may have some; return True if it took place.
 
         Args:
             task: the newest one; the round is recorded under it.
         """
         context, progress = self.context, self.progress
         if not context.counts_late:
-            return
+            return False
         row = context.ledger.rounds.current(context.run)
-        if row is None and not self._has_late(task):
-            return
+        # After a restart the open round is resumed first: this one, or the evaluation.
+        if not (self.late_images.suffice(task) if row is None else row.kind == LATE):
+            return False
         await self._may_go_on()
+        waited_since = progress.unheld_since  # of the task's rounds
         step = late_step(context.ledger.rounds.count_late(context.run, task.index))
         progress.task, progress.step = task, step
         await self._one_round(task, step)
-        progress.step, self._late_at = None, self._now()
-        key = RoundKey(context.run, task.index, step.kind, step.round)
-        counted = {
-            u.client: u.samples
-            for u in context.ledger.updates.of_round(key)
-            if u.status is UpdateStatus.COUNTED
-        }
-        nothing = [
-            a.client
-            for a in context.ledger.answers.of_round(key)
-            if a.answer is Answer.DECLINED and a.reason == DataError.code
-        ]
-        self.old_classes.settle(task, [*counted, *nothing])
-        if counted:
-            context.notify("info", "late_counted", notes.describe_late(context, counted))
-
-    def _has_late(self, task: TaskInfo) -> bool:
-        least = max(self.context.config.least_updates, 1)
-        return len(self.old_classes.late_clients(task)) >= least
+        progress.step, progress.unheld_since = None, waited_since
+        return True
 
     async def _open_task(self, task: TaskInfo) -> None:
         context, progress = self.context, self.progress
@@ -349,6 +335,7 @@ class Coordinator:
         close = await self._collect(key)
         progress.show("aggregating")
         await self.closing.close(task, step, close, self._now() - began)
+        self._note_counted(task, key)
         nobody = progress.round is not None and close.why is machine.Why.NO_HOLDER
         progress.unheld_since = (
             progress.round.unheld_since if nobody and progress.round is not None else None
@@ -357,6 +344,16 @@ class Coordinator:
         await self.ports.round_closed(key)
         if void := self.closing.check_void(key):
             progress.hold(void)
+
+    def _note_counted(self, task: TaskInfo, key: RoundKey) -> None:
+        """Note which clients have sent the images that they were asked for, if these count once."""
+        exchange = self.context.exchange(key.kind)
+        if exchange is None or not exchange.counts_once:
+            return
+        images = self.late_images.close(task, key, self._now())
+        if images and exchange.late:
+            text = notes.describe_late_counted(self.context, images)
+            self.context.notify("info", "late_counted", text)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""
@@ -438,6 +435,7 @@ class Coordinator:
             case machine.Ask(client):
                 peer = context.peers.by_client(client)
                 if peer is not None:
+                    self.late_images.ask(peer)
                     left, verdict = self.remaining_s or 0.0, self.verdict(client)
                     await ask(context, progress, peer, remaining_s=left, verdict=verdict)
             case machine.SetTimer(at):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from fcil_adapters.contract import TaskInfo
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import UpdateStatus
 from fcil_server.ledger.rows import ClassRow
@@ -22,14 +21,14 @@ class Discovery:
 
     Attributes:
         waits: receives a phrase that names what the next task waits for.
-        may_go_on: returns at once unless the operator holds the run, or late images are counted
-            first.
+        before_wait: called before each wait; returns when the operator lets the run continue and no
+            round of late images is due.
         news: set whenever a client has announced its classes or left, or names were changed.
     """
 
     context: RunContext
     waits: Callable[[str], None]
-    may_go_on: Callable[[], Awaitable[None]]
+    before_wait: Callable[[], Awaitable[None]]
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def held_class_keys(self) -> frozenset[str]:
@@ -46,7 +45,7 @@ class Discovery:
         now = asyncio.get_running_loop().time
         first: float | None = None
         while True:
-            await self.may_go_on()
+            await self.before_wait()
             pending, here = len(self.held_class_keys()), len(self.context.peers.announced())
             first = (first or now()) if pending else None
             enough = pending >= rules.min_new_classes and here >= least
@@ -76,36 +75,16 @@ class Discovery:
         )
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """A client's images of the classes so far, and the counted ones, when it was last asked."""
-
-    held: Mapping[str, int] = field(default_factory=dict)
-    counted: int = 0
-
-    def lacks(self, held: Mapping[str, int], counted: int) -> bool:
-        """Return True if a client with these images of the classes so far may have uncounted ones.
-
-        What it had left when it was asked is not asked for again: copies, or too few of a class.
-        """
-        if any(held.get(k, 0) != n for k, n in self.held.items()):
-            return True
-        more = sum(n for k, n in held.items() if k not in self.held)
-        return more > counted - self.counted
-
-
 @dataclass
 class OldClasses:
     """Notices clients that bring images of classes that earlier tasks have learned.
 
-    Such images are tested and not trained (docs/decisions/0015): the client learns it with its next
-    round, the operator here. A method that can count them late does (docs/decisions/0086): then
-    this knows which clients to ask.
+    Such images are tested and not trained (docs/decisions/0015), unless the method counts them late
+    (`late_images`): the client learns it with its next round, the operator here.
     """
 
     context: RunContext
     _counts: dict[ClientId, Mapping[str, int]] = field(default_factory=dict)
-    _settled: dict[ClientId, _Settled] = field(default_factory=dict)
 
     def notice(self, peer: Peer) -> None:
         """Report learned classes of which a client brings images for the first time, or more."""
@@ -125,44 +104,6 @@ class OldClasses:
         for what, rows in (("images", new), ("more images", more)):
             if rows:
                 self._say(peer, what, rows)
-
-    def late_clients(self, task: TaskInfo) -> frozenset[ClientId]:
-        """Return the connected clients that may have uncounted images of the classes so far.
-
-        A client has some if it announces more images than its updates count, or other numbers of a
-        class than when it was last asked. One whose updates a fork took over is left out: it has
-        forgotten which of its images they count. So is one that was forgotten.
-        """
-        context = self.context
-        counted = self._counted_images()
-        apart = context.ledger.updates.inherited_from(context.run)
-        apart |= {client for client, _ in context.forgotten}
-        keys = context.classes.keys_of(task.seen)
-        found = []
-        for peer in context.peers.announced():
-            held = {k: n for k, n in (peer.train or {}).items() if n and k in keys}
-            before = self._settled.get(peer.client, _Settled())
-            if (
-                held
-                and peer.client not in apart
-                and before.lacks(held, counted.get(peer.client, 0))
-            ):
-                found.append(peer.client)
-        return frozenset(found)
-
-    def settle(self, task: TaskInfo, clients: Iterable[ClientId]) -> None:
-        """Note that these clients have sent what they had, or have said that they have nothing."""
-        keys = self.context.classes.keys_of(task.seen)
-        counted = self._counted_images()
-        for client in clients:
-            peer = self.context.peers.by_client(client)
-            if peer is not None:
-                held = {k: n for k, n in (peer.train or {}).items() if n and k in keys}
-                self._settled[client] = _Settled(held, counted.get(client, 0))
-
-    def _counted_images(self) -> dict[ClientId, int]:
-        kinds = [e.kind for e in self.context.exchanges if e.once]
-        return self.context.ledger.updates.counted_images(self.context.run, kinds)
 
     def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
         """Return the client's class key -> class, for classes whose task is over."""

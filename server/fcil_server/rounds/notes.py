@@ -112,7 +112,7 @@ def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
     )
 
 
-def describe_late(context: RunContext, images: Mapping[ClientId, int]) -> str:
+def describe_late_counted(context: RunContext, images: Mapping[ClientId, int]) -> str:
     """Return the note that images of learned classes are counted: how many, of which clients."""
     each = sorted((context.name_of(c), n) for c, n in images.items())
     listed = ", ".join(f"{name} ({count_of(n, 'image')})" for name, n in each[:NAMED])

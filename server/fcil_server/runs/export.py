@@ -17,7 +17,7 @@ from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.sample import sample
 from fcil_protocol.errors import UsageError
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.trust.certificate import Certificate
@@ -108,7 +108,9 @@ def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:
     run = chosen.run
     reader = RoundReader(ledger.database)
     views = [reader.view(row) for row in ledger.rounds.all(run) if row.base_state < chosen.state]
-    trained: dict[tuple[int, str], int] = {}  # (task, client) -> its images
+    # (task, client, number of the late round) -> the client's images. A task's rounds are about the
+    # same ones, those of late images about others.
+    trained: dict[tuple[int, str, int | None], int] = {}
     rounds = 0
     for view in views:
         counted = [
@@ -118,13 +120,14 @@ def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:
         ]
         rounds += bool(counted)
         for update in counted:
-            place = (update.task, update.client)
+            late = update.round if view.round.kind == LATE else None
+            place = (update.task, update.client, late)
             trained[place] = max(trained.get(place, 0), update.samples)
     result = next(
         (r for r in ledger.evaluations.of_states(run, chosen.task) if r.state == chosen.state), None
     )
     return LearningFacts(
-        clients=len({client for _, client in trained}),
+        clients=len({client for _, client, _ in trained}),
         images=sum(trained.values()),
         rounds=rounds,
         accuracy=result and result.accuracy,

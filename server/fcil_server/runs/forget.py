@@ -16,9 +16,10 @@ from pathlib import Path
 
 from fcil_adapters.contract import State
 from fcil_adapters.contract.forgetting import classes_with_images
+from fcil_adapters.contract.late_images import classes_of
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
-from fcil_protocol.payloads.builtin import EVALUATE, LATE
+from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
@@ -295,8 +296,7 @@ class Forgetting:
         assert kept is not None, "the run keeps updates"
         names = set(kept.names())
         for key, updates in self.plan.rounds.items():
-            task = registry.task_info(key.task)
-            classes = task.seen if key.kind == LATE else task.classes
+            classes = classes_of(key.kind, registry.task_info(key.task))
             for update in updates:
                 if update.update_id in names:
                     held = mine if update.client == self.plan.client.client_id else others

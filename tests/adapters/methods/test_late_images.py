@@ -1,4 +1,4 @@
-"""Images counted late: the result is that of a federation in which nobody slept."""
+"""Images counted late: the result is that of a federation in which no client slept."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import pytest
 
 from adapters.frozen_kit import Colours, pooled
 from adapters.kit import Federation, make_tasks, toy_images
-from fcil_adapters.contract import LATE, registry
+from fcil_adapters.contract import registry
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.local_images import counted_digests
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.payloads.builtin import LATE
 
 COLOURS = Colours()
 TASKS = make_tasks([0, 1], [2, 3], [4])
@@ -44,7 +45,9 @@ def test_who_sleeps_through_two_tasks_is_counted_as_if_it_had_not(name):
     for task in TASKS[:2]:
         awake.run(task)
         slept.run(task)
-    assert not np.allclose(scores(awake), scores(slept)), "it matters"
+    assert not np.allclose(scores(awake), scores(slept)), (
+        "the sleeping client's images change the scores"
+    )
     slept.asleep = {0, 2}
     slept.round(LATE)
     slept.asleep = set()
@@ -130,7 +133,9 @@ def test_a_cap_on_weights_does_not_depend_on_who_was_late():
     assert method.uncapped(registry.make_hparams(method, {})) == ""
 
 
-def test_without_the_option_nothing_changes():
-    method = registry.load_method("analytic")
-    kinds = [e.kind for e in method.exchanges(registry.make_hparams(method, {}), COLOURS.info)]
-    assert kinds == ["train"]
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_without_the_option_there_is_no_late_exchange(name):
+    method = registry.load_method(name)
+    options = {k: v for k, v in EXACT[name].items() if k == "adapt"}
+    exchanges = method.exchanges(registry.make_hparams(method, options), COLOURS.info)
+    assert not any(e.late or e.counts_once for e in exchanges)

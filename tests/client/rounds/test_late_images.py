@@ -1,13 +1,15 @@
 """Images are counted once: what a worker shows, names as counted, and charges."""
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
-from client.round_kit import KEYS, ORDER, SERVER, TERMS, fit
+from client.round_kit import KEYS, ORDER, SERVER, TERMS, fit, make
 from fcil_adapters.contract import TaskInfo, registry
 from fcil_adapters.contract.local_images import counted_digests
 from fcil_client.rounds.round_work import ClientOptions, RoundWork
@@ -47,10 +49,10 @@ def learner(monkeypatch):
 def declare(monkeypatch):
     """Return a function that makes the tests' method count images once."""
 
-    def declare(kind="train", *, late=False, least=1):
+    def declare(kind="train", *, least=1):
         (exchange,) = PLAIN.exchanges(None, TERMS.backbone)
         declared = replace(
-            exchange, kind=kind, once=True, keeps_state=True, late=late, least_images=least,
+            exchange, kind=kind, counts_once=True, keeps_state=True, least_images=least,
             check=lambda *_: [],
         )  # fmt: skip
         method = replace(PLAIN, exchanges=lambda *_: (declared,))
@@ -141,28 +143,65 @@ def test_a_late_round_shows_the_classes_of_all_tasks_and_another_its_own(root, l
     declare()
     call(root, Payload(), classes=(1,))
     assert set(learner.shown[0]) == {1}
-    declare("late", late=True)
+    declare("late")
     call(root, Payload(), classes=(1,), past=(0,), kind="late")
     assert set(learner.shown[1]) == {0, 1}
 
 
-def test_a_late_round_is_charged_when_it_is_known_what_it_describes(
+@pytest.mark.parametrize(("count", "charged"), [([3, 0], [["ant"]]), ([0, 0], [[]])])
+def test_a_late_round_is_charged_for_the_classes_that_it_describes(
+    home, enrolment, tmp_path, declare, monkeypatch, count, charged
+):
+    fit(monkeypatch)
+    terms = replace(TERMS, method=declare("late"))
+    order = ORDER.model_copy(update={"kind": "late"})
+    work, charges = make(home, enrolment, tmp_path), []
+    sent = Payload({"n": np.array([3]), "classes": np.array([0, 1]), "count": np.array(count)})
+
+    async def computed(*_):
+        return None, sent
+
+    async def kept(*_):
+        return None
+
+    begun = SimpleNamespace(classes={"ant": 0, "bee": 1})
+    monkeypatch.setattr(work, "_begin", lambda *_: begun)
+    monkeypatch.setattr(work, "_compute", computed)
+    monkeypatch.setattr(work, "_charge", lambda *given: charges.append(given[-1]))
+    monkeypatch.setattr(work, "_seal_update", lambda *_: (None, "d"))
+    monkeypatch.setattr(work._keeping, "keep", kept)
+    asyncio.run(work.run(order, terms, SERVER.public, print))
+    assert charges == charged
+
+
+def test_the_owners_limits_hold_before_anything_is_computed(
     home, enrolment, tmp_path, declare, monkeypatch
 ):
     fit(monkeypatch)
-    terms = replace(TERMS, method=declare("late", late=True))
+    terms = replace(TERMS, method=declare("late"))
     order = ORDER.model_copy(update={"kind": "late"})
-    work = RoundWork(
-        home, enrolment, KEYS, ClientOptions(tmp_path, limits=PrivacyLimits(min_noise=0.5))
-    )
-    work._begin(order, terms, TaskInfo(0, (0, 1)), SERVER.public)
+    limits = PrivacyLimits(min_noise=0.5)
+    work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path, limits=limits))
+    monkeypatch.setattr(work, "_parts", lambda *_: ({"ant": 0}, {}))
     with pytest.raises(PrivacyRefused):
-        work._charge(terms, order.key, TaskInfo(0, (0, 1)), ["ant"])
+        work._begin(order, terms, TaskInfo(0, (0, 1)), SERVER.public)
+
+
+def test_no_other_image_takes_the_place_of_one_that_breaks(root, learner, declare, monkeypatch):
+    declare()
+
+    def run(_ctx, _state, _broadcast, data):
+        monkeypatch.setattr(data._store, "arrays", lambda pictures: [None] * len(pictures))
+        data.take(np.array([0]))
+
+    monkeypatch.setattr(learner, "run", run)
+    with pytest.raises(DataError, match="each is counted once"):
+        call(root, Payload())
 
 
 def test_an_exchange_that_counts_images_keeps_its_state(declare):
     (exchange,) = PLAIN.exchanges(None, TERMS.backbone)
     with pytest.raises(ValueError, match="keeps the state that names them"):
-        replace(exchange, once=True, keeps_state=False)
+        replace(exchange, counts_once=True, keeps_state=False)
     with pytest.raises(ValueError, match="counts an image once"):
-        replace(exchange, late=True)
+        replace(exchange, kind="late")

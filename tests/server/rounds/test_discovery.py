@@ -23,6 +23,7 @@ from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Ask, Declined, Present, RoundRules
+from fcil_server.rounds.late_images import LateImages
 from fcil_server.rounds.position import Mode
 from fcil_server.rounds.schedule import Step, late_step, task_steps
 from sample_run import ALICE, BOB, RUN, Clock, digest
@@ -99,87 +100,120 @@ class TestOldClasses:
         assert kit.notes == []
 
 
-ONCE = Exchange("train", PayloadSchema(), rounds=1, keeps_state=True, once=True)
-LATE_EXCHANGE = replace(ONCE, kind="late", late=True)
+ONCE = Exchange("train", PayloadSchema(), rounds=1, keeps_state=True, counts_once=True)
+LATE_EXCHANGE = replace(ONCE, kind="late")
 
 
 class TestLate:
-    """Alice has taught Cat with five images."""
+    """Alice has taught Cat with five images, and was not asked since the server's start."""
 
     TASK = TaskInfo(0, (0,))
 
     @pytest.fixture
-    def old(self, kit) -> OldClasses:
-        kit.counts_late, kit.exchanges = True, (ONCE, LATE_EXCHANGE)
+    def late(self, kit) -> LateImages:
+        kit.counts_late, kit.exchanges = True, (ONCE, replace(ONCE, kind="late"))
         kit.exchange = {e.kind: e for e in kit.exchanges}.get
-        kit.peers.by_client = lambda c: next((p for p in kit.here if p.client == c), None)
-        return OldClasses(kit)
+        kit.config.round.late_every_s = 60.0
+        kit.config.least_updates = 0
+        return LateImages(kit)
 
-    def late(self, kit, old, **counts) -> bool:
-        kit.here[:] = [peer(ALICE, "alice", **counts)]
-        return old.late_clients(self.TASK) == {ALICE}
+    def has(self, late, task=TASK, **counts) -> bool:
+        return late.clients(task, [peer(ALICE, "alice", **counts)]) == {ALICE}
 
-    def test_the_counted_ones_are_not_late_and_more_are(self, kit, old) -> None:
-        assert not self.late(kit, old, cat=5)
-        assert not self.late(kit, old, cat=4), "some may be gone"
-        assert not self.late(kit, old, cat=5, dog=9), "dog has no task yet"
-        assert self.late(kit, old, cat=6)
+    def ask(self, kit, late, number=0, *, answer="counted", kind="late", task=TASK, **counts):
+        """Let a round ask alice, who has announced these images."""
+        key = RoundKey(RUN, task.index, kind, number)
+        row = kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        late.ask(peer(ALICE, "alice", **counts))
+        late.ask(peer(ALICE, "alice", cat=99))  # again, after it has connected again
+        if answer in ("counted", "excluded"):
+            with kit.ledger.transaction():
+                kit.ledger.updates.accept(
+                    key, ALICE, update_id=UpdateId(digest(f"{kind}{row.seq}")), samples=3,
+                    tensor_bytes=1, sealed_bytes=2,
+                )  # fmt: skip
+                if answer == "excluded":
+                    kit.ledger.updates.exclude(key, ALICE, "too few")
+                kit.ledger.updates.mark_counted(key)
+        else:
+            kit.ledger.answers.set(key, ALICE, Answer.DECLINED, answer)
+        kit.ledger.rounds.close(key, "done" if answer == "counted" else "skipped")
+        return late.close(task, key, 7.0)
 
-    def test_who_was_never_there_is_late(self, kit, old) -> None:
-        kit.here[:] = [peer(BOB, "bob", cat=1), peer(ALICE, "alice", cat=5)]
-        assert old.late_clients(self.TASK) == {BOB}
+    def test_after_a_restart_each_client_with_images_is_asked_once(self, kit, late) -> None:
+        assert self.has(late, cat=5)
+        assert not self.has(late, cat=0, dog=9), "dog has no task yet"
+        self.ask(kit, late, answer="data_invalid", cat=5)
+        assert not self.has(late, cat=5)
 
-    def test_what_was_left_when_it_was_asked_is_not_asked_for_again(self, kit, old) -> None:
-        """Copies, for instance; another number of a class is asked about, more or less."""
-        assert self.late(kit, old, cat=8)
-        old.settle(self.TASK, [ALICE])
-        assert not self.late(kit, old, cat=8)
-        assert self.late(kit, old, cat=9)
-        assert self.late(kit, old, cat=7)
+    def test_other_numbers_of_a_class_are_asked_about(self, kit, late) -> None:
+        assert self.ask(kit, late, cat=5) == {ALICE: 3}
+        assert not self.has(late, cat=5)
+        assert self.has(late, cat=6)
+        assert self.has(late, cat=4), "new ones may be among them"
 
-    def test_a_further_task_alone_makes_no_client_late(self, kit, old) -> None:
-        assert self.late(kit, old, cat=8, dog=3)
-        old.settle(self.TASK, [ALICE])
+    def test_a_tasks_own_round_is_such_a_round_for_its_classes(self, kit, late) -> None:
         kit.classes.open_task(1)
-        self.TASK = TaskInfo(1, (1,), (0,))
-        assert self.late(kit, old, cat=8, dog=3), "no image of dog is counted"
-        key = RoundKey(RUN, 1, "train", 0)
-        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
-        with kit.ledger.transaction():
-            kit.ledger.updates.accept(
-                key, ALICE, update_id=UpdateId(digest("w")), samples=3, tensor_bytes=1,
-                sealed_bytes=2,
-            )  # fmt: skip
-            kit.ledger.updates.mark_counted(key)
-        kit.ledger.rounds.close(key, "done")
-        assert not self.late(kit, old, cat=8, dog=3)
+        second = TaskInfo(1, (1,), (0,))
+        self.ask(kit, late, kind="train", task=second, cat=5, dog=3)
+        assert self.has(late, second, cat=5, dog=3), "it was not asked for cats"
+        self.ask(kit, late, task=second, cat=5, dog=3)
+        assert not self.has(late, second, cat=5, dog=3)
+        assert self.has(late, second, cat=5, dog=4)
 
-    def test_rounds_that_train_do_not_count_images(self, kit, old) -> None:
-        kit.exchanges = (replace(ONCE, kind="collect"), LATE_EXCHANGE)
-        assert self.late(kit, old, cat=5)
+    @pytest.mark.parametrize(
+        ("answer", "asked_again"),
+        [
+            ("not_now", True),
+            ("excluded", True),
+            ("privacy_refused", False),
+            ("egress_refused", False),
+        ],
+    )
+    def test_who_may_have_something_after_all_is_asked_again(
+        self, kit, late, answer, asked_again
+    ) -> None:
+        self.ask(kit, late, answer=answer, cat=5)
+        assert self.has(late, cat=5) is asked_again
 
-    def test_a_fork_and_a_forgotten_client_are_left_alone(self, kit, old) -> None:
+    def test_a_fork_and_a_forgotten_client_are_left_alone(self, kit) -> None:
         kit.forgotten = frozenset({(ALICE, 0)})
-        assert not self.late(kit, old, cat=9)
+        assert not self.has(LateImages(kit), cat=9)
         kit.forgotten = frozenset()
+        assert self.has(LateImages(kit), cat=9), "nothing else holds it back"
         kit.ledger.database.write("UPDATE runs SET inherited = 9 WHERE run_id = ?", (RUN,))
-        assert not self.late(kit, old, cat=9)
+        assert not self.has(LateImages(kit), cat=9)
+
+    def test_a_round_needs_as_many_clients_as_a_state(self, kit, late) -> None:
+        kit.here[:] = [peer(ALICE, "alice", cat=1)]
+        assert late.suffice(self.TASK)
+        kit.config.least_updates = 2
+        assert not late.suffice(self.TASK)
+
+    def test_while_the_run_waits_rounds_are_apart_and_the_first_lets_others_connect(
+        self, kit, late
+    ) -> None:
+        assert late.wait_s(0.0) == 10.0
+        assert late.wait_s(4.0) == 6.0
+        assert late.wait_s(11.0) == 0.0
+        self.ask(kit, late, cat=5)
+        assert late.wait_s(8.0) == 59.0
 
     def test_the_note_says_that_they_count_and_the_client_is_not_called_untrained(
-        self, kit, old
+        self, kit, late
     ) -> None:
         bob = peer(BOB, "bob", cat=2)
-        old.notice(bob)
+        OldClasses(kit).notice(bob)
         assert kit.notes[0].endswith("learned before, counted between rounds")
         assert bob.untrained == ()
 
-    def test_a_round_asks_the_late_ones_alone(self, kit, old) -> None:
+    def test_a_round_asks_the_late_ones_alone(self, kit, late) -> None:
         progress = SimpleNamespace(task=self.TASK, step=late_step(0))
         here = [peer(ALICE, "alice", cat=5), peer(BOB, "bob", cat=5)]
         found = list_available(kit, progress, here, 0.0, {BOB})
         assert [(e.client, e.holds) for e in found] == [(ALICE, False), (BOB, True)]
 
-    def test_one_late_client_opens_it_and_no_decline_holds_it_up(self, kit, old) -> None:
+    def test_one_late_client_opens_it_and_no_decline_holds_it_up(self, kit, late) -> None:
         kit.config = Config.model_validate({"round": {"min_clients": 3, "retry_s": 60}})
         key = RoundKey(RUN, 0, "late", 0)
         progress = SimpleNamespace(mode=Mode.RUNNING, unheld_since=None)
@@ -200,6 +234,26 @@ class TestLate:
         assert kit.ledger.rounds.count_closed(RUN, 0) == before
         steps = task_steps((ONCE, LATE_EXCHANGE), 5, task=0, evaluate=True)
         assert [s.kind for s in steps] == ["train", "evaluate"]
+        assert kit.ledger.rounds.was_learned(RUN, 0) is False
+
+    @pytest.mark.parametrize(("kind", "continues"), [("evaluate", False), ("late", True)])
+    def test_after_a_restart_the_open_round_comes_first(self, kit, late, kind, continues) -> None:
+        """A late round is resumed; before another one, no late round opens."""
+        kit.ledger.rounds.open(RoundKey(RUN, 0, kind, 0), asked=[ALICE], base_state=0)
+        kit.here[:] = [peer(BOB, "bob", cat=9)]
+        ran = []
+
+        async def story() -> bool:
+            coordinator = Coordinator(kit, ports=None, task_closed=None)
+
+            async def one_round(task, step) -> None:
+                ran.append((task.index, step.kind, step.round))
+
+            coordinator._one_round = one_round
+            return await coordinator._count_late(self.TASK)
+
+        assert asyncio.run(story()) is continues
+        assert ran == [(0, "late", 0)] * continues
 
 
 class TestHeld:

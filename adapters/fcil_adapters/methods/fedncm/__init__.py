@@ -21,7 +21,7 @@ from fcil_adapters.contract import (
     Statistic,
     TaskInfo,
     TensorSpec,
-    cap_ignored,
+    late_cap_ignored_reason,
     separable,
 )
 from fcil_adapters.methods.fedncm.options import FedncmHparams
@@ -30,7 +30,7 @@ from fcil_adapters.numerics.class_reports import count_faults, count_spec
 
 def exchanges(h: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, one round: class means and counts; and late ones."""
-    return h.counting_late(Exchange("train", _upload("c"), 1, count_faults), _upload("s"))
+    return h.with_late_exchange(Exchange("train", _upload("c"), 1, count_faults), _upload("s"))
 
 
 def _upload(rows: str) -> PayloadSchema:
@@ -78,5 +78,5 @@ METHOD = Method(
     cadence={"task": Cadence.TASK},
     statistics=statistics,
     forgets=separable,
-    uncapped=cap_ignored,
+    uncapped=late_cap_ignored_reason,
 )

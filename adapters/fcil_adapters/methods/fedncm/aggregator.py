@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import (
-    LATE,
     Array,
     Context,
     Part,
     State,
     Updates,
-    described_classes,
+    classes_of,
+    tasks_of,
+    weight_cap,
 )
 from fcil_adapters.numerics.class_means import class_positions, merge_means
 from fcil_adapters.numerics.client_weights import class_weights
@@ -51,10 +52,10 @@ class Aggregator:
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Merge the means sent with the earlier ones, each weighted by its images."""
-        share = 1.0 if ctx.hparams.counts_late else ctx.max_weight_share
+        share = weight_cap(ctx)
         fresh, images = _merged(updates, share)
-        described = described_classes(ctx)
-        for t in range(ctx.task.index + 1) if ctx.kind == LATE else (ctx.task.index,):
+        described = classes_of(ctx.kind, ctx.task)
+        for t in tasks_of(ctx.kind, ctx.task):
             known = of_task(state, t, _NAMES)
             rows = class_positions(np.asarray(known["classes"], dtype=np.int64), described)
             mean, count = merge_means(
@@ -65,7 +66,7 @@ class Aggregator:
         return state
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the current task, and each finished task as a part that never changes."""
+        """Return the current task, and each finished one as a part that only late images change."""
         current = current_task(state)
         return tuple(
             Part(CURRENT if t == current else task_part(t), State(of_task(state, t, _NAMES)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
-from fcil_adapters.contract import Context, ImageSet, Payload, State, described_classes
+from fcil_adapters.contract import Context, ImageSet, Payload, State, classes_of
 from fcil_adapters.numerics.class_means import class_means, class_sums
 
 
@@ -19,7 +19,7 @@ class Learner:
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Return the means (c, d), zero where there is no image, the counts (c,) and n."""
-        classes = described_classes(ctx)
+        classes = classes_of(ctx.kind, ctx.task)
         sums = np.zeros((len(classes), ctx.backbone_info.dim))  # (c, d)
         counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
         for features, labels in feature_batches(ctx, data):

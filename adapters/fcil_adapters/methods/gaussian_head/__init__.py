@@ -22,7 +22,7 @@ from fcil_adapters.contract import (
     PayloadSchema,
     Statistic,
     TaskInfo,
-    cap_ignored,
+    late_cap_ignored_reason,
     separable,
 )
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
@@ -38,7 +38,7 @@ from fcil_adapters.toolkit.gaussians.reports import (
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task: Gaussians of its classes and counts; and late ones."""
-    return h.counting_late(gaussian_exchange(h, "train"), gaussian_upload(h, classes="s"))
+    return h.with_late_exchange(gaussian_exchange(h, "train"), gaussian_upload(h, classes="s"))
 
 
 def broadcast(h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -81,7 +81,7 @@ METHOD = Method(
     largest=largest,
     statistics=statistics,
     forgets=separable,
-    uncapped=cap_ignored,
+    uncapped=late_cap_ignored_reason,
     economies=(
         Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
         Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import LATE, Array, Context, Part, State, Updates
+from fcil_adapters.contract import (
+    Array,
+    Context,
+    Part,
+    State,
+    Updates,
+    tasks_of,
+    weight_cap,
+)
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged, with_task
 from fcil_adapters.toolkit.gaussians.discriminants import (
@@ -34,7 +41,7 @@ _QUADRATIC = (*_HEAD, "turn", "offset")
 class Aggregator:
     """The state: ``gauss.<t>...``, Gaussians of every task, and their head.
 
-    If late images are counted, ``task.<t>.classes`` too: their Gaussians are of every task.
+    If late images are counted, ``task.<t>.classes`` too, which assigns late Gaussians to tasks.
     """
 
     def init(self, ctx: Context) -> State:
@@ -53,21 +60,18 @@ class Aggregator:
         return with_task(opened, t, {"classes": np.asarray(ctx.task.classes, dtype=np.int64)})
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Renew the task's Gaussians; compute the head again from those of all tasks."""
+        """Add the Gaussians sent to those of their tasks; compute the head again from all."""
         h: GaussianHeadHparams = ctx.hparams
-        t, d = ctx.task.index, ctx.backbone_info.dim
-        sent, _ = sent_entries(h, updates, t, ctx.device)
-        if h.counts_late:
-            own = _with_all(state, sent, range(t + 1) if ctx.kind == LATE else (t,))
-        else:
-            old = read_entries(state, [t])
-            own = {t: merge_entries(old, sent, ctx.task.classes, drop_stale=False)}
-        tasks = range(current_task(state) + 1)
-        entries = [e for k in tasks for e in (own[k] if k in own else read_entries(state, [k]))]
-        share = 1.0 if h.counts_late else ctx.max_weight_share
-        mixture = make_mixture(entries, ctx.task.seen, h.class_weights, share, ctx.device)
+        last, d = ctx.task.index, ctx.backbone_info.dim
+        sent, _ = sent_entries(h, updates, last, ctx.device)
+        by_task = {t: read_entries(state, [t]) for t in range(current_task(state) + 1)}
+        renewed: dict[str, Array] = {}
+        for t in tasks_of(ctx.kind, ctx.task):
+            by_task[t] = _joined(ctx, state, t, by_task[t], sent)
+            renewed |= entry_tensors(by_task[t], t, d)
+        entries = [entry for some in by_task.values() for entry in some]
+        mixture = make_mixture(entries, ctx.task.seen, h.class_weights, weight_cap(ctx), ctx.device)
         fresh = _head(ctx, mixture) if mixture.classes else {}
-        renewed = {n: a for k, some in own.items() for n, a in entry_tensors(some, k, d).items()}
         return State({**state.tensors, **renewed, **fresh}, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
@@ -76,16 +80,18 @@ class Aggregator:
         return (Part(CURRENT, State({name: state.tensors[name] for name in names})),)
 
 
-def _with_all(
-    state: State, sent: list[ClassEntry], tasks: Iterable[int]
-) -> dict[int, list[ClassEntry]]:
-    """Return the entries of some tasks with those that were sent beside them, by task."""
-    found = {}
-    for t in tasks:
-        classes = state.i64(f"task.{t}.classes").tolist()
-        mine = [replace(e, task=t) for e in sent if e.label in classes]
-        found[t] = add_entries(read_entries(state, [t]), mine, classes)
-    return found
+def _joined(
+    ctx: Context, state: State, task: int, old: list[ClassEntry], sent: list[ClassEntry]
+) -> list[ClassEntry]:
+    """Return a task's entries with those sent of its classes.
+
+    They lie beside the old ones if late images are counted, and replace them otherwise.
+    """
+    if not ctx.hparams.counts_late:
+        return merge_entries(old, sent, ctx.task.classes, drop_stale=False)
+    classes = state.i64(f"task.{task}.classes").tolist()
+    mine = [replace(entry, task=task) for entry in sent if entry.label in classes]
+    return add_entries(old, mine, classes)
 
 
 def _head(ctx: Context, mixture: Mixture) -> dict[str, Array]:

@@ -25,7 +25,7 @@ from fcil_adapters.contract import (
     Statistic,
     TaskInfo,
     TensorSpec,
-    cap_ignored,
+    late_cap_ignored_reason,
     separable,
 )
 
@@ -48,7 +48,7 @@ def exchanges(h: RunningMeanHparams, _backbone: BackboneInfo) -> tuple[Exchange,
             )
         )
 
-    return h.counting_late(Exchange("train", upload("c"), check=check_upload), upload("s"))
+    return h.with_late_exchange(Exchange("train", upload("c"), check=check_upload), upload("s"))
 
 
 def check_upload(payload: Payload, _task: TaskInfo) -> list[str]:
@@ -101,6 +101,6 @@ METHOD = Method(
     cadence={"task": Cadence.TASK},
     statistics=statistics,
     forgets=separable,
-    uncapped=cap_ignored,
+    uncapped=late_cap_ignored_reason,
     economies=(Economy("thumbnails of 4 x 4 pixels", "detail", {"side": 4}),),
 )

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import LATE, Context, Part, State, Updates, described_classes
+from fcil_adapters.contract import (
+    Context,
+    Part,
+    State,
+    Updates,
+    classes_of,
+    tasks_of,
+    weight_cap,
+)
 from fcil_adapters.numerics.class_means import class_positions, merge_means
 
 
@@ -32,10 +40,10 @@ class Aggregator:
         round_mean, round_count = merge_means(
             np.stack([p.f32("mean") for p in sent]),  # (K, c, pixels)
             np.stack([p.i64("count") for p in sent]),  # (K, c)
-            1.0 if ctx.hparams.counts_late else ctx.max_weight_share,
+            weight_cap(ctx),
         )
-        described, changed = described_classes(ctx), dict(state.tensors)
-        for t in range(ctx.task.index + 1) if ctx.kind == LATE else (ctx.task.index,):
+        described, changed = classes_of(ctx.kind, ctx.task), dict(state.tensors)
+        for t in tasks_of(ctx.kind, ctx.task):
             mean, count = f"task.{t}.mean", f"task.{t}.count"
             rows = class_positions(state.i64(f"task.{t}.classes"), described)
             merged, changed[count] = merge_means(
@@ -46,7 +54,7 @@ class Aggregator:
         return State(changed, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the current task, and each finished task as a part that never changes."""
+        """Return the current task, and each finished one as a part that only late images change."""
         current = state.meta["task"]
         assert isinstance(current, int)
         names = ("mean", "count", "classes")

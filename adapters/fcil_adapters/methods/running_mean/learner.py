@@ -13,7 +13,7 @@ from fcil_adapters.contract import (
     Payload,
     Progress,
     State,
-    described_classes,
+    classes_of,
 )
 from fcil_adapters.methods.running_mean.thumbnails import thumbnails
 from fcil_adapters.numerics.class_means import class_means, class_sums
@@ -28,7 +28,7 @@ class Learner:
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Return the means (c, pixels), the counts (c,) and n."""
-        classes, side = described_classes(ctx), ctx.hparams.side
+        classes, side = classes_of(ctx.kind, ctx.task), ctx.hparams.side
         sums = np.zeros((len(classes), side * side))  # (c, pixels)
         counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
         for start in range(0, len(data), _BATCH):

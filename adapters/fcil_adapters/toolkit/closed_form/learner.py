@@ -14,7 +14,7 @@ from fcil_adapters.contract import (
     Payload,
     Privacy,
     State,
-    described_classes,
+    classes_of,
     with_counted,
 )
 from fcil_adapters.numerics.class_means import class_sums
@@ -38,7 +38,7 @@ class SumsLearner:
     ) -> tuple[State, Payload]:
         """Return the products of the features, their sum in each class, and the counts."""
         if ctx.kind != PSEUDO:
-            return state, self._sums(ctx, described_classes(ctx), broadcast, data)
+            return state, self._sums(ctx, classes_of(ctx.kind, ctx.task), broadcast, data)
         assert ctx.digests is not None, "the worker passes them with unlabelled images"
         images = accepted(ctx, broadcast, data)
         sent = self._sums(ctx, ctx.task.seen, broadcast, images)

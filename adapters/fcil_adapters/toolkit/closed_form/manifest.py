@@ -19,7 +19,7 @@ from fcil_adapters.contract import (
     Statistic,
     TaskInfo,
     TensorSpec,
-    of_all_classes,
+    check_of_all_classes,
     separable,
 )
 from fcil_adapters.numerics.class_reports import count_spec
@@ -68,17 +68,17 @@ def sums_exchanges(
     check = partial(upload_faults, h)
     sums = Exchange(kind, upload, rounds=1, check=check)
     if not h.counts_unlabelled:
-        return h.counting_late(sums, _upload(h, more, height, "s"))
+        return h.with_late_exchange(sums, _upload(h, more, height, "s"))
     pseudo = Exchange(
         PSEUDO,
         _upload(h, more, height, "s"),
         rounds=1,
-        check=of_all_classes(check),
+        check=check_of_all_classes(check),
         keeps_state=True,
         unlabelled=h.pseudo_images,
         least_accuracy=h.pseudo_accuracy,
     )
-    return (*h.counting_late(sums, _upload(h, more, height, "s")), pseudo)
+    return (*h.with_late_exchange(sums, _upload(h, more, height, "s")), pseudo)
 
 
 def _upload(

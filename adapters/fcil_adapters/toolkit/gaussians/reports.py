@@ -21,7 +21,7 @@ from fcil_adapters.contract import (
     Exchange,
     ImageSet,
     TaskInfo,
-    described_classes,
+    classes_of,
 )
 from fcil_adapters.contract.privacy import F64, Privacy, Statistic
 from fcil_adapters.contract.traffic import Largest
@@ -104,7 +104,7 @@ def report_gaussians(
         features: (N, d), of all images.
         data: the images.
     """
-    classes = described_classes(ctx)
+    classes = classes_of(ctx.kind, ctx.task)
     rows = class_positions(data.labels, classes)  # (N,)
     counts = np.bincount(rows, minlength=len(classes)).astype(np.int64)  # (c,)
     owned = np.flatnonzero(counts >= h.min_count_upload)

@@ -1,0 +1,118 @@
+"""Late images: which clients may have some, and when a round asks for them.
+
+A late image is one of a learned class that no update of its client counts. Methods whose state is a
+sum over images can count it when it comes (docs/decisions/0086).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract.late_images import classes_of
+from fcil_protocol.errors import NotNow
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_server.ledger.enums import Answer, UpdateStatus
+from fcil_server.rounds.position import RunContext
+from fcil_server.sessions.peers import Peer
+
+# While the run waits for classes: after the server's start, other clients may connect meanwhile.
+_FIRST_S = 10.0
+
+
+@dataclass
+class LateImages:
+    """Chooses the clients to ask for late images, and the time of the rounds.
+
+    The server does not see which images an update counts. It remembers how many of each class a
+    client announced when it was last asked for that class: other numbers may mean late images, and
+    the client knows. It does not remember across a restart, after which each client is asked once.
+    """
+
+    context: RunContext
+    _settled: dict[ClientId, dict[str, int]] = field(default_factory=dict)
+    _asked: dict[ClientId, dict[str, int]] = field(default_factory=dict)  # in the open round
+    _next_at: float | None = None  # no round before, while the run waits for classes
+
+    def clients(self, task: TaskInfo, peers: Iterable[Peer]) -> frozenset[ClientId]:
+        """Return those of the connected clients that may have late images of the classes so far.
+
+        A client whose updates a fork took over has none: it has forgotten which of its images they
+        count. A client that was forgotten is not asked either.
+
+        Args:
+            task: the newest one.
+            peers: the clients.
+        """
+        keys = self.context.classes.keys_of(task.seen)
+        found = []
+        for peer in peers:
+            known = self._settled.get(peer.client, {})
+            held = _held(peer, keys)
+            late = any(known.get(key) != n for key, n in held.items())
+            if late and peer.client not in self._apart:
+                found.append(peer.client)
+        return frozenset(found)
+
+    @cached_property
+    def _apart(self) -> frozenset[ClientId]:
+        """The clients that are never asked."""
+        updates, run = self.context.ledger.updates, self.context.run
+        return updates.inherited_from(run) | {client for client, _ in self.context.forgotten}
+
+    def suffice(self, task: TaskInfo) -> bool:
+        """Return True if enough clients may have late images for a round to change anything."""
+        late = self.clients(task, self.context.peers.announced())
+        return len(late) >= max(self.context.config.least_updates, 1)
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the next round while the run waits for classes; 0: now."""
+        every_s = self.context.config.round.late_every_s
+        if self._next_at is None:
+            self._next_at = now + min(_FIRST_S, every_s)
+        return max(0.0, self._next_at - now)
+
+    def ask(self, peer: Peer) -> None:
+        """Note what a client has announced when the open round first asks it.
+
+        Later images may have come while it was at work: they are none of those that it was asked
+        for.
+        """
+        self._asked.setdefault(peer.client, dict(peer.train or {}))
+
+    def close(self, task: TaskInfo, key: RoundKey, now: float) -> dict[ClientId, int]:
+        """Note the end of a round that counts images once.
+
+        Args:
+            task: the round's.
+            key: the round, which the ledger has closed.
+            now: seconds of the server's uptime.
+
+        Returns:
+            The number of images that it counted, by client.
+        """
+        ledger = self.context.ledger
+        keys = self.context.classes.keys_of(classes_of(key.kind, task))
+        row, updates = ledger.rounds.get(key), ledger.updates.of_round(key)
+        counted = {u.client: u.samples for u in updates if u.status is UpdateStatus.COUNTED}
+        # An update that was not counted among others would be left out again.
+        sent = [u.client for u in updates] if row is not None and row.new_state else counted
+        nothing = [
+            a.client
+            for a in ledger.answers.of_round(key)
+            if a.answer is Answer.DECLINED and a.reason != NotNow.code
+        ]
+        for client in (*sent, *nothing):
+            if client in self._asked:
+                asked = {k: n for k, n in self._asked[client].items() if k in keys}
+                self._settled.setdefault(client, {}).update(asked)
+        self._asked.clear()
+        self._next_at = now + self.context.config.round.late_every_s
+        return counted
+
+
+def _held(peer: Peer, keys: Collection[str]) -> dict[str, int]:
+    """Return a client's number of images by class key, for these keys."""
+    return {key: n for key, n in (peer.train or {}).items() if n and key in keys}
