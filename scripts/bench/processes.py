@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Self
 
 
 def status_mb(pid: int, field: str = "VmRSS") -> float | None:
@@ -21,6 +24,41 @@ def status_mb(pid: int, field: str = "VmRSS") -> float | None:
 def peak_mb(*pids: int) -> float:
     """What these processes had at most, one after the other or together, MB."""
     return sum(status_mb(pid, "VmHWM") or 0.0 for pid in pids)
+
+
+class PeakMemory:
+    """The most that a process and its children have together; memory that they share counts once.
+
+    It looks every 20 ms: use it as a context, and read ``mb`` afterwards.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.mb = 0.0
+        self._pid = pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            together = sum(_pss_mb(pid) for pid in (self._pid, *children(self._pid)))
+            self.mb = max(self.mb, together)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    found = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else 0.0
 
 
 def cpu_s(pid: int) -> float:

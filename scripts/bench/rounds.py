@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_side import flower
-from processes import again_inside, children, loopback_bytes, peak_mb
+from processes import PeakMemory, again_inside, children, loopback_bytes, peak_mb
 from zmq_side import bare
 
 from fcil_server.lab.local.demo import write_digits
@@ -49,7 +49,7 @@ class Case:
 @dataclass(frozen=True)
 class Result:
     """Seconds of each round but the first; memory at most, MB, of the server's side and of one
-    client's, all their processes together."""
+    client's, all their processes together (of a client, what they share counts for each)."""
 
     seconds: list[float]
     server_mb: float
@@ -71,11 +71,12 @@ def fcil(case: Case, directory: Path) -> Result:
     }
     with LocalFederation(directory) as federation:
         federation.serve(*(a for k, v in settings.items() for a in ("-c", f"{k}={v}")))
-        for number, folder in enumerate(folders):
-            federation.join(f"client{number}", folder)
-        federation.until("run_done", timeout_s=900)
         assert federation.server is not None
-        server = _tree_mb(federation.server.pid)
+        with PeakMemory(federation.server.pid) as memory:
+            for number, folder in enumerate(folders):
+                federation.join(f"client{number}", folder)
+            federation.until("run_done", timeout_s=900)
+        server = memory.mb
         client = max(_tree_mb(p.pid) for p in federation.clients.values())
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
         run = ledger.runs.newest()

@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import platform
 import socket
+import subprocess
+import sys
 
 import pytest
 
+from fcil_protocol.process import supervisor as supervisor_module
 from fcil_protocol.process.supervisor import Notifier, Service
 
 
@@ -86,3 +90,47 @@ def test_from_start_to_end_the_supervisor_hears_everything_in_order(supervisor):
     sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         sock.recv(1000)
+
+
+BLOCKS = """
+import ctypes, platform, sys
+from fcil_protocol.process.supervisor import return_large_blocks
+if sys.argv[1] == "daemon":
+    return_large_blocks()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+SIZE, COUNT = 30 << 20, 4
+libc.free(libc.malloc(SIZE))  # from now on glibc has such blocks in its heap
+blocks = []
+for _ in range(COUNT):
+    blocks.append(libc.malloc(SIZE))
+    ctypes.memset(blocks[-1], 1, SIZE)
+    libc.malloc(1 << 20)  # stays, and pins the heap below it
+for block in blocks:
+    libc.free(block)
+pages = int(open("/proc/self/statm").read().split()[1])
+print(pages * 4096 >> 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps no blocks")
+def test_a_daemon_returns_the_memory_of_large_blocks():
+    """Four payloads of 30 MB were in memory; a process that is no daemon keeps at least some."""
+    left = {
+        kind: int(
+            subprocess.run(
+                [sys.executable, "-c", BLOCKS, kind], check=True, capture_output=True, text=True
+            ).stdout
+        )
+        for kind in ("daemon", "other")
+    }
+    assert left["daemon"] < 60
+    assert left["other"] > left["daemon"] + 60
+
+
+def test_a_service_is_a_daemon(monkeypatch):
+    asked = []
+    monkeypatch.setattr(supervisor_module, "return_large_blocks", lambda: asked.append(True))
+    Service(environ={})
+    assert asked == [True]
