@@ -9,7 +9,7 @@ import pytest
 
 import sample_run
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.tasks import StateResult
@@ -151,3 +151,45 @@ def test_a_test_in_the_fork_counts(ledger: Ledger, clock: Clock) -> None:
     ledger.tasks.close(FORK, 0)
     ledger.evaluations.add(FORK, 0, CENTRAL, {0: (2, 10)})
     assert ledger.evaluations.best(FORK) == StateResult(1, 0, 2, 10, central=True)
+
+
+# --- late images ------------------------------------------------------------------------------------
+
+
+def late(ledger: Ledger, clock: Clock, number: int) -> int:
+    """Add a round of late images under task 0, later; return the state that it makes."""
+    clock.now += 60
+    state = ledger.states.newest(RUN).state + 1
+    key = RoundKey(RUN, 0, LATE, number)
+    ledger.rounds.open(key, asked=(ALICE,), base_state=state - 1)
+    ledger.states.add(key, state, digest(f"state {state}"), None)
+    ledger.rounds.close(key, "done", new_state=state)
+    return state
+
+
+def test_the_test_after_a_task_is_of_late_images_before_it_and_not_of_later_ones(
+    ledger: Ledger, clock: Clock
+) -> None:
+    rounds(ledger, 0, [None])
+    tested = late(ledger, clock, 0)
+    ledger.evaluations.add(RUN, 0, CENTRAL, {0: (8, 10)})
+    ledger.tasks.close(RUN, 0)
+    late(ledger, clock, 1)
+    assert [r.state for r in ledger.evaluations.of_states(RUN, 0)] == [tested]
+
+
+@pytest.mark.parametrize(("back", "over"), [(0, False), (1, True), (2, True)])
+def test_a_fork_before_late_images_of_a_task_leaves_something_of_it_behind(
+    ledger: Ledger, clock: Clock, back: int, over: bool
+) -> None:
+    """Those that came after its end are no part of it."""
+    rounds(ledger, 0, [None])
+    late(ledger, clock, 0)
+    ledger.evaluations.add(RUN, 0, CENTRAL, {0: (8, 10)})
+    ledger.tasks.close(RUN, 0)
+    late(ledger, clock, 1)
+    with ledger.transaction():
+        ledger.forks.begin(RUN, back, FORK)
+    (task,) = ledger.tasks.all(FORK)
+    assert (task.closed_at is not None) is over
+    assert bool(ledger.evaluations.of_states(FORK, 0)) is over
