@@ -117,6 +117,15 @@ class DataError(FcilError):
     exit_code = EXIT_USAGE
 
 
+class NothingLeft(DataError):
+    """No image is left to count: all that this client has for the round are counted, or too few.
+
+    Nothing is wrong; the client is asked again when it has other images.
+    """
+
+    code = "nothing_left"
+
+
 class UsageError(FcilError):
     """A command was called with arguments that do not fit together.
 

@@ -5,6 +5,7 @@ import pytest
 
 from fcil_adapters.contract.local_images import COUNTED, digests_of
 from fcil_client.state.home import Home
+from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import UpdateStatus
@@ -54,8 +55,13 @@ def homes(federation):
 
 
 def counted(home):
-    """Return the digests of the images that a client knows to be counted."""
-    return digests_of(Home(home).state(), COUNTED)
+    """Return the digests of the images that a client knows to be counted.
+
+    It may have ended before the last verdict came: then that update's state waits for it.
+    """
+    waiting = list((home / "provisional").glob("*.safetensors"))
+    state = unpack(waiting[0].read_bytes()) if waiting else Home(home).state()
+    return digests_of(state, COUNTED)
 
 
 def late_notes(federation):
@@ -117,7 +123,7 @@ def test_images_that_come_while_the_run_waits_count_once_through_kills_of_both_s
         write_client(tmp_path / "more", (0,), per_class=20, offset=60)
         for path in sorted((tmp_path / "more" / "0").iterdir()):
             path.rename(b / "0" / path.name)
-        federation.until("round_opened", text="late round 1", timeout_s=300)
+        federation.until("round_opened", text="late round", timeout_s=300)
         federation.kill_client("b")
         federation.join("b", b, *ENGINE)
         federation.until("late_counted", text=":b", timeout_s=300)
@@ -125,7 +131,9 @@ def test_images_that_come_while_the_run_waits_count_once_through_kills_of_both_s
         state = newest_state(federation)
         found, images = rounds(federation)
         digests = {home.name: counted(home) for home in homes(federation)}
-    assert [one for one in found if one[1] == "late"] == [(0, "late", "b"), (0, "late", "b")]
+    # After a restart of the server a is asked too, once, and has nothing.
+    counted_by = [who for _, kind, who in found if kind == "late" and who]
+    assert counted_by == ["b", "b"]
     assert state.f32("total.count").sum() == sum(images.values()) > before
     assert sorted(map(len, digests.values())) == sorted(images.values())
     assert all(len(set(some)) == len(some) for some in digests.values())

@@ -33,7 +33,13 @@ from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
 from fcil_client.session.machine import ClientSession
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import DataError, FcilError, MethodMismatch, StorageError
+from fcil_protocol.errors import (
+    DataError,
+    FcilError,
+    MethodMismatch,
+    NothingLeft,
+    StorageError,
+)
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.messages.messages import Decline, RoundOpen
@@ -255,7 +261,7 @@ class Client:
         exchange = None if terms is None else terms.exchange(key.kind)
         optional = exchange is not None and (exchange.unlabelled > 0 or exchange.late)
         # Normal: most clients have no unlabelled images and no late ones.
-        level = "info" if optional and code == DataError.code else "warning"
+        level = "info" if optional and code in (DataError.code, NothingLeft.code) else "warning"
         # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None
         self.notes(level, f"declined {key}: {text}")

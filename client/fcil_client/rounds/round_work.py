@@ -30,7 +30,13 @@ from fcil_client.state.privacy_budget import PrivacyLedger, refuse_weak
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
-from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
+from fcil_protocol.errors import (
+    DataError,
+    EgressRefused,
+    NothingLeft,
+    SchemaMismatch,
+    TooLarge,
+)
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.messages.messages import BackboneClaim, RoundOpen, UseModel
 from fcil_protocol.payloads.builtin import (
@@ -300,7 +306,8 @@ class RoundWork:
         wanted = set(task.seen if order.kind == EVALUATE else classes_of(order.kind, task))
         classes = {name: c for name, c in self.names.items() if c in wanted}
         if not classes:
-            raise DataError("this client holds no class of this round.")
+            lacks = NothingLeft if order.kind == LATE else DataError
+            raise lacks("this client holds no class of this round.")
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
         if order.kind == LATE:

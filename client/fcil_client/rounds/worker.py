@@ -25,7 +25,7 @@ from fcil_client.data.held_data import HeldData, manifest_path, partition_of
 from fcil_client.data.local_data import LocalData
 from fcil_client.data.partition_file import Partition
 from fcil_client.data.split import SIDES
-from fcil_protocol.errors import DataError, WireError
+from fcil_protocol.errors import DataError, NothingLeft, WireError
 from fcil_protocol.payloads.builtin import TRAIN_ACCURACY, TRAIN_LOSS, metric_faults
 from fcil_protocol.payloads.payload import Payload, unpack
 
@@ -199,7 +199,7 @@ def _uncounted(
     """Open the train images that the state does not name as counted, each content once.
 
     Raises:
-        DataError: there is none.
+        NothingLeft: there is none.
     """
     allowed, tasks = classes_of(ctx.kind, ctx.task), tasks_of(ctx.kind, ctx.task)
     counted = local_images.counted_digests(state)
@@ -212,14 +212,14 @@ def _uncounted(
     images = data.uncounted_images(_class_ids(fields, allowed), counted, least, only)
     if not len(images) and not counted:
         few = f"no class of this round has {least} images here."
-        raise DataError(
+        raise NothingLeft(
             few if least > 1 else "this client has no image of this round's classes.",
             action="If a partition divides the images, give the server its tasks "
             "(docs/partitions.md).",
         )
     if not len(images):
         few = f", or fewer than {least} of their class" if least > 1 else ""
-        raise DataError(f"all images of this round's classes are counted already{few}.")
+        raise NothingLeft(f"all images of this round's classes are counted already{few}.")
     return images
 
 

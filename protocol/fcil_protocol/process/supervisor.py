@@ -12,6 +12,7 @@ notices are sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import platform
@@ -27,7 +28,7 @@ from fcil_protocol.process.terminal import printable
 MAX_STATUS = 300  # characters of the one line
 SUPERVISOR_WAIT_S = 1.0  # for the supervisor to take a datagram
 LARGE_BYTES = 2 << 20  # larger than a message, so that the usual traffic is as fast as before
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt(3)
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of mallopt(3)
 HURRIED = 128  # exit code: this and the signal's number, as shells count
 
 
@@ -38,8 +39,13 @@ def return_large_blocks() -> None:
     that a daemon which handles payloads of some MB in several threads keeps many times their size.
     With other C libraries nothing changes.
     """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+    if platform.libc_ver()[0] != "glibc":
+        return
+    with contextlib.suppress(OSError, AttributeError):  # an interpreter that is linked statically
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        # Otherwise it would return smaller blocks too, and fetch them again each time.
+        libc.mallopt(_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
 class Notifier:

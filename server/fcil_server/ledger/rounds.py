@@ -168,13 +168,13 @@ class RoundTable:
         sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
         return bool(self._db.rows(sql, (run, task, why)))
 
-    def was_learned(self, run: RunId, task: int) -> bool:
-        """Say whether some round of a task made a new state, apart from those of late images."""
+    def was_learned(self, run: RunId, task: int, *, late: bool = False) -> bool:
+        """Say whether some round of a task made a new state; with ``late`` one of late images."""
         sql = (
-            "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND kind <> ? "
+            "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND (kind = ?) = ? "
             "AND new_state IS NOT NULL LIMIT 1"
         )
-        return bool(self._db.rows(sql, (run, task, LATE)))
+        return bool(self._db.rows(sql, (run, task, LATE, late)))
 
     def count_void(self, run: RunId) -> int:
         """Return how many void rounds have ended since the last one that made a state."""

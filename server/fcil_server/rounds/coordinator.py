@@ -34,7 +34,9 @@ from fcil_server.rounds.schedule import Step, late_step, next_step, task_steps
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
-MIN_BETWEEN_S = 1.0  # between two rounds of late images while the run waits for classes
+# Between two rounds of late images while the run waits for classes and nothing is new: longer than
+# new classes settle.
+MIN_BETWEEN_S = 30.0
 
 
 @dataclass
@@ -189,6 +191,7 @@ class Coordinator:
         context, progress = self.context, self.progress
         await self._load_state()
         self._tidy_spool()
+        await self._resume_late()
         while (task := await self._next_task()) is not None:
             progress.task = task
             await self._open_task(task)
@@ -220,6 +223,8 @@ class Coordinator:
 
     def end(self) -> None:
         """End a run that has learned all its tasks."""
+        if self._late_timer is not None:
+            self._late_timer.cancel()
         self.progress.show("done")
 
     def _closed(self, task: int) -> int:
@@ -278,26 +283,37 @@ class Coordinator:
             loop = asyncio.get_running_loop()
             self._late_timer = loop.call_later(wait_s, self.discovery.news.set)
 
+    async def _resume_late(self) -> None:
+        """Resume a round of late images that was open when the server stopped.
+
+        It may be of a task that is over: no other round could open before it closes.
+        """
+        row = self.context.ledger.rounds.current(self.context.run)
+        if row is not None and row.kind == LATE:
+            await self._late_round(self.context.classes.task_info(row.task), late_step(row.round))
+
     async def _count_late(self, task: TaskInfo) -> bool:
         """Run a round for late images if clients may have some; return True if it took place.
 
         Args:
             task: the newest one; the round is recorded under it.
         """
-        context, progress = self.context, self.progress
-        if not context.counts_late:
-            return False
-        row = context.ledger.rounds.current(context.run)
-        # After a restart the open round is resumed first: this one, or the evaluation.
-        if not (self.late_images.suffice(task) if row is None else row.kind == LATE):
+        context = self.context
+        if not context.counts_late or context.ledger.rounds.current(context.run) is not None:
             return False
         await self._may_go_on()
+        if not self.late_images.suffice(task):
+            return False
+        number = context.ledger.rounds.count_late(context.run, task.index)
+        await self._late_round(task, late_step(number))
+        return True
+
+    async def _late_round(self, task: TaskInfo, step: Step) -> None:
+        progress = self.progress
         waited_since = progress.unheld_since  # of the task's rounds
-        step = late_step(context.ledger.rounds.count_late(context.run, task.index))
         progress.task, progress.step = task, step
         await self._one_round(task, step)
         progress.step, progress.unheld_since = None, waited_since
-        return True
 
     async def _open_task(self, task: TaskInfo) -> None:
         context, progress = self.context, self.progress
@@ -335,7 +351,7 @@ class Coordinator:
         close = await self._collect(key)
         progress.show("aggregating")
         await self.closing.close(task, step, close, self._now() - began)
-        self._note_counted(task, key)
+        self._note_counted(key)
         nobody = progress.round is not None and close.why is machine.Why.NO_HOLDER
         progress.unheld_since = (
             progress.round.unheld_since if nobody and progress.round is not None else None
@@ -345,12 +361,12 @@ class Coordinator:
         if void := self.closing.check_void(key):
             progress.hold(void)
 
-    def _note_counted(self, task: TaskInfo, key: RoundKey) -> None:
+    def _note_counted(self, key: RoundKey) -> None:
         """Note which clients have sent the images that they were asked for, if these count once."""
         exchange = self.context.exchange(key.kind)
         if exchange is None or not exchange.counts_once:
             return
-        images = self.late_images.close(task, key, self._now())
+        images = self.late_images.close(key, self._now())
         if images and exchange.late:
             text = notes.describe_late_counted(self.context, images)
             self.context.notify("info", "late_counted", text)
@@ -362,6 +378,8 @@ class Coordinator:
         row = row if row and row.key == key else None
         progress.opened_at = row.opened_at if row else None
         progress.round = machine_of(self.context, progress, key, row, self._now())
+        assert progress.task is not None
+        self.late_images.begin(progress.task, key.kind)
         self._events = asyncio.Queue()
         now = self._now()
         if key.kind not in (EVALUATE, LATE) and self._no_more_of(key.task):

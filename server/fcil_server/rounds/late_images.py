@@ -12,12 +12,14 @@ from functools import cached_property
 
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.late_images import classes_of
-from fcil_protocol.errors import NotNow
+from fcil_protocol.errors import EgressRefused, MethodMismatch, NothingLeft, PrivacyRefused
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.rounds.position import RunContext
 from fcil_server.sessions.peers import Peer
 
+# A client that declines for one of these reasons would decline again.
+_FINAL = frozenset(e.code for e in (NothingLeft, PrivacyRefused, EgressRefused, MethodMismatch))
 # While the run waits for classes: after the server's start, other clients may connect meanwhile.
 _FIRST_S = 10.0
 
@@ -34,6 +36,7 @@ class LateImages:
     context: RunContext
     _settled: dict[ClientId, dict[str, int]] = field(default_factory=dict)
     _asked: dict[ClientId, dict[str, int]] = field(default_factory=dict)  # in the open round
+    _keys: frozenset[str] = frozenset()  # of the open round's classes, if it counts images once
     _next_at: float | None = None  # no round before, while the run waits for classes
 
     def clients(self, task: TaskInfo, peers: Iterable[Peer]) -> frozenset[ClientId]:
@@ -74,19 +77,31 @@ class LateImages:
             self._next_at = now + min(_FIRST_S, every_s)
         return max(0.0, self._next_at - now)
 
-    def ask(self, peer: Peer) -> None:
-        """Note what a client has announced when the open round first asks it.
-
-        Later images may have come while it was at work: they are none of those that it was asked
-        for.
-        """
-        self._asked.setdefault(peer.client, dict(peer.train or {}))
-
-    def close(self, task: TaskInfo, key: RoundKey, now: float) -> dict[ClientId, int]:
-        """Note the end of a round that counts images once.
+    def begin(self, task: TaskInfo, kind: str) -> None:
+        """Note that a round begins, or goes on after a restart.
 
         Args:
             task: the round's.
+            kind: the round's.
+        """
+        exchange = self.context.exchange(kind)
+        once = exchange is not None and exchange.counts_once
+        self._keys = self.context.classes.keys_of(classes_of(kind, task)) if once else frozenset()
+        self._asked.clear()
+
+    def ask(self, peer: Peer) -> None:
+        """Note what a client has announced of the round's classes when it is first asked.
+
+        Later images may have come while it was at work, and other names of classes: they are none
+        of those that it was asked for.
+        """
+        if self._keys:
+            self._asked.setdefault(peer.client, _held(peer, self._keys))
+
+    def close(self, key: RoundKey, now: float) -> dict[ClientId, int]:
+        """Note the end of a round that counts images once.
+
+        Args:
             key: the round, which the ledger has closed.
             now: seconds of the server's uptime.
 
@@ -94,7 +109,6 @@ class LateImages:
             The number of images that it counted, by client.
         """
         ledger = self.context.ledger
-        keys = self.context.classes.keys_of(classes_of(key.kind, task))
         row, updates = ledger.rounds.get(key), ledger.updates.of_round(key)
         counted = {u.client: u.samples for u in updates if u.status is UpdateStatus.COUNTED}
         # An update that was not counted among others would be left out again.
@@ -102,12 +116,10 @@ class LateImages:
         nothing = [
             a.client
             for a in ledger.answers.of_round(key)
-            if a.answer is Answer.DECLINED and a.reason != NotNow.code
+            if a.answer is Answer.DECLINED and a.reason in _FINAL
         ]
         for client in (*sent, *nothing):
-            if client in self._asked:
-                asked = {k: n for k, n in self._asked[client].items() if k in keys}
-                self._settled.setdefault(client, {}).update(asked)
+            self._settled.setdefault(client, {}).update(self._asked.get(client, {}))
         self._asked.clear()
         self._next_at = now + self.context.config.round.late_every_s
         return counted

@@ -82,6 +82,8 @@ def describe_task_end(context: RunContext, task: TaskInfo) -> tuple[str, str]:
     ledger, run = context.ledger, context.run
     if not ledger.rounds.was_learned(run, task.index):
         text = f"task {task.index} is over and nothing was learned in it: no round of it"
+        if ledger.rounds.was_learned(run, task.index, late=True):
+            text = f"task {task.index} is over: late images, and no round of its own,"
         return "warning", f"{text} changed the model"
     said = f"task {task.index} is learned"
     right, total = ledger.evaluations.totals(run, task.index)

@@ -50,8 +50,8 @@ def machine_of(
                 on_short="close",
                 optional=True,
             )
-        if exchange.late:  # one client that slept is enough
-            rules = replace(rules, min_clients=1, settle_s=0.0)
+        if exchange.late:  # one client that slept is enough, and without any it closes
+            rules = replace(rules, min_clients=0, settle_s=0.0)
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)

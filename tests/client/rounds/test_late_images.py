@@ -15,7 +15,7 @@ from fcil_adapters.contract.local_images import counted_digests
 from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.rounds.worker import ClientWorker
 from fcil_client.state.privacy_budget import PrivacyLimits
-from fcil_protocol.errors import DataError, PrivacyRefused
+from fcil_protocol.errors import DataError, NothingLeft, PrivacyRefused
 from fcil_protocol.payloads.payload import Payload
 
 PLAIN = half_method.METHOD
@@ -90,7 +90,7 @@ def call(root, state, *, classes=(0, 1), past=(), kind="train", min_count=1):
 def test_an_image_is_shown_until_the_state_names_it(root, learner, declare):
     declare()
     _, state = call(root, Payload())
-    with pytest.raises(DataError, match="counted already"):
+    with pytest.raises(NothingLeft, match="counted already"):
         call(root, state)
     fill(root / "data", "train", "bee", range(60, 62))
     call(root, state)
@@ -110,7 +110,7 @@ def test_copies_and_images_of_another_classs_folder_do_not_count_again(root, lea
     (one, *_) = sorted((root / "data" / "train" / "ant").iterdir())
     one.with_name("copy.png").write_bytes(one.read_bytes())
     one.rename(root / "data" / "train" / "bee" / "moved.png")
-    with pytest.raises(DataError, match="counted already"):
+    with pytest.raises(NothingLeft, match="counted already"):
         call(root, state)
     learner.shown.clear()
     call(root, Payload())

@@ -124,6 +124,7 @@ class TestLate:
         """Let a round ask alice, who has announced these images."""
         key = RoundKey(RUN, task.index, kind, number)
         row = kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        late.begin(task, kind)
         late.ask(peer(ALICE, "alice", **counts))
         late.ask(peer(ALICE, "alice", cat=99))  # again, after it has connected again
         if answer in ("counted", "excluded"):
@@ -138,12 +139,12 @@ class TestLate:
         else:
             kit.ledger.answers.set(key, ALICE, Answer.DECLINED, answer)
         kit.ledger.rounds.close(key, "done" if answer == "counted" else "skipped")
-        return late.close(task, key, 7.0)
+        return late.close(key, 7.0)
 
     def test_after_a_restart_each_client_with_images_is_asked_once(self, kit, late) -> None:
         assert self.has(late, cat=5)
         assert not self.has(late, cat=0, dog=9), "dog has no task yet"
-        self.ask(kit, late, answer="data_invalid", cat=5)
+        self.ask(kit, late, answer="nothing_left", cat=5)
         assert not self.has(late, cat=5)
 
     def test_other_numbers_of_a_class_are_asked_about(self, kit, late) -> None:
@@ -175,6 +176,27 @@ class TestLate:
     ) -> None:
         self.ask(kit, late, answer=answer, cat=5)
         assert self.has(late, cat=5) is asked_again
+
+    def test_what_another_round_asked_for_is_not_taken_for_what_this_one_did(
+        self, kit, late
+    ) -> None:
+        late.begin(self.TASK, "evaluate")
+        late.ask(peer(ALICE, "alice", cat=8))
+        assert self.ask(kit, late, cat=5) == {ALICE: 3}
+        assert not self.has(late, cat=5)
+        assert self.has(late, cat=8)
+
+    def test_a_class_that_gets_its_name_during_a_round_was_not_asked_for(self, kit, late) -> None:
+        key = RoundKey(RUN, 0, "late", 0)
+        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        late.begin(self.TASK, "late")
+        late.ask(peer(ALICE, "alice", cat=5, kitty=7))
+        kit.classes.alias("kitty", "cat")
+        kit.ledger.answers.set(key, ALICE, Answer.DECLINED, "nothing_left")
+        kit.ledger.rounds.close(key, "skipped")
+        late.close(key, 7.0)
+        assert not self.has(late, cat=5)
+        assert self.has(late, cat=5, kitty=7)
 
     def test_a_fork_and_a_forgotten_client_are_left_alone(self, kit) -> None:
         kit.forgotten = frozenset({(ALICE, 0)})
@@ -236,24 +258,33 @@ class TestLate:
         assert [s.kind for s in steps] == ["train", "evaluate"]
         assert kit.ledger.rounds.was_learned(RUN, 0) is False
 
-    @pytest.mark.parametrize(("kind", "continues"), [("evaluate", False), ("late", True)])
-    def test_after_a_restart_the_open_round_comes_first(self, kit, late, kind, continues) -> None:
-        """A late round is resumed; before another one, no late round opens."""
-        kit.ledger.rounds.open(RoundKey(RUN, 0, kind, 0), asked=[ALICE], base_state=0)
+    @pytest.mark.parametrize(("kind", "resumed"), [("evaluate", []), ("late", [(0, "late", 3)])])
+    def test_after_a_restart_the_open_round_comes_first(self, kit, late, kind, resumed) -> None:
+        """A round of late images is resumed at once; while another is open, none opens."""
+        kit.ledger.rounds.open(RoundKey(RUN, 0, kind, 3), asked=[ALICE], base_state=0)
         kit.here[:] = [peer(BOB, "bob", cat=9)]
         ran = []
 
-        async def story() -> bool:
+        async def story() -> None:
             coordinator = Coordinator(kit, ports=None, task_closed=None)
 
             async def one_round(task, step) -> None:
                 ran.append((task.index, step.kind, step.round))
 
             coordinator._one_round = one_round
-            return await coordinator._count_late(self.TASK)
+            await coordinator._resume_late()
+            assert not await coordinator._count_late(self.TASK)
+            assert coordinator.progress.step is None
 
-        assert asyncio.run(story()) is continues
-        assert ran == [(0, "late", 0)] * continues
+        asyncio.run(story())
+        assert ran == resumed
+
+    def test_a_round_whose_clients_have_left_closes(self, kit, late) -> None:
+        kit.config = Config.model_validate({})
+        progress = SimpleNamespace(mode=Mode.RUNNING, unheld_since=None)
+        round_ = restore.machine_of(kit, progress, RoundKey(RUN, 0, "late", 0), None, 0.0)
+        (close,) = round_.handle(Present((), 0.0))
+        assert (close.outcome, close.why) == ("skipped", "no_holder")
 
 
 class TestHeld:

@@ -73,7 +73,9 @@ def test_a_learned_task_says_how_much_is_right_of_all_classes_so_far(
             run=RUN,
             ledger=SimpleNamespace(
                 evaluations=ledger.evaluations,
-                rounds=SimpleNamespace(was_learned=lambda run, task: (run, task) == (RUN, 1)),
+                rounds=SimpleNamespace(
+                    was_learned=lambda run, task, late=False: (run, task) == (RUN, 1)
+                ),
             ),
             classes=SimpleNamespace(listed_tasks=lambda: listed),
         )
