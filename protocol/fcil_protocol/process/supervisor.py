@@ -27,25 +27,22 @@ from fcil_protocol.process.terminal import printable
 
 MAX_STATUS = 300  # characters of the one line
 SUPERVISOR_WAIT_S = 1.0  # for the supervisor to take a datagram
-LARGE_BYTES = 2 << 20  # larger than a message, so that the usual traffic is as fast as before
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of mallopt(3)
+HEAPS = 2
+_ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
 HURRIED = 128  # exit code: this and the signal's number, as shells count
 
 
-def return_large_blocks() -> None:
-    """Have this process return freed memory of large blocks to the system at once.
+def share_heaps() -> None:
+    """Let this process's threads share two heaps.
 
-    glibc keeps blocks up to the size of the largest that was ever freed, for each thread apart, so
-    that a daemon which handles payloads of some MB in several threads keeps many times their size.
-    With other C libraries nothing changes.
+    glibc gives each thread one of its own and keeps in it what it frees: a daemon that handles
+    payloads of some MB in several threads would keep many times their size. With other C libraries
+    nothing changes.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     with contextlib.suppress(OSError, AttributeError):  # an interpreter that is linked statically
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
-        # Otherwise it would return smaller blocks too, and fetch them again each time.
-        libc.mallopt(_TRIM_THRESHOLD, 2 * LARGE_BYTES)
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, HEAPS)
 
 
 class Notifier:
@@ -102,7 +99,7 @@ class Service:
     def __init__(
         self, log: LogFile | None = None, environ: MutableMapping[str, str] | None = None
     ) -> None:
-        return_large_blocks()
+        share_heaps()
         self._log = log
         self._notifier = Notifier(os.environ if environ is None else environ)
         self._stop: Callable[[], None] = _nothing

@@ -21,7 +21,7 @@ from fcil_protocol.payloads.builtin import without_training_metrics
 from fcil_protocol.payloads.payload import Payload, unpack
 
 # Size of opened updates that stay for further passes: 110 of LoRA with a head, 3 of HePCo's largest
-# pools. The server's processes are to stay below 400 MB without torch; to open an update of 30 MB
+# pools. Without torch they are the largest part of the server's memory; to open an update of 30 MB
 # again takes less than a tenth of a second.
 KEPT_BYTES = 96 << 20
 # Of an update that does not stay, tensors up to this size are copied, so that a reference to a
