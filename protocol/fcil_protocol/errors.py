@@ -5,6 +5,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     FcilError
     +-- ConfigError            config_invalid        4
     +-- DataError              data_invalid          4
+    |   +-- NothingLeft        nothing_left          4
     +-- UsageError             usage                 4
     +-- LinkError              link_failed           2
     |   +-- PortInUse          port_in_use           2
