@@ -43,6 +43,8 @@ class Exchange:
             them (`contract.local_images`). The rounds follow the task's evaluation, which is made
             again after them, and take place if it has found at least ``least_accuracy`` of the test
             images classified rightly.
+        gives_up: number of rounds; if the clients of the task's first ones answer, or have time to,
+            and none sends an update, no client is asked for the others. 0: never.
         counts_once: an image is in one counted update of a run at most. The learner gets the images
             that the client's state does not name as counted (`contract.local_images`), of classes
             with at least ``least_images`` of these; after it, the worker names those of the classes

@@ -224,7 +224,7 @@ class CachedImages:
             name = self._pictures[broken].entry.name
             raise DataError(
                 f"image {name!r} is gone or broke during the round, and each is counted once.",
-                action="Restore it; the client takes part again when the folder has changed.",
+                action="Restore it; a later round asks this client again.",
             )
         same = np.flatnonzero(self._labels == self._labels[broken])
         for i in np.roll(same, -int(np.searchsorted(same, broken))).tolist():

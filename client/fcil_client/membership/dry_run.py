@@ -190,7 +190,7 @@ def _exchanges(
         if not exchange.in_task(info.index) or (exchange.unlabelled > 0) is not unlabelled:
             continue
         rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
-        if exchange.late:
+        if exchange.late:  # as many as there are late images
             rounds = None
         yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
 

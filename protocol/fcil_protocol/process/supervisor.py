@@ -27,7 +27,7 @@ from fcil_protocol.process.terminal import printable
 
 MAX_STATUS = 300  # characters of the one line
 SUPERVISOR_WAIT_S = 1.0  # for the supervisor to take a datagram
-HEAPS = 2
+HEAPS = 2  # of a process: with one it had no less, docs/benchmarks/round-speed.md
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
 HURRIED = 128  # exit code: this and the signal's number, as shells count
 

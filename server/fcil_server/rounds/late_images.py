@@ -14,6 +14,7 @@ from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.late_images import classes_of
 from fcil_protocol.errors import EgressRefused, MethodMismatch, NothingLeft, PrivacyRefused
 from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.payloads.builtin import LATE
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.rounds.position import RunContext
 from fcil_server.sessions.peers import Peer
@@ -112,7 +113,11 @@ class LateImages:
         row, updates = ledger.rounds.get(key), ledger.updates.of_round(key)
         counted = {u.client: u.samples for u in updates if u.status is UpdateStatus.COUNTED}
         # An update that was not counted among others would be left out again.
-        sent = [u.client for u in updates] if row is not None and row.new_state else counted
+        sent = (
+            [u.client for u in updates]
+            if row is not None and row.new_state is not None
+            else counted
+        )
         nothing = [
             a.client
             for a in ledger.answers.of_round(key)
@@ -121,7 +126,8 @@ class LateImages:
         for client in (*sent, *nothing):
             self._settled.setdefault(client, {}).update(self._asked.get(client, {}))
         self._asked.clear()
-        self._next_at = now + self.context.config.round.late_every_s
+        if key.kind == LATE:
+            self._next_at = now + self.context.config.round.late_every_s
         return counted
 
 

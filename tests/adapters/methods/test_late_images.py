@@ -10,6 +10,7 @@ from adapters.kit import Federation, make_tasks, toy_images
 from fcil_adapters.contract import registry
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.local_images import counted_digests
+from fcil_adapters.toolkit.closed_form.sums import joined
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.builtin import LATE
 
@@ -55,6 +56,19 @@ def test_who_sleeps_through_two_tasks_is_counted_as_if_it_had_not(name):
     awake.run(TASKS[2])
     slept.run(TASKS[2])
     np.testing.assert_allclose(scores(slept), scores(awake), rtol=1e-4, atol=1e-5)
+
+
+def test_the_sums_are_those_of_no_delay_to_the_last_digits():
+    awake, slept = federation("analytic"), federation("analytic")
+    slept.asleep = {1}
+    for task in TASKS[:2]:
+        awake.run(task)
+        slept.run(task)
+    slept.asleep = {0, 2}
+    slept.round(LATE)
+    for name in ("total.triangle", "total.sum", "total.count", "total.observations"):
+        got, wanted = (joined(fed.state.tensors, name) for fed in (slept, awake))
+        assert np.linalg.norm(got - wanted) <= 1e-13 * np.linalg.norm(wanted), name
 
 
 @pytest.mark.parametrize("name", ["analytic", "fedncm"])

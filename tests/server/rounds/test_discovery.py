@@ -218,6 +218,8 @@ class TestLate:
         assert late.wait_s(0.0) == 10.0
         assert late.wait_s(4.0) == 6.0
         assert late.wait_s(11.0) == 0.0
+        self.ask(kit, late, kind="train", number=1, cat=5)
+        assert late.wait_s(11.0) == 0.0, "a task's own round is none of them"
         self.ask(kit, late, cat=5)
         assert late.wait_s(8.0) == 59.0
 

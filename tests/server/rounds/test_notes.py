@@ -74,7 +74,7 @@ def test_a_learned_task_says_how_much_is_right_of_all_classes_so_far(
             ledger=SimpleNamespace(
                 evaluations=ledger.evaluations,
                 rounds=SimpleNamespace(
-                    was_learned=lambda run, task, late=False: (run, task) == (RUN, 1)
+                    was_learned=lambda run, task, late=False: (run, task, late) == (RUN, 1, False)
                 ),
             ),
             classes=SimpleNamespace(listed_tasks=lambda: listed),
