@@ -53,7 +53,7 @@ class TaskClasses:
 
     Attributes:
         known: the server lists the task; else it is an estimate, as if the folder were alone.
-        closed: the task is over; only evaluations still use its classes.
+        closed: the task is over; only evaluations still use its classes, and late images count.
     """
 
     classes: tuple[str, ...]

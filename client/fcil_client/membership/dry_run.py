@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract import Exchange, TaskInfo
 from fcil_adapters.images.sources import LooseSource
 from fcil_client.data import manifest as manifests
 from fcil_client.data.inventory import Inventory
@@ -128,11 +128,16 @@ def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
 def _tasks(
     preview: TermsPreview, inventory: Inventory, *, offers: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the uploads of every task that is not over; ``offers``: unlabelled images, too."""
+    """Yield the uploads of every task that is not over; ``offers``: unlabelled images, too.
+
+    Late images of all classes may leave after the last task, too, when it is over.
+    """
     past: list[str] = []
-    for number, task in enumerate(_expected(preview, inventory)):
-        if not task.closed:
-            yield _task(preview, inventory, number, task, past, offers=offers)
+    expected = _expected(preview, inventory)
+    for number, task in enumerate(expected):
+        told = _task(preview, inventory, number, task, past, offers=offers)
+        if not task.closed or (number == len(expected) - 1 and told["exchanges"]):
+            yield told
         past.extend(task.classes)
 
 
@@ -165,7 +170,9 @@ def _task(
     mine = {class_key(n) for n in task.classes}
     held = {n: count for n, count in inventory.train.items() if class_key(n) in mine and count}
     seen = mine | {class_key(n) for n in past}
+    known = {n for n, count in inventory.train.items() if class_key(n) in seen and count}
     tested = [n for n, count in inventory.test.items() if class_key(n) in seen and count]
+    tests = tested and preview.evaluate is not False and not task.closed
     return {
         "task": number,
         "classes": len(task.classes),
@@ -174,25 +181,37 @@ def _task(
         "held": sorted(held),
         "images": sum(held.values()),
         "exchanges": [
-            *(_exchanges(preview, info, unlabelled=False) if held else ()),
-            *(_exchanges(preview, info, unlabelled=True) if offers else ()),
-            *(_results(preview, len(tested)) if tested and preview.evaluate is not False else ()),
+            *(_exchanges(preview, info, _is_of_task) if held and not task.closed else ()),
+            *(_exchanges(preview, info, _is_late) if known else ()),
+            *(_exchanges(preview, info, _is_unlabelled) if offers and not task.closed else ()),
+            *(_results(preview, len(tested)) if tests else ()),
         ],
     }
 
 
+def _is_late(exchange: Exchange) -> bool:
+    return exchange.late
+
+
+def _is_unlabelled(exchange: Exchange) -> bool:
+    return exchange.unlabelled > 0
+
+
+def _is_of_task(exchange: Exchange) -> bool:
+    return not (exchange.late or exchange.unlabelled)
+
+
 def _exchanges(
-    preview: TermsPreview, info: TaskInfo, *, unlabelled: bool
+    preview: TermsPreview, info: TaskInfo, chosen: Callable[[Exchange], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the exchanges of labelled images, or those of unlabelled ones."""
+    """Yield the chosen exchanges of a task; of late ones there are as many as images come late."""
     terms = preview.terms
     for exchange in terms.exchanges:
-        if not exchange.in_task(info.index) or (exchange.unlabelled > 0) is not unlabelled:
+        if not exchange.in_task(info.index) or not chosen(exchange):
             continue
         rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
-        if exchange.late:  # as many as there are late images
-            rounds = None
-        yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
+        dims = terms.dims(info, exchange.kind)
+        yield _exchange(terms, exchange.kind, dims, None if exchange.late else rounds)
 
 
 def _results(preview: TermsPreview, classes: int) -> Iterator[dict[str, Any]]:

@@ -116,6 +116,31 @@ def test_a_name_that_the_guard_would_stop_is_told(tmp_path):
     assert said["refused"] == ["field 'names' is not of type class_names"]
 
 
+def late(tmp_path, *named, inventory=FOLDER):
+    terms = replace(TERMS, hparams=HPARAMS.model_copy(update={"late": "count"}))
+    made = TermsPreview(terms, "method", "as told", tasks=named)
+    return dry_run(tmp_path, made, inventory, enrolled=True)["tasks"]
+
+
+def test_late_images_of_learned_classes_are_told_of_when_their_tasks_are_over(tmp_path):
+    """A device that slept through all of them is asked, and says before what would leave."""
+    over = (TaskClasses(("cat",), closed=True), TaskClasses(("dog", "elk"), closed=True))
+    (task,) = late(tmp_path, *over)
+    assert kinds(task) == ["late"]
+    (exchange,) = task["exchanges"]
+    assert exchange["rounds"] is None
+    assert exchange["tensors"][0]["shape"] == [3, 64], "of all classes so far"
+    assert late(tmp_path, *over, inventory=Inventory({"yak": 3}, {})) == []
+    assert tasks(tmp_path, *over) == [], "without the option none leave"
+
+
+def test_late_images_are_told_of_beside_those_of_a_task(tmp_path):
+    (task,) = late(tmp_path, TaskClasses(("cat",), closed=True), TaskClasses(("dog",)))
+    assert kinds(task) == ["train", "late", "evaluate"]
+    (other,) = late(tmp_path, TaskClasses(("cat",), closed=True), TaskClasses(("elk",)))
+    assert kinds(other)[0] == "late", "it has images of the first task alone"
+
+
 def test_results_are_at_most_one_row_for_each_class_with_test_images(tmp_path):
     (task,) = told(tmp_path)["tasks"]
     results = task["exchanges"][-1]
