@@ -54,6 +54,7 @@ from fcil_adapters.contract.exemplars import (
 from fcil_adapters.contract.forgetting import separable
 from fcil_adapters.contract.halves import (
     Aggregator,
+    AveragingAggregator,
     Learner,
     Model,
     Part,
@@ -79,6 +80,7 @@ from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorS
 __all__ = [
     "Aggregator",
     "Array",
+    "AveragingAggregator",
     "AveragingRule",
     "BackboneInfo",
     "Cadence",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fcil_adapters.contract.context import Context, State
 from fcil_adapters.contract.local_images import ImageSet
 from fcil_protocol.ids import ClientId
-from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.payload import Array, Payload
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,18 @@ class Aggregator(Protocol):
         """Return all parts that a client needs at this state, even one that joins late.
 
         A function of the state alone: unchanged parts must have unchanged bytes.
+        """
+        ...
+
+
+class AveragingAggregator(Aggregator, Protocol):
+    """The server's half of a method with an averaged exchange (`Exchange.averaged`)."""
+
+    def start(self, ctx: Context, state: State) -> Mapping[str, Array]:
+        """Return the tensors that clients train from a state, named as in their uploads.
+
+        In an upload they are what the client's training made of them; its other tensors describe
+        the client's images.
         """
         ...
 

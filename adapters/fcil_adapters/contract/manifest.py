@@ -49,6 +49,9 @@ class Exchange:
             that the client's state does not name as counted (`contract.local_images`), of classes
             with at least ``least_images`` of these; after it, the worker names those of the classes
             that the upload describes (`forgetting`).
+        averaged: the aggregator averages tensors that clients trained from its
+            `AveragingAggregator.start`, so an update may start from an older state of the task
+            (``[round] mode = "async"``).
     """
 
     kind: str
@@ -63,12 +66,15 @@ class Exchange:
     least_accuracy: float = 0.0
     counts_once: bool = False
     least_images: int = 1
+    averaged: bool = False
 
     def __post_init__(self) -> None:
         if (self.unlabelled or self.counts_once) and not self.keeps_state:
             raise ValueError("an exchange that counts images keeps the state that names them")
         if self.late and not self.counts_once:
             raise ValueError("a late exchange counts an image once")
+        if self.averaged and self.keeps_state:
+            raise ValueError("an averaged exchange depends on no state of the client")
 
     @property
     def late(self) -> bool:

@@ -266,6 +266,21 @@ def check_averaging(method: Method, hparams: Hparams, rule: str) -> None:
         )
 
 
+def check_asynchronous(method: Method, hparams: Hparams, backbone: BackboneInfo) -> None:
+    """Check that a method has rounds that can be asynchronous.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not any(e.averaged for e in method.exchanges(hparams, backbone)):
+        raise ConfigError(
+            f"round.mode is 'async', but the server of the method {method.name} with these options "
+            "does more with updates than average them, so all must start from the same state.",
+            action="Set round.mode to 'sync', or choose a method that averages alone "
+            "(docs/asynchronous-rounds.md lists them).",
+        )
+
+
 def check_uploads(method: Method, hparams: Hparams, backbone: BackboneInfo) -> None:
     """Check that a method declares nothing in its uploads that may not leave a client.
 

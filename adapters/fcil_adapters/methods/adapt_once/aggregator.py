@@ -18,7 +18,13 @@ from fcil_adapters.methods.adapt_once.parts import (
 from fcil_adapters.toolkit.closed_form.aggregator import SumsAggregator
 from fcil_adapters.toolkit.lora.manifest import trained_names
 from fcil_adapters.toolkit.lora.merging import merged_digest, merged_weights
-from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, rows_of
+from fcil_adapters.toolkit.lora.server import (
+    average_round,
+    first_state,
+    open_task,
+    rows_of,
+    start_of,
+)
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_protocol.errors import DataError
 
@@ -44,6 +50,10 @@ class Aggregator:
         if ctx.task.index > 0:
             return _without_head(state)
         return _with_digest(ctx, open_task(_adapting(ctx), state))
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the LoRA and rows that clients train."""
+        return start_of(_adapting(ctx), state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average a training round, or add up sums.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.methods.ccvr.options import CcvrHparams
 from fcil_adapters.methods.ccvr.parts import (
     CALIBRATED,
@@ -35,6 +35,7 @@ from fcil_adapters.toolkit.lora.server import (
     open_task,
     parts_of,
     rows_of,
+    start_of,
 )
 
 _SAMPLES, _ORDER = 3, 4  # purposes of the random streams
@@ -57,6 +58,10 @@ class Aggregator:
         opened = open_task(ctx, state)
         none = entry_tensors([], ctx.task.index, ctx.backbone_info.dim)
         return State({**opened.tensors, **none}, opened.meta)
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the LoRA and rows that clients train."""
+        return start_of(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average with the clients' weights, or keep the Gaussians and calibrate."""

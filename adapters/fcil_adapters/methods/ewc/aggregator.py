@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, Payload, State, Updates
+from fcil_adapters.contract import Array, Context, Part, Payload, State, Updates
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.averaging import average
@@ -16,6 +16,7 @@ from fcil_adapters.toolkit.lora.server import (
     first_state,
     open_task,
     parts_of,
+    start_of,
 )
 
 
@@ -47,6 +48,10 @@ class Aggregator:
                     total = np.minimum(h.gamma * before + fresh, LARGEST)
                     tensors[name] = total.astype(np.float32)
         return open_task(ctx, State(tensors, state.meta))
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the LoRA and rows that clients train."""
+        return start_of(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average LoRA and head, or the clients' F."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import Context, Part, Payload, State, Updates
+from fcil_adapters.contract import Array, Context, Part, Payload, State, Updates
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
 from fcil_adapters.numerics.task_parts import current_task
 from fcil_adapters.toolkit.heads.rows import HEAD
@@ -10,6 +10,7 @@ from fcil_adapters.toolkit.prompts.parts import component_names, head_parts, pro
 from fcil_adapters.toolkit.prompts.server import (
     averaged,
     no_rows,
+    start_of,
     with_new_components,
     with_new_rows,
 )
@@ -35,6 +36,11 @@ class Aggregator:
         c = len(ctx.task.classes)
         first = {f"{FIRST}.{name}": opened.tensors[name][-c:] for name in HEAD}
         return State({**opened.tensors, **first}, opened.meta)
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the components and rows that clients train."""
+        names = component_names(ctx.hparams.blocks)
+        return start_of(ctx, state, names, f"task.{ctx.task.index}.")
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average the clients' components and rows."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.toolkit.lora.class_means import means_parts
 from fcil_adapters.toolkit.lora.nearest_mean import merge_reports
-from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, parts_of
+from fcil_adapters.toolkit.lora.server import (
+    average_round,
+    first_state,
+    open_task,
+    parts_of,
+    start_of,
+)
 
 
 class Aggregator:
@@ -19,6 +25,10 @@ class Aggregator:
     def open_task(self, ctx: Context, state: State) -> State:
         """Draw the task's head rows, and at first the LoRA."""
         return open_task(ctx, state)
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the LoRA and rows that clients train."""
+        return start_of(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average with the clients' weights, or merge the means over all their images."""

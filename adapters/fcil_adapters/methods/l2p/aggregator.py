@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.methods.l2p.options import NAMES, L2pHparams
 from fcil_adapters.numerics.task_parts import current_task
 from fcil_adapters.toolkit.prompts.parts import head_parts, pool_part
-from fcil_adapters.toolkit.prompts.server import averaged, no_rows, with_new_rows
+from fcil_adapters.toolkit.prompts.server import averaged, no_rows, start_of, with_new_rows
 
 _POOL = 1  # purpose of the random stream
 
@@ -29,6 +29,10 @@ class Aggregator:
             "key.pool": rng.uniform(-h.spread, h.spread, (h.pool_size, d)),
         }
         return with_new_rows(ctx, state, ctx.forms.commit_named(drawn))
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the pool, keys and rows that clients train."""
+        return start_of(ctx, state, NAMES)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average the clients' pools, keys and rows."""

@@ -11,12 +11,27 @@ from typing import Any
 from torch import Tensor
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
-from fcil_adapters.contract import Context, ImageSet, Part, Payload, Predictor, State, Updates
+from fcil_adapters.contract import (
+    Array,
+    Context,
+    ImageSet,
+    Part,
+    Payload,
+    Predictor,
+    State,
+    Updates,
+)
 from fcil_adapters.toolkit.heads.rows import HeadRows
 from fcil_adapters.toolkit.heads.scorer import Head, Scorer
 from fcil_adapters.toolkit.lora.client import LoraSetup, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
-from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, parts_of
+from fcil_adapters.toolkit.lora.server import (
+    average_round,
+    first_state,
+    open_task,
+    parts_of,
+    start_of,
+)
 from fcil_adapters.toolkit.lora.views import merged_view
 
 
@@ -45,6 +60,10 @@ class LoraAggregator:
     def open_task(self, ctx: Context, state: State) -> State:
         """Draw the task's head rows, and at first the LoRA."""
         return open_task(ctx, state)
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the LoRA and rows that clients train."""
+        return start_of(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average LoRA and the head's rows with the clients' weights."""

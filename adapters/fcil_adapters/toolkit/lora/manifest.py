@@ -92,6 +92,7 @@ def train_exchange(
     meta: tuple[MetaSpec, ...] = (),
     at_most: tuple[tuple[str, str], ...] = (),
     check: Callable[[Payload, TaskInfo], list[str]] | None = None,
+    averaged: bool = True,
 ) -> Exchange:
     """Return the training rounds: LoRA, head rows, counts, a lone class's mean, and ``more``.
 
@@ -103,6 +104,7 @@ def train_exchange(
         meta: further metadata of an upload.
         at_most: bounds of the free symbols of ``more``.
         check: rules for them, in addition to those of the counts.
+        averaged: False if the server does more with LoRA and rows than `server.average_round`.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
@@ -116,7 +118,8 @@ def train_exchange(
         *more,
     )
     schema = PayloadSchema(upload, meta, at_most=at_most)
-    return Exchange("train", schema, check=partial(_upload_faults, h, check))
+    averaged = averaged and len(round_factors(h)) == 1  # factors in turns depend on the round
+    return Exchange("train", schema, check=partial(_upload_faults, h, check), averaged=averaged)
 
 
 def broadcast_schemas(

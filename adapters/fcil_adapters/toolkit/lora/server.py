@@ -140,7 +140,7 @@ def average_round(
         lone = lone_row(told.means, told.counts, rows, past, ctx.max_weight_share)
         return with_rows(ctx, state, lone)
     sent = sent_names(h, ctx.round)
-    start = {**state.tensors, **rows.named()}
+    start = start_of(ctx, state)
     mean = combine(ctx, updates, (*sent, *HEAD), client_weights(ctx, updates), start)
     lora = _committed(ctx, {name: mean[name] for name in sent})
     by_class = h.head_average == "rows"
@@ -148,6 +148,16 @@ def average_round(
         mean = mean_by_class(updates, told.counts, rows, ctx.max_weight_share)
     rows = averaged_rows(mean, told.counts, rows, past=not by_class)
     return with_rows(ctx, State({**state.tensors, **lora}, state.meta), rows)
+
+
+def start_of(ctx: Context, state: State) -> dict[str, Array]:
+    """Return the LoRA and rows that clients train; a lone class's row is not trained."""
+    h: LoraHparams = ctx.hparams
+    if h.single_column(ctx.task):
+        return {}
+    lora = {name: state.tensors[name] for name in sent_names(h, ctx.round)}
+    rows = rows_of(h, state, current_task(state)).named()
+    return {**lora, **{name: rows[name] for name in HEAD}}
 
 
 def parts_of(ctx: Context, state: State, meta: Mapping[str, int] | None = None) -> tuple[Part, ...]:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, ImageSet, Part, Payload, Predictor, State, Updates
+from fcil_adapters.contract import (
+    Array,
+    Context,
+    ImageSet,
+    Part,
+    Payload,
+    Predictor,
+    State,
+    Updates,
+)
 from fcil_adapters.numerics.task_parts import current_task
 from fcil_adapters.toolkit.prompts.client import component_scorer, learn_pools, pool_scorer
 from fcil_adapters.toolkit.prompts.initial import draw_uniform_pools
@@ -20,7 +29,7 @@ from fcil_adapters.toolkit.prompts.parts import (
     read_parts,
     upload,
 )
-from fcil_adapters.toolkit.prompts.server import averaged, no_rows, with_new_rows
+from fcil_adapters.toolkit.prompts.server import averaged, no_rows, start_of, with_new_rows
 from fcil_adapters.toolkit.training.optimise import class_counts
 
 _POOLS = 1  # purpose of the random stream
@@ -54,6 +63,10 @@ class PoolAggregator:
             return with_new_rows(ctx, state, {})
         drawn = draw_uniform_pools(ctx.rng(_POOLS), ctx.hparams, ctx.backbone_info.dim)
         return with_new_rows(ctx, state, ctx.forms.commit_named(drawn))
+
+    def start(self, ctx: Context, state: State) -> dict[str, Array]:
+        """Return the pools, keys and rows that clients train."""
+        return start_of(ctx, state, pool_names(ctx.hparams.blocks))
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average the clients' pools and rows."""

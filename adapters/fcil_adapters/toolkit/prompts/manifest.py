@@ -62,7 +62,7 @@ def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
 def train_exchange(names: Iterable[str], rows: str) -> tuple[Exchange, ...]:
     """Return the only exchange of a task: prompts, the task's head rows, image counts."""
     schema = PayloadSchema((*prompt_specs(names, rows), *head_specs("c"), *tally_specs()))
-    return (Exchange("train", schema, check=count_faults),)
+    return (Exchange("train", schema, check=count_faults, averaged=True),)
 
 
 def head_schemas() -> dict[str, PayloadSchema]:

@@ -94,7 +94,7 @@ def averaged(
     h: PromptHparams = ctx.hparams
     c = len(ctx.task.classes)
     start = {name: state.tensors[prefix + name] for name in names}
-    rows = {name: state.tensors[name][-c:] for name in HEAD}
+    rows = _rows_of(ctx, state)
     weights = np.full(len(updates), 1 / len(updates))  # (K,)
     if h.average == "samples":
         weights = sample_weights(updates.samples, ctx.max_weight_share)
@@ -113,6 +113,25 @@ def averaged(
     prompts = ctx.forms.commit_named({name: mean[name] for name in start})
     kept = {prefix + name: array for name, array in prompts.items()}
     return State({**state.tensors, **kept, **head, "seen": seen}, state.meta)
+
+
+def start_of(
+    ctx: Context, state: State, names: Iterable[str], prefix: str = ""
+) -> dict[str, Array]:
+    """Return the prompts, keys and rows that clients train; a lone class's row is a mean.
+
+    Args:
+        ctx: the task.
+        state: as in `averaged`, with ``names`` and ``prefix``.
+        names: of the prompts and keys in the updates.
+        prefix: of the same names in the state.
+    """
+    trained = {name: state.tensors[prefix + name] for name in names}
+    return trained if len(ctx.task.classes) == 1 else {**trained, **_rows_of(ctx, state)}
+
+
+def _rows_of(ctx: Context, state: State) -> dict[str, Array]:
+    return {name: state.tensors[name][-len(ctx.task.classes) :] for name in HEAD}
 
 
 def _lone_row(ctx: Context, state: State, updates: Updates) -> F32:
