@@ -51,7 +51,7 @@ class Here(Aggregation):
     async def open_task(self, ctx, state):
         return load_half(self._method.aggregator).open_task(ctx, state)
 
-    async def aggregate(self, ctx, state, updates):
+    async def aggregate(self, ctx, state, updates, _older):
         opened = UpdateList.of(Update(u.client, self.open_update(u)) for u in updates)
         return Combined(load_half(self._method.aggregator).aggregate(ctx, state, opened))
 

@@ -42,6 +42,7 @@ from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.combining import Combined, Combining, limit_s
 from fcil_server.aggregation.kept_updates import KeptUpdates
+from fcil_server.aggregation.staleness import NO_OLDER_STATES, OlderStates
 from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.trials import Trials
 from fcil_server.federation.config import Config
@@ -286,11 +287,23 @@ class Aggregation:
             self._spool.get(row.update_id)
             raise
 
-    async def aggregate(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+    async def aggregate(
+        self,
+        ctx: Context,
+        state: State,
+        updates: Sequence[UpdateRow],
+        older: OlderStates = NO_OLDER_STATES,
+    ) -> Combined:
         """Combine updates in ClientId order, and check the state and its broadcast.
 
         Updates far from the others' (`[trust] outlier_factor`) are excluded with their reason, and
         so are those that make it fail, as far as single ones are at fault (`combining`).
+
+        Args:
+            ctx: of the round.
+            state: that it starts from.
+            updates: at least one.
+            older: the older states that some of them start from.
 
         Raises:
             StorageError: the disk is at fault.
@@ -302,7 +315,7 @@ class Aggregation:
         )
         self._trials = Trials(self._trials_at, about)
         combining = Combining(
-            lambda some: self._combine(ctx, state, some),
+            lambda some: self._combine(ctx, state, some, older),
             updates,
             self._trials,
             limit_s(self._config.run.work_timeout_s, len(updates)),
@@ -315,7 +328,9 @@ class Aggregation:
         if self._trials is not None:
             self._trials.forget()
 
-    async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+    async def _combine(
+        self, ctx: Context, state: State, updates: Sequence[UpdateRow], older: OlderStates
+    ) -> Combined:
         """Return the combined state, checked, and the excluded clients with reasons."""
         trust = self._config.trust
 
@@ -323,8 +338,12 @@ class Aggregation:
             update = updates[int(fields["update"])]
             return {}, [await asyncio.to_thread(self._shared, update)]
 
+        used = sorted({u.base_state or 0 for u in updates if u.base_state in older.states})
+        place = {number: at for at, number in enumerate(used, 1)}
         fields = {
             **self._fields(ctx),
+            "starts": [place.get(u.base_state or 0, 0) for u in updates],
+            "staleness": [older.staleness(u.base_state) for u in updates],
             "clients": [u.client for u in updates],
             "samples": [u.samples for u in updates],
             "outliers": {
@@ -332,7 +351,8 @@ class Aggregation:
                 "min_clients": trust.outlier_min_clients,
             },
         }
-        reply, blobs = await self._host.call("aggregate", fields, [state], on_request=open_one)
+        states = [state, *(older.states[number] for number in used)]
+        reply, blobs = await self._host.call("aggregate", fields, states, on_request=open_one)
         combined = unpack(blobs[0])
         self.class_conflicts = [
             (int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]

@@ -19,6 +19,7 @@ from fcil_protocol.errors import WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.builtin import without_training_metrics
 from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_server.aggregation.staleness import Move, unmoved
 
 # Size of opened updates that stay for further passes: 110 of LoRA with a head, 3 of HePCo's largest
 # pools. To open an update of 30 MB again takes less than 0.1 s of CPU
@@ -70,6 +71,7 @@ class PulledUpdates:
         look: receives each update as it comes.
         forms: their form on the wire; methods get float32.
         kept: updates that further passes need not pull again.
+        move: moves an update, by its number, from the state it starts from to the current one.
     """
 
     call: Call
@@ -79,6 +81,7 @@ class PulledUpdates:
     look: Callable[[Update], None] = lambda _update: None
     forms: Forms = EXACT
     kept: Kept = field(default_factory=Kept)
+    move: Move = unmoved
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -96,7 +99,7 @@ class PulledUpdates:
                 del blob  # freed with the last view of it
             else:
                 payload = self.kept.payloads[number]
-            update = Update(client, self.forms.widen(payload))
+            update = Update(client, self.move(number, self.forms.widen(payload)))
             self.look(update)
             yield update
 

@@ -6,11 +6,17 @@ every call and leaves with its result, so a new process can take over at any cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fcil_adapters.contract import Preprocessing, registry
+from fcil_adapters.contract import (
+    AveragingAggregator,
+    Context,
+    Preprocessing,
+    State,
+    registry,
+)
 from fcil_adapters.images.cache import CachedImages, ImageStore
 from fcil_adapters.images.decoding import ImageEntry, digest, open_source
 from fcil_adapters.images.named_sets import find
@@ -24,6 +30,7 @@ from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.aggregation.pulled_updates import PulledUpdates
+from fcil_server.aggregation.staleness import Rebase, damping, unmoved
 
 CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
 
@@ -107,9 +114,11 @@ class ServerWorker:
         return {}, [registry.load_half(method.aggregator).open_task(ctx, state)]
 
     def aggregate(self, call: Call) -> Reply:
-        """Return the state with the round's updates combined. Payload: the state.
+        """Return the state with the round's updates combined.
 
-        Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an `OutlierRule`'s).
+        Payloads: the state, and the older ones that some updates start from. Fields: ``clients``
+        (sorted), ``samples`` (n_k > 0), ``starts`` (of each update, the number of its payload),
+        ``staleness`` (of each update, in states) and ``outliers`` (an `OutlierRule`'s).
         Each update is requested with ``{"update": index}`` just before its turn, and again for a
         further pass if it was too large to keep (`updates`). Result: ``excluded``, the clients
         whose updates are excluded, each with its reason; ``pairs``, lists of a class id, two
@@ -119,14 +128,22 @@ class ServerWorker:
         clients, samples = call.fields["clients"], call.fields["samples"]
         if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
             raise WireError("an aggregation needs sorted clients, each with its samples.")
+        state, *older = [unpack(blob) for blob in call.payloads]
+        half = registry.load_half(method.aggregator)
         numbers = tuple(range(len(clients)))
-        updates = PulledUpdates(call, tuple(clients), tuple(samples), numbers, forms=ctx.forms)
-        state = unpack(_only(call))
+        updates = PulledUpdates(
+            call,
+            tuple(clients),
+            tuple(samples),
+            numbers,
+            forms=ctx.forms,
+            move=_rebase(call, half, ctx, state, older) if older else unmoved,
+        )
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
         conflicts = ClassConflicts(exchange.upload, ctx.task)
         kept = replace(updates.without(excluded), look=conflicts.take)
-        combined = registry.load_half(method.aggregator).aggregate(ctx, state, kept)
+        combined = half.aggregate(ctx, state, kept)
         pairs = conflicts.pairs()
         apart = [[p.class_id, p.one, p.other, round(p.ratio, 2)] for p in pairs]
         return {"excluded": excluded, "far_apart": apart}, [combined]
@@ -170,6 +187,19 @@ class ServerWorker:
         self._test.store.alive = call.alive
         self._test.look()
         return self._test
+
+
+def _rebase(
+    call: Call, half: AveragingAggregator, ctx: Context, state: State, older: Sequence[State]
+) -> Rebase:
+    """Return what moves updates that start from older states to the current one."""
+    starts = [half.start(ctx, one) for one in older]
+    stale = {n: at - 1 for n, at in enumerate(call.fields["starts"]) if at > 0}
+    return Rebase(
+        half.start(ctx, state),
+        {n: starts[at] for n, at in stale.items()},
+        {n: damping(call.fields["staleness"][n]) for n in stale},
+    )
 
 
 def _only(call: Call) -> Blob:

@@ -236,6 +236,7 @@ class UpdateTable:
         sealed_bytes: int,
         train_loss: float | None = None,
         train_accuracy: float | None = None,
+        base_state: int | None = None,
     ) -> None:
         """Record an update, inside the transaction that the caller commits before the Ack.
 
@@ -266,6 +267,7 @@ class UpdateTable:
                 "status": UpdateStatus.ACCEPTED,
                 "train_loss": train_loss,
                 "train_accuracy": train_accuracy,
+                "base_state": base_state,
             },
         )
         # Whoever was given up and answered after all has not failed this round.
@@ -280,7 +282,7 @@ class UpdateTable:
 
     def fates(self, key: RoundKey) -> list[UpdateFate]:
         """Return the fate of each update of a round, in ClientId order; cheaper than `of_round`."""
-        columns = "client, status, reason, samples, train_loss, train_accuracy"
+        columns = "client, status, reason, samples, train_loss, train_accuracy, base_state"
         sql = f"SELECT {columns} FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._db.all(UpdateFate, sql, key)
 
@@ -311,6 +313,11 @@ class UpdateTable:
         """Return one client's update of a round."""
         sql = f"SELECT * FROM updates WHERE {IN_ROUND} AND client = ?"  # noqa: S608
         return self._db.one(UpdateRow, sql, (*key, client))
+
+    def holds(self, run: RunId, update_id: str) -> bool:
+        """Return True if a run has an update, of whichever round."""
+        sql = "SELECT 1 FROM updates WHERE run = ? AND update_id = ?"
+        return self._db.number(sql, (run, update_id)) is not None
 
     def accepted(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that aggregation takes, in ClientId order."""

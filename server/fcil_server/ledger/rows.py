@@ -235,6 +235,7 @@ class UpdateRow:
     Attributes:
         reason: why it was excluded.
         train_loss, train_accuracy: of its training, as the client says; None: it does not.
+        base_state: the state that it starts from; None: the one that its round starts from.
     """
 
     run: RunId
@@ -251,6 +252,7 @@ class UpdateRow:
     reason: str
     train_loss: float | None
     train_accuracy: float | None
+    base_state: int | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ class UpdateFate:
     samples: int
     train_loss: float | None
     train_accuracy: float | None
+    base_state: int | None = None
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,11 @@ _V9 = """
 ALTER TABLE runs ADD COLUMN promoted INTEGER;
 """
 
+_V10 = """
+-- The state that an update starts from; NULL: the one that its round starts from.
+ALTER TABLE updates ADD COLUMN base_state INTEGER;
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)
 SCHEMA_VERSION = len(MIGRATIONS)

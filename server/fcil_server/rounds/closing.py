@@ -13,6 +13,7 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import RoundClosed, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.aggregation.combining import Combined
+from fcil_server.aggregation.staleness import NO_OLDER_STATES, OlderStates, load_older
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
@@ -86,7 +87,7 @@ class Closing:
             outcome = await self._aggregate(task, step, key, close, collect_s)
         await asyncio.to_thread(self.context.ledger.sync)
         self._verdicts |= self._judged
-        await self._tell(key, close, outcome)
+        await self._tell(key, step, close, outcome)
         if outcome is Outcome.DONE:
             self._tell_pace(task, step, key)
         await asyncio.to_thread(self.context.aggregation.settled)
@@ -131,9 +132,10 @@ class Closing:
     ) -> Outcome:
         context, progress, loop = self.context, self.progress, asyncio.get_running_loop()
         began, least = loop.time(), context.config.least_updates
+        older = await self._load_older(key)
         while len(updates := self._usable(key)) >= least:
             ctx = method_context(context, task, step)
-            combined = await context.aggregation.aggregate(ctx, progress.state, updates)
+            combined = await context.aggregation.aggregate(ctx, progress.state, updates, older)
             state, excluded = combined.state, combined.excluded
             aggregated = loop.time()
             phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
@@ -166,6 +168,24 @@ class Closing:
         self._warn_of_names()
         self.adopt(state, number, digest, combined.parts)
         return outcome
+
+    async def _load_older(self, key: RoundKey) -> OlderStates:
+        """Load the older states that updates start from; updates without theirs are excluded."""
+        context = self.context
+        rows = [u for u in self._usable(key) if u.base_state is not None]
+        if not rows:
+            return NO_OLDER_STATES
+        older, unreadable = await asyncio.to_thread(
+            load_older, context.states, self.progress.base, rows
+        )
+        for row in rows:
+            error = unreadable.get(row.base_state or 0)
+            if error is None:
+                continue
+            reason = f"the state that it starts from cannot be read: {error.message}"
+            context.ledger.updates.exclude(key, row.client, reason)
+            context.notify("error", error.code, f"{context.name_of(row.client)}: {reason}")
+        return older
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
@@ -304,13 +324,19 @@ class Closing:
             found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
         return found
 
-    async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
+    async def _tell(
+        self, key: RoundKey, step: Step, close: machine.Close, outcome: Outcome
+    ) -> None:
+        """Notify the asked clients; those at work go on if their updates can count later."""
+        more = step.round + 1 < step.rounds and close.why is not machine.Why.REST
+        goes_on = more and self.context.is_asynchronous(key.kind)
         turns = Yielder()
         updated = {u.client for u in self.context.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
             await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
-            if peer is None:
+            at_work = answer in (Answer.STRAGGLER, Answer.SURPLUS) and client not in updated
+            if peer is None or (goes_on and at_work):
                 continue
             peer.progress, peer.paused = None, False
             message = RoundClosed(

@@ -17,6 +17,7 @@ from fcil_adapters.contract import State
 from fcil_protocol.errors import CorruptFile, FcilError, RunFailed, TrustError, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import pack, unpack
+from fcil_server.aggregation.staleness import load_older
 from fcil_server.aggregation.store import kept_states
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
@@ -184,8 +185,13 @@ async def take_step(
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
+    began = context.ledger.rounds.get(row.key)
+    current = began.base_state if began is not None else row.state - 1
+    older, unreadable = await asyncio.to_thread(load_older, context.states, current, updates)
+    for error in unreadable.values():
+        raise error
     combined = await context.aggregation.aggregate(
-        method_context(context, task, step), base, updates
+        method_context(context, task, step), base, updates, older
     )
     context.aggregation.settled()
     if combined.failure is not None:

@@ -56,7 +56,10 @@ def aggregate(method, hparams, context_, state, sent, tmp_path, settings=()):
     made.use(context_().backbone_info, None, None, trials=tmp_path / "trials.json")
     made._shared = lambda row: pack(sent[row.client])
     rows = [
-        SimpleNamespace(client=c, update_id=f"u{c}", samples=int(sent[c].i64("n")[0])) for c in sent
+        SimpleNamespace(
+            client=c, update_id=f"u{c}", samples=int(sent[c].i64("n")[0]), base_state=None
+        )
+        for c in sent
     ]
     return asyncio.run(made.aggregate(context_(), state, rows)), made
 

@@ -44,7 +44,7 @@ class Scene:
         self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "method_context", lambda *_: None)
 
-        async def aggregate(_ctx, _state, updates):
+        async def aggregate(_ctx, _state, updates, _older):
             self.seen.append([u.client for u in updates])
             self.meanwhile()
             return self.results.pop(0)
@@ -63,7 +63,7 @@ class Scene:
             run=RUN, config=Config(round=RoundSection(min_updates=least)),
             ledger=self.ledger, spool=Spool(path.with_name("spool")),
             spool_folder=path.with_name("spool"), notify=lambda *n: self.notes.append(n),
-            name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
+            name_of=str, is_asynchronous=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
                 aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,

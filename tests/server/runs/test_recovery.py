@@ -56,7 +56,7 @@ class Sums:
     def settled(self) -> None:
         """Nothing is remembered."""
 
-    async def aggregate(self, _ctx: Any, state: Payload, updates: Any) -> Combined:
+    async def aggregate(self, _ctx: Any, state: Payload, updates: Any, _older: Any) -> Combined:
         if self.failure is not None:
             return Combined(None, failure=self.failure)
         self.given.append([u.client for u in updates])
