@@ -109,6 +109,7 @@ class ClientSession:
     """State of one client's session; only `handle` changes it.
 
     Attributes:
+        newer: a later order than the one at work, which goes on and counts for it, too.
         outgoing: digest in the outbox; set exactly while `work` is sending.
         resent: number of times that it was offered again after a rejection as damaged.
         reannounced: the same for the list of classes.
@@ -129,6 +130,7 @@ class ClientSession:
     link: Link = Link.OFFLINE
     work: Work = Work.IDLE
     order: RoundOpen | None = None
+    newer: RoundOpen | None = None
     outgoing: str = ""
     resent: int = 0
     reannounced: int = 0
@@ -155,6 +157,11 @@ class ClientSession:
     def key(self) -> RoundKey | None:
         """The round of the work region."""
         return self.order.key if self.order is not None else None
+
+    @property
+    def awaited(self) -> RoundKey | None:
+        """The newest round for which the server waits for the work region's update."""
+        return self.key if self.order is None or self.newer is None else self.newer.key
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions to execute, in order."""
@@ -276,6 +283,7 @@ class ClientSession:
             return [*_settle(event.order.verdict), *end, self._decline_paused(event.order.key)]
         if not self._is_about(event.order):
             self.refetched = 0
+        self.newer = None
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
         return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
@@ -284,15 +292,33 @@ class ClientSession:
         mine = self.order
         return mine is not None and order.key == mine.key and order.base == mine.base
 
+    def _goes_on(self, order: RoundOpen) -> bool:
+        """Return True if the update at work counts in a later, asynchronous round (`oldest_base`).
+
+        An update that the server has judged already counted in an earlier one.
+        """
+        mine, judged = self.order, order.verdict
+        if mine is None or (judged is not None and judged.update == self.outgoing):
+            return False
+        later = mine.key[:3] == order.key[:3] and order.round > mine.round
+        return later and 0 <= order.oldest_base <= mine.base
+
     def _on_round_opened_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if self._is_about(event.order):
             return []
+        if self._goes_on(event.order):
+            self.newer = event.order
+            return _settle(event.order.verdict)
         return self._on_round_opened(event, CancelWork(self.order.key))
 
     def _on_round_opened_while_sending(self, event: RoundOpened) -> list[Instruction]:
+        offer = [Offer(self.outgoing)] if self.link is Link.READY else []
         if self._is_about(event.order):
-            return [Offer(self.outgoing)] if self.link is Link.READY else []
+            return [*offer]
+        if self._goes_on(event.order):
+            self.newer = event.order
+            return [*_settle(event.order.verdict), *offer]
         return self._on_round_opened(event, Drop(self.outgoing, "another round has begun"))
 
     def _abandon(self, reason: str) -> list[Instruction]:
@@ -317,6 +343,7 @@ class ClientSession:
             text = f"{event.text} Its parts were fetched again {REFETCHES} times; check the disk."
             return self._on_failed(WorkFailed(event.key, CorruptFile.code, text))
         self.work, self.refetched = Work.FETCHING, self.refetched + 1
+        self.order, self.newer = self.newer or self.order, None
         return [Fetch(self.order)]
 
     def _on_work_done(self, event: WorkDone) -> list[Instruction]:
@@ -328,16 +355,17 @@ class ClientSession:
         return [Offer(event.digest)] if self.link is Link.READY else []
 
     def _on_failed(self, event: FetchFailed | WorkFailed) -> list[Instruction]:
-        if event.key != self.key:
+        key = self.awaited
+        if event.key != self.key or key is None:
             return []
         self.work, self.order = Work.IDLE, None
-        return [Refuse(event.key, event.code, event.text), *self._scan_if_due()]
+        return [Refuse(key, event.code, event.text), *self._scan_if_due()]
 
     def _on_offer_failed(self, event: OfferFailed) -> list[Instruction]:
-        if event.digest != self.outgoing or self.order is None:
+        key = self.awaited
+        if event.digest != self.outgoing or key is None:
             return []
         # The server may have received it before: then its state waits for the verdict.
-        key = self.order.key
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [Forget(event.digest), Refuse(key, event.code, event.text), *self._scan_if_due()]
 
@@ -357,11 +385,12 @@ class ClientSession:
         # The server may hold this update already: then its state stays provisional.
         had = event.code == "already_have"
         out: list[Instruction] = [Forget(event.digest) if had else Drop(event.digest, event.code)]
-        if not mine or self.order is None:
+        key = self.awaited
+        if not mine or key is None:
             return out
         if event.code not in OVER:  # so that the server does not wait for another one
             text = f"the update was refused ({event.code})"
-            out.append(Refuse(self.order.key, event.code, text))
+            out.append(Refuse(key, event.code, text))
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [*out, *self._scan_if_due()]
 
@@ -371,7 +400,7 @@ class ClientSession:
 
     def _on_round_over(self, event: RoundOver) -> list[Instruction]:
         out = _settle(event.verdict)
-        if event.key == self.key:
+        if event.key in (self.key, self.awaited):
             out += self._abandon("its round is over")
         return [*out, *self._scan_if_due()]
 
@@ -409,10 +438,10 @@ class ClientSession:
         return [Later(PauseTimeout(self.pauses), self.patience_s)]
 
     def _on_pause_timeout(self, event: PauseTimeout) -> list[Instruction]:
-        begun = self.work in (Work.FETCHING, Work.WORKING)
-        if not self.pause_reason or event.pause != self.pauses or self.key is None or not begun:
+        key, begun = self.awaited, self.work in (Work.FETCHING, Work.WORKING)
+        if not self.pause_reason or event.pause != self.pauses or key is None or not begun:
             return []
-        refusal = self._decline_paused(self.key)
+        refusal = self._decline_paused(key)
         return [*self._abandon("the device is not allowed to work"), refusal]
 
     def _on_resumed(self, _: Resumed) -> list[Instruction]:

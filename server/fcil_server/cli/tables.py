@@ -316,7 +316,11 @@ def _remarks(row: dict[str, Any]) -> list[str]:
     for one in row["answers"][:12]:
         why = f" ({one['reason']})" if one["reason"] else ""
         remarks.append(f"{one['name'] or one['client'][:8]} {ANSWERS[one['answer']]}{why}")
-    return [*remarks, *(["..."] if len(row["answers"]) > 12 else [])]
+    remarks += ["..."] if len(row["answers"]) > 12 else []
+    for one in row["stale"][:12]:
+        age = count_of(one["states"], "state")
+        remarks.append(f"{one['name'] or one['client'][:8]} started {age} earlier")
+    return [*remarks, *(["..."] if len(row["stale"]) > 12 else [])]
 
 
 def rounds_csv(rows: list[dict[str, Any]]) -> None:

@@ -287,6 +287,21 @@ def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
             f"round.quorum is {quorum} and round.take {take}: a round that closes after {take} "
             "updates would never have its quorum"
         )
+    if section.mode == "async":
+        yield from _async_checks(section)
+
+
+def _async_checks(section: RoundSection) -> Iterator[str]:
+    if not section.take:
+        yield (
+            "round.mode is 'async' and round.take is 0: give the number of updates that make a "
+            "new state, for example half the number of clients"
+        )
+    if section.clients_per_round:
+        yield (
+            "round.clients_per_round does nothing while round.mode is 'async', which keeps all "
+            "clients at work: set it to 0"
+        )
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML takes without quotes

@@ -216,6 +216,18 @@ class RoundSection(Section):
     """Opening and closing of rounds."""
 
     rounds_per_task: int = Field(5, ge=1, description="training rounds in each task")
+    mode: Literal["sync", "async"] = Field(
+        "sync",
+        description="sync: all updates of a round start from the same state; async: a client "
+        "still at work when a round closes continues, and its update counts in a later "
+        "round of the task (docs/asynchronous-rounds.md)",
+    )
+    max_staleness: int = Field(
+        10,
+        ge=1,
+        description="async: most states between the one that an update starts from and that of "
+        "the round that counts it",
+    )
     clients_per_round: int = Field(
         0, ge=0, description="clients with images of the task asked in a round; 0: all"
     )

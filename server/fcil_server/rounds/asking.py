@@ -83,6 +83,7 @@ async def ask(
             round=progress.step.round,
             rounds=progress.step.rounds,
             base=progress.base,
+            oldest_base=oldest_base(context, progress),
             classes=list(progress.task.classes),
             past=list(progress.task.past),
             # The client's id makes its stream differ from the others' of the same round.
@@ -93,6 +94,16 @@ async def ask(
             verdict=verdict,
         ),
     )
+
+
+def oldest_base(context: RunContext, progress: RunProgress) -> int:
+    """Return the oldest state that an update of the round under way may start from.
+
+    -1: the round is not asynchronous, and its own state is the only one.
+    """
+    if progress.step is None or not context.is_asynchronous(progress.step.kind):
+        return -1
+    return max(progress.base - context.config.round.max_staleness, 0)
 
 
 def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:

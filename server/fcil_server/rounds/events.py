@@ -61,6 +61,8 @@ class RoundRules:
             nothing to give.
         patient: True if a round that no asked client can ever do waits ``retry_s`` for others
             before it closes: several such rounds give something up (`Exchange.gives_up`).
+        asynchronous: True if clients with data that come while it is open are asked, too, and those
+            at work when it closes go on (``[round] mode``).
     """
 
     clients_per_round: int = 0
@@ -77,6 +79,7 @@ class RoundRules:
     no_holder_s: float | None = None
     optional: bool = False
     patient: bool = False
+    asynchronous: bool = False
 
 
 # --- events ---------------------------------------------------------------------------------
@@ -190,9 +193,14 @@ class Opened:
 
 @dataclass(frozen=True)
 class Widened:
-    """Store the clients asked by the open round: the earlier ones and their replacements."""
+    """Store the clients asked by the open round: the earlier ones and further ones.
+
+    Attributes:
+        declined: all earlier ones have declined, and the round begins its wait again.
+    """
 
     asked: tuple[ClientId, ...]
+    declined: bool = True
 
 
 @dataclass(frozen=True)

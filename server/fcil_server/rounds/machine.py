@@ -210,6 +210,9 @@ class Round:
         self.away_since.pop(event.client, None)
         if self.stuck_until is not None and event.client not in self.answers:
             return self._ask_others(event.now)
+        if self.rules.asynchronous and event.holds and event.client not in self.answers:
+            self.answers[event.client] = Answer.NONE
+            return [Widened(tuple(self.answers), declined=False), Ask(event.client)]
         again = [Answer.NONE, Answer.LOST]
         # Its folder may have changed, or it may work again.
         renewed = self.stuck_until is not None or event.client in self.resting

@@ -78,6 +78,11 @@ class RunContext:
         """True if images of learned classes are counted when they come."""
         return any(e.late for e in self.exchanges)
 
+    def is_asynchronous(self, kind: str) -> bool:
+        """Return True if updates of rounds of a kind may start from older states of the task."""
+        exchange = self.exchange(kind)
+        return self.config.round.mode == "async" and exchange is not None and exchange.averaged
+
     def exchange(self, kind: str) -> Exchange | None:
         """Return the method's exchange of one kind; None: the kind is the protocol's own."""
         return next((e for e in self.exchanges if e.kind == kind), None)

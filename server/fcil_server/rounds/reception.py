@@ -31,6 +31,8 @@ from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
+from fcil_server.rounds.asking import oldest_base
+from fcil_server.rounds.events import Phase
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.sessions.uploads import Accepted, Expectation
 
@@ -61,30 +63,70 @@ class Reception:
         context, progress = self.context, self.progress
         if core.run != context.run:
             raise WrongFederation(f"the update is of run {core.run}, this is {context.run}.")
-        key = RoundKey(context.run, core.task, core.kind, core.round)
-        if (
-            not progress.is_open
-            or progress.round is None
-            or progress.task is None
-            or key != progress.key(context.run)
-        ):
-            raise self._closed(key, client)
+        key = self._round_of(core, client)
+        assert progress.round is not None
+        assert progress.task is not None
         if client not in progress.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
         self._must_be_member(client)
         if context.ledger.updates.get(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         self._must_have_room(key)
-        if core.base != progress.base:
-            raise StaleUpdate(
-                f"the update starts from state {core.base}, the round from state {progress.base}."
-            )
+        self._must_start_well(core, key)
         if (core.method, core.schema) != (context.method.name, context.schema_digest):
             raise SchemaMismatch(
                 f"the update is of method {core.method} with schema {core.schema[:12]}, expected "
                 f"{context.method.name} with {context.schema_digest[:12]}."
             )
         return self._expectation(progress.task, core)
+
+    def _round_of(self, core: Core, client: ClientId) -> RoundKey:
+        """Return the open round that an update is for: its own, or an asynchronous later one.
+
+        Raises:
+            RoundClosed, Surplus, NotYet: there is none, or none yet.
+        """
+        context, progress = self.context, self.progress
+        key = RoundKey(context.run, core.task, core.kind, core.round)
+        current = progress.key(context.run)
+        if progress.is_open and key == current:
+            return key
+        later = (
+            current is not None
+            and context.is_asynchronous(core.kind)
+            and (core.task, core.kind) == (current.task, current.kind)
+            and core.round <= current.round
+        )
+        if not later or current is None or progress.step is None:
+            raise self._closed(key, client)
+        if progress.is_open:
+            return current
+        over = progress.round is None or progress.round.phase is Phase.CLOSED
+        if over and current.round + 1 >= progress.step.rounds:
+            raise self._closed(key, client)
+        raise NotYet(f"task {key.task} {key.kind} takes updates again in its next round.")
+
+    def _must_start_well(self, core: Core, key: RoundKey) -> None:
+        """Refuse an update that starts from a state that the open round does not take."""
+        progress, oldest = self.progress, oldest_base(self.context, self.progress)
+        if core.base == progress.base:
+            return
+        if oldest < 0:
+            raise StaleUpdate(
+                f"the update starts from state {core.base}, the round from state {progress.base}."
+            )
+        if core.base < oldest:
+            raise StaleUpdate(
+                f"the update starts from state {core.base}, which is {progress.base - core.base} "
+                f"states old, and round.max_staleness is "
+                f"{self.context.config.round.max_staleness}."
+            )
+        began = self.context.ledger.rounds.get(key._replace(round=core.round))
+        if began is None or began.base_state != core.base:
+            raise StaleUpdate(
+                f"the update says that it starts from state {core.base} and round {core.round}, "
+                "and that round did not start from that state."
+            )
 
     def _closed(self, key: RoundKey, client: ClientId) -> FcilError:
         """Return the error for a round that no longer takes this client's update."""
@@ -106,9 +148,17 @@ class Reception:
         take = self.progress.round.rules.take
         if take and len(self.context.ledger.updates.accepted(key)) >= take:
             taken = count_of(take, "update")
+            if self._goes_on(key):
+                raise NotYet(f"a round takes {taken} and has them; the next one opens shortly.")
             raise Surplus(
                 f"task {key.task} {key.kind} round {key.round} takes {taken} and has them."
             )
+
+    def _goes_on(self, key: RoundKey) -> bool:
+        """Return True if an update that this round has no room for may count in the next one."""
+        step = self.progress.step
+        last = step is None or key.round + 1 >= step.rounds
+        return self.context.is_asynchronous(key.kind) and not last
 
     def _must_be_member(self, client: ClientId) -> None:
         row, now = self.context.ledger.clients.get(client), self.context.ledger.now
@@ -131,11 +181,9 @@ class Reception:
 
         return Expectation(task, with_training_metrics(exchange.upload), dims, check)
 
-    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
-        """Return True if the ledger has exactly this update."""
-        key = RoundKey(self.context.run, core.task, core.kind, core.round)
-        row = self.context.ledger.updates.get(key, client)
-        return row is not None and row.update_id == digest
+    def recorded(self, digest: str) -> bool:
+        """Return True if the ledger has exactly this update, whichever round counts it."""
+        return self.context.ledger.updates.holds(self.context.run, digest)
 
     def stored(self, accepted: Accepted) -> None:
         """Commit an update to the ledger; the Ack follows when the ledger is synced.
@@ -144,10 +192,12 @@ class Reception:
             AlreadyHave: another update of this client for this round came first.
             TrustError: the client is no longer a member.
             Surplus: the round has as many as it takes; the first ones on disk count.
+            NotYet: the asynchronous round that expected it has closed, and the next is not open.
+            StaleUpdate: too many such rounds have closed.
         """
         core, ledger = accepted.core, self.context.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
-        key = RoundKey(self.context.run, core.task, core.kind, core.round)
+        key = self._round_that_counts(core)
         nothing = accepted.samples == 0 and core.kind != EVALUATE
         if not nothing:
             self._must_have_room(key)
@@ -159,6 +209,7 @@ class Reception:
                 samples=accepted.samples,
                 tensor_bytes=accepted.tensor_bytes,
                 sealed_bytes=accepted.sealed_bytes,
+                base_state=None if core.base == self.progress.base else core.base,
                 **accepted.metrics,
             )
             if nothing:
@@ -167,6 +218,18 @@ class Reception:
             self.empty(accepted.client, NO_SAMPLES)
         else:
             self.updated(accepted.client)
+
+    def _round_that_counts(self, core: Core) -> RoundKey:
+        """Return the round in which an expected update is recorded."""
+        key = RoundKey(self.context.run, core.task, core.kind, core.round)
+        current = self.progress.key(self.context.run)
+        if current is None or current == key or not self.context.is_asynchronous(core.kind):
+            return key
+        under_way = self.context.ledger.rounds.current(self.context.run)
+        if under_way is None or under_way.key != current or current[:3] != key[:3]:
+            raise NotYet(f"task {key.task} {key.kind} takes updates again in its next round.")
+        self._must_start_well(core, current)
+        return current
 
 
 def _check_results(payload: Payload, task: TaskInfo) -> list[str]:

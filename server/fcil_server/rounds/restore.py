@@ -18,7 +18,9 @@ from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 
-_NOT_OF_ONE_ROUND = {"rounds_per_task", "on_no_holder", "no_holder_s", "late_every_s"}
+_NOT_OF_ONE_ROUND = {
+    "mode", "max_staleness", "rounds_per_task", "on_no_holder", "no_holder_s", "late_every_s",
+}  # fmt: skip
 SURE_IMAGES = 200  # of fewer test images, the share that is right says too little
 
 
@@ -52,6 +54,10 @@ def machine_of(
             )
         if exchange.late:  # one client that slept is enough, and without any it closes
             rules = replace(rules, min_clients=0, settle_s=0.0)
+    if context.is_asynchronous(key.kind):
+        rules = replace(rules, asynchronous=True)
+    elif config.round.mode == "async":
+        rules = replace(rules, take=0)  # a buffer's size; these rounds need all clients
     seed = (config.run.seed, key.task, key.round)
     if row is not None:
         return restore(ledger, row, rules, seed, now)

@@ -281,6 +281,8 @@ async def _open(
         info, probe = await aggregation.load_backbone()
         registry.check_uploads(method, hparams, info)
         check_privacy(method, hparams, info, config.privacy.terms)
+        if config.round.mode == "async":
+            registry.check_asynchronous(method, hparams, info)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
         setup = RunSetup(config, method, hparams, info, digest, aggregation)
         tell_ignored(ports.notify, method, hparams, config)

@@ -82,7 +82,7 @@ def make_context(
             quota=config.trust.max_classes_per_client,
             confirm=config.tasks.admit == "confirm",
         ),
-        states=StateStore(directory / "states", keep=config.storage.keep_states),
+        states=StateStore(directory / "states", keep=_kept_states(config)),
         spool=spool,
         publisher=_publisher(federation, row, config, ports.send),
         aggregation=setup.aggregation,
@@ -94,6 +94,14 @@ def make_context(
         forgotten=ledger.updates.forgotten(run),
         attended=ports.attended,
     )
+
+
+def _kept_states(config: Config) -> int:
+    """Return the number of newest states to keep: also those that updates may start from."""
+    section = config.round
+    # The newest, the one before, from which a damaged newest is computed again, and the older ones.
+    needed = section.max_staleness + 2 if section.mode == "async" else 1
+    return max(config.storage.keep_states, needed)
 
 
 def _kept(federation: Federation, run: RunId) -> KeptUpdates:

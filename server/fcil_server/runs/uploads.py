@@ -40,9 +40,9 @@ class RunUploads(IntakePorts):
         """Return the requirements for an update with this core, or raise the reason against it."""
         return self._coordinator.reception.expect(client, core)
 
-    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
+    def recorded(self, digest: str) -> bool:
         """Return True if the ledger has this update."""
-        return self._coordinator.reception.recorded(client, core, digest)
+        return self._coordinator.reception.recorded(digest)
 
     def opened(self, accepted: Accepted) -> None:
         """Note that an update is complete and valid, and not yet on disk."""

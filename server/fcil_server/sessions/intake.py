@@ -128,7 +128,7 @@ class Intake:
         if message.digest in self._pending or message.digest in self._complete:
             self._newest[message.digest] = peer  # the answer is on its way, to the newest peer
             return
-        if self._ports.recorded(peer.client, header.core, message.digest):
+        if self._ports.recorded(message.digest):
             # The Ack was lost. Its round may be over, and the spool without it: it was in time.
             self._ports.send(peer, Ack(digest=message.digest))
             return

@@ -53,7 +53,7 @@ class IntakePorts(Protocol):
         """
         ...
 
-    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
+    def recorded(self, digest: str) -> bool:
         """Return True if the ledger has this update."""
         ...
 

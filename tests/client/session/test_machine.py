@@ -82,7 +82,12 @@ D1, D2, D3 = (c * 64 for c in "123")
 
 
 def order(
-    number: int = 0, *, base: int = 5, verdict: Verdict | None = None, run: str = RUN
+    number: int = 0,
+    *,
+    base: int = 5,
+    verdict: Verdict | None = None,
+    run: str = RUN,
+    oldest: int = -1,
 ) -> RoundOpen:
     return RoundOpen(
         run=run,
@@ -97,6 +102,7 @@ def order(
         remaining_s=60.0,
         parts=[],
         verdict=verdict,
+        oldest_base=oldest,
     )
 
 
@@ -777,6 +783,99 @@ class TestOver:
         verdict = Verdict(update=D3, counted=False, reason="norm")
         for work in WORK:
             assert Settle(verdict) in session(work).handle(RoundOver(OTHER, verdict))
+
+
+class TestAsynchronous:
+    """Work on an earlier round goes on where the server's newer order allows it."""
+
+    NEWER = RoundOpened(order(1, base=6, oldest=3))
+
+    def test_work_goes_on_and_its_update_is_offered(self) -> None:
+        made = session(Work.WORKING)
+        assert made.handle(self.NEWER) == []
+        assert (made.work, made.key, made.awaited) == (Work.WORKING, KEY, OTHER)
+        assert made.handle(WorkDone(KEY, D1)) == [Offer(D1)]
+        assert made.handle(Acked(D1)) == [Forget(D1)]
+        assert (made.work, made.awaited) == (Work.IDLE, None)
+
+    def test_an_update_that_found_no_room_is_offered_to_the_next_round_at_once(self) -> None:
+        made = session(Work.SENDING)
+        assert made.handle(Nacked(D1, "not_yet")) == [Later(RetryDue(D1), SERVER_RETRY_S)]
+        assert made.handle(self.NEWER) == [Offer(D1)]
+        assert made.work is Work.SENDING
+
+    def test_offline_it_is_offered_once_the_link_is_ready(self) -> None:
+        made = session(Work.SENDING, Link.ANNOUNCING)
+        assert made.handle(self.NEWER) == []
+        assert made.handle(Announced()) == [Offer(D1)]
+
+    def test_parts_that_are_still_on_their_way_are_those_of_the_newer_round(self) -> None:
+        made = session(Work.FETCHING)
+        assert made.handle(self.NEWER) == [Fetch(self.NEWER.order)]
+        assert made.key == made.awaited == OTHER
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            order(1, base=6),
+            order(1, base=16, oldest=6),
+            order(1, base=6, oldest=3).model_copy(update={"kind": "finish"}),
+            order(1, base=6, oldest=3).model_copy(update={"task": 1}),
+        ],
+        ids=["synchronous", "too old", "another kind", "another task"],
+    )
+    def test_what_cannot_count_any_more_is_stopped(self, other: RoundOpen) -> None:
+        made = session(Work.WORKING)
+        assert made.handle(RoundOpened(other)) == [CancelWork(KEY), Fetch(other)]
+        made = session(Work.SENDING)
+        (drop, fetch) = made.handle(RoundOpened(other))
+        assert (type(drop), fetch) == (Drop, Fetch(other))
+
+    def test_an_update_that_has_counted_makes_room_for_new_work(self) -> None:
+        """Its Ack was lost, and the order for the next round brings the verdict."""
+        verdict = Verdict(update=D1, counted=True)
+        newer = order(1, base=6, oldest=3, verdict=verdict)
+        made = session(Work.SENDING)
+        assert made.handle(RoundOpened(newer)) == [
+            Settle(verdict),
+            Drop(D1, "another round has begun"),
+            Fetch(newer),
+        ]
+
+    @pytest.mark.parametrize("key", [KEY, OTHER])
+    def test_the_end_of_the_newest_round_ends_the_work(self, key: RoundKey) -> None:
+        made = session(Work.WORKING)
+        made.handle(self.NEWER)
+        assert made.handle(RoundOver(key)) == [CancelWork(KEY)]
+        assert made.work is Work.IDLE
+
+    def test_a_failure_declines_the_newest_round(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(self.NEWER)
+        assert made.handle(WorkFailed(KEY, "worker_died", "x")) == [
+            Refuse(OTHER, "worker_died", "x")
+        ]
+
+    def test_a_device_barred_for_too_long_declines_the_newest_round(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(Paused("on battery"))
+        assert made.handle(self.NEWER) == []
+        out = made.handle(PauseTimeout(made.pauses))
+        assert out == [CancelWork(KEY), Refuse(OTHER, "not_now", "on battery.")]
+
+    def test_a_lost_part_leads_to_the_newest_round(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(self.NEWER)
+        assert made.handle(PartsLost(KEY, "x")) == [Fetch(self.NEWER.order)]
+        assert (made.key, made.awaited) == (OTHER, OTHER)
+
+    def test_new_work_has_no_newer_round(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(self.NEWER)
+        made.handle(WorkDone(KEY, D1))
+        made.handle(Acked(D1))
+        made.handle(RoundOpened(order(2, base=7, oldest=3)))
+        assert made.awaited == order(2).key
 
 
 class TestFolder:

@@ -527,6 +527,16 @@ class TestClosing:
         close = close_of(going.handle(Updated(D, now=54.0)))
         assert (close.outcome, close.answers[D]) == (Outcome.DONE, Answer.UPDATED)
 
+    def test_an_asynchronous_round_asks_whoever_comes_while_it_is_open(self) -> None:
+        going = opened(RoundRules(asynchronous=True, take=2, deadline_s=100.0), (A, B))
+        assert going.handle(Available(C, holds=False, now=5.0)) == []
+        assert going.handle(Available(D, holds=True, now=6.0)) == [
+            Widened((A, B, D), declined=False), Ask(D),
+        ]  # fmt: skip
+        going.handle(Updated(D, now=7.0))
+        close = close_of(going.handle(Updated(B, now=8.0)))
+        assert (close.why, close.answers[A]) == (Why.TAKEN, Answer.SURPLUS)
+
     def test_one_that_rests_leaves_the_denominator_and_asks_in_again(self) -> None:
         going = opened()
         assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == []

@@ -15,9 +15,11 @@ from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.registry import load_method
 from fcil_protocol.envelopes.header import Core
-from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, Surplus
+from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, StaleUpdate, Surplus
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import Payload
+from fcil_server.federation.config import Config
+from fcil_server.federation.sections import RoundSection
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rounds import Training
@@ -53,7 +55,11 @@ class Desk:
         self.at = RunProgress(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
         self.at.number = 0
         kit = SimpleNamespace(
-            run=RUN, ledger=self.ledger, method=SimpleNamespace(name="m"), schema_digest="s"
+            run=RUN,
+            ledger=self.ledger,
+            method=SimpleNamespace(name="m"),
+            schema_digest="s",
+            is_asynchronous=lambda _kind: False,
         )
         self.reception = Reception(kit, self.at, self._updated, self._empty)
 
@@ -168,9 +174,124 @@ def test_what_was_counted_is_known_after_the_round_too(ledger):
     ledger.updates.mark_counted(KEY)
     ledger.rounds.close(KEY, "done", why="answered")
     desk.at.round = None
-    assert desk.reception.recorded(ALICE, desk.core(ALICE), digest(ALICE))
-    assert not desk.reception.recorded(ALICE, desk.core(ALICE), digest(BOB))
-    assert not desk.reception.recorded(BOB, desk.core(BOB), digest(BOB))
+    assert desk.reception.recorded(digest(ALICE))
+    assert not desk.reception.recorded(digest(BOB))
+
+
+@dataclass
+class Asynchronous:
+    """A reception in round 3 of 5, which starts from state 3; the bound is two states."""
+
+    ledger: Ledger
+    take: int = 0
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.ledger, take=self.take)
+        self.ledger.rounds.close(KEY, "done", new_state=1)
+        for number in (1, 2):
+            self.enter(number)
+            self.ledger.rounds.close(self.key, "done", new_state=number + 1)
+        self.enter(3)
+        kit = self.desk.reception.context
+        kit.is_asynchronous = lambda kind: kind == "train"
+        kit.config = Config(round=RoundSection(max_staleness=2))
+
+    def enter(self, number):
+        self.key = KEY._replace(round=number)
+        self.ledger.rounds.open(self.key, asked=CLIENTS, base_state=number, remaining_s=9.0)
+        self.desk.at.number, self.desk.at.step = number, Step("train", number, 5)
+
+    def core(self, client, number, **other):
+        return replace(self.desk.core(client), **{"round": number, "base": number, **other})
+
+    def store(self, client, number, name=""):
+        self.desk.reception.stored(
+            Accepted(
+                client=client,
+                digest=digest(name or client),
+                core=self.core(client, number),
+                tensor_bytes=1,
+                sealed_bytes=2,
+                samples=5,
+            )  # fmt: skip
+        )
+
+    def expect(self, client, number, **other):
+        return self.desk.reception.expect(client, self.core(client, number, **other))
+
+
+class TestAsynchronous:
+    def test_an_update_of_an_earlier_round_is_one_of_the_open_round(self, ledger):
+        scene = Asynchronous(ledger)
+        scene.store(ALICE, 1)
+        scene.store(BOB, 3)
+        rows = {u.client: u for u in ledger.updates.accepted(scene.key)}
+        assert {c: u.base_state for c, u in rows.items()} == {ALICE: 1, BOB: None}
+        assert scene.desk.heard == ["a updated", "b updated"]
+        assert ledger.updates.of_round(KEY._replace(round=1)) == []
+
+    def test_it_counts_once_even_if_its_ack_was_lost_and_the_round_is_over(self, ledger):
+        scene = Asynchronous(ledger)
+        scene.store(ALICE, 1)
+        with pytest.raises(AlreadyHave):
+            scene.expect(ALICE, 2)
+        ledger.updates.mark_counted(scene.key)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.enter(4)
+        assert scene.desk.reception.recorded(digest(ALICE))
+
+    def test_one_that_is_too_old_is_refused_with_the_bound(self, ledger):
+        scene = Asynchronous(ledger)
+        with pytest.raises(StaleUpdate, match=r"3 states old, and round.max_staleness is 2"):
+            scene.expect(ALICE, 0)
+
+    def test_one_whose_round_did_not_start_from_its_state_is_refused(self, ledger):
+        scene = Asynchronous(ledger)
+        with pytest.raises(StaleUpdate, match="did not start from that state"):
+            scene.expect(ALICE, 2, base=1)
+
+    @pytest.mark.parametrize("other", [{"task": 1}, {"kind": "finish"}, {"round": 4}])
+    def test_another_task_or_kind_or_a_later_round_is_not_taken(self, ledger, other):
+        with pytest.raises(RoundClosed):
+            Asynchronous(ledger).expect(ALICE, 2, **other)
+
+    @pytest.mark.parametrize("phase", [Phase.GATHERING, Phase.CLOSED])
+    def test_between_two_rounds_it_is_to_be_offered_again(self, ledger, phase):
+        scene = Asynchronous(ledger)
+        if phase is Phase.CLOSED:
+            ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.desk.at.round.phase = phase
+        with pytest.raises(NotYet, match="in its next round"):
+            scene.expect(ALICE, 2)
+
+    def test_after_the_last_round_it_is_refused(self, ledger):
+        scene = Asynchronous(ledger)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.enter(4)
+        ledger.rounds.close(scene.key, "done", new_state=5)
+        scene.desk.at.round.phase = Phase.CLOSED
+        with pytest.raises(RoundClosed):
+            scene.expect(ALICE, 3)
+
+    def test_a_full_round_asks_for_patience_and_the_last_one_has_enough(self, ledger):
+        scene = Asynchronous(ledger, take=1)
+        scene.store(BOB, 3)
+        with pytest.raises(NotYet, match="the next one opens shortly"):
+            scene.store(ALICE, 2)
+        ledger.updates.mark_counted(scene.key)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.enter(4)
+        scene.store(BOB, 4, "second")
+        with pytest.raises(Surplus):
+            scene.store(ALICE, 2)
+
+    def test_an_update_that_was_complete_as_its_round_closed_waits_for_the_next(self, ledger):
+        scene = Asynchronous(ledger)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.desk.at.step = Step("train", 4, 5)
+        with pytest.raises(NotYet):
+            scene.store(ALICE, 3)
+        assert ledger.updates.of_client(RUN, ALICE) == []
 
 
 def expectation(ledger, method="fedavg_lora"):

@@ -72,7 +72,7 @@ class Scene:
             credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
             ports=SimpleNamespace(
                 expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
-                recorded=lambda _client, _core, digest: digest in self.recorded,
+                recorded=lambda digest: digest in self.recorded,
                 opened=lambda _: None,
                 stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
                 wait_until_durable=self._lasting,

@@ -48,6 +48,8 @@ class RoundLine:
             of `CAUSES`.
         training: loss and accuracy of its clients' training.
         tested: share of the server's test images that its state gets right; None: no test.
+        stale: number of updates that start from an older state; ``oldest``: how many states older
+            the oldest one.
     """
 
     key: RoundKey
@@ -69,6 +71,8 @@ class RoundLine:
     down_by: tuple[int, ...]
     training: Training = field(default_factory=Training)
     tested: float | None = None
+    stale: int = 0
+    oldest: int = 0
 
     def bytes_of(self, direction: Direction) -> Bytes:
         """Return its bytes in one direction."""
@@ -254,6 +258,8 @@ def round_line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
         down_by=_by_cause(view.flows, Direction.DOWN),
         training=view.training,
         tested=view.tested,
+        stale=len(view.stale),
+        oldest=max(view.stale.values(), default=0),
     )
 
 

@@ -114,6 +114,7 @@ class RoundView:
         senders: clients whose updates it has, counted or not.
         excluded: client -> reason.
         silent: client that was asked and sent no update -> its answer and reason.
+        stale: client whose update starts from an older state -> how many states older.
         flows: its bytes by direction, cause and source, all clients together.
         training: of its updates, as their clients report it; ``trained`` by client.
     """
@@ -126,6 +127,7 @@ class RoundView:
     flows: tuple[ByteCount, ...]
     training: Training = field(default_factory=Training)
     trained: Mapping[ClientId, Training] = field(default_factory=dict)
+    stale: Mapping[ClientId, int] = field(default_factory=dict)
 
     @property
     def updates(self) -> int:
@@ -172,6 +174,7 @@ class RoundView:
             "asked": list(row.asked),
             "counted": list(self.counted),
             "excluded": dict(self.excluded),
+            "stale": dict(self.stale),
             "silent": {c: {"answer": a.value, "reason": r} for c, (a, r) in self.silent.items()},
             "seconds": dict(row.phases),
             "bytes": {"up": asdict(self.up), "down": asdict(self.down)},
@@ -233,6 +236,9 @@ class RoundReader:
                 f.client: Training(f.train_loss, f.train_accuracy)
                 for f in fates
                 if f.train_loss is not None
+            },
+            stale={
+                f.client: row.base_state - f.base_state for f in fates if f.base_state is not None
             },
         )
 

@@ -183,6 +183,10 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
             {"client": c, "name": names.get(c, ""), "reason": reason}
             for c, reason in view.excluded.items()
         ],
+        "stale": [
+            {"client": c, "name": names.get(c, ""), "states": states}
+            for c, states in view.stale.items()
+        ],
         # From its opening to its end, or to now; includes time while the server was down.
         "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
         "wire_up": up.true_wire,

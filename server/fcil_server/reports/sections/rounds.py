@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from fcil_protocol.process.terminal import count_of
 from fcil_server.ledger.labels import CLOSED_BY
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.history import History, RoundLine
@@ -75,7 +76,11 @@ def _newest(history: History, params: Params) -> Sequence[RoundLine]:
 
 def _row(line: RoundLine) -> RoundText:
     outcome = line.outcome.value if line.outcome else ""
-    told = [CLOSED_BY.get(line.why, ""), f"reopened {line.reopened} x" if line.reopened else ""]
+    told = [
+        CLOSED_BY.get(line.why, ""),
+        f"reopened {line.reopened} x" if line.reopened else "",
+        f"{line.stale} from up to {count_of(line.oldest, 'state')} earlier" if line.stale else "",
+    ]
     how = ", ".join(filter(None, told))
     look = {"done": "good", "short": "warn", "skipped": "bad"}.get(outcome, "quiet")
     seconds = (line.closed_at or line.opened_at) - line.opened_at

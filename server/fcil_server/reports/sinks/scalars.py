@@ -18,7 +18,7 @@ SIZES = ("tensor", "true_wire")
 def of_round(view: RoundView) -> dict[str, float]:
     """Return a round's numbers of participants, and its seconds."""
     line = view.line()
-    counts = {n: float(len(line[n])) for n in ("asked", "counted", "excluded", "silent")}
+    counts = {n: float(len(line[n])) for n in ("asked", "counted", "excluded", "silent", "stale")}
     seconds = {name.removesuffix("_s"): value for name, value in line["seconds"].items()}
     trained = {
         "training/loss": view.training.loss,

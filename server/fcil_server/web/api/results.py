@@ -163,6 +163,14 @@ class ExcludedAnswer(AnswerModel):
     reason: str
 
 
+class StaleAnswer(AnswerModel):
+    """A client whose update starts from an older state than the round does."""
+
+    client: str
+    name: str
+    states: int = Field(description="how many states older")
+
+
 class RoundRowAnswer(AnswerModel):
     """One round: its clients, its duration, its cost."""
 
@@ -181,6 +189,7 @@ class RoundRowAnswer(AnswerModel):
     counted: int
     answers: list[SilentAnswer]
     excluded: list[ExcludedAnswer]
+    stale: list[StaleAnswer]
     seconds: float
     wire_up: int
     wire_down: int
@@ -214,6 +223,7 @@ class RoundAnswer(AnswerModel):
     asked: list[str]
     counted: list[str]
     excluded: dict[str, str] = Field(description="client -> reason")
+    stale: dict[str, int] = Field(description="client -> how many states its start is older")
     silent: dict[str, dict[str, str]] = Field(description="client -> answer and reason")
     seconds: dict[str, float]
     bytes: BothWaysAnswer

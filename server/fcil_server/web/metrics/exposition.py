@@ -83,6 +83,9 @@ CATALOGUE = (
     Spec("fcil_updates_accepted_total", "Updates that were acknowledged.", ("kind",)),
     Spec("fcil_updates_counted_total", "Updates that are part of a state.", ("kind",)),
     Spec("fcil_updates_excluded_total", "Updates that were excluded, with a reason.", ("kind",)),
+    Spec(
+        "fcil_updates_stale_total", "Updates that start from an older state of the task.", ("kind",)
+    ),
     Spec("fcil_clients_silent_total", "Asked clients without an update, and why.", ("answer",)),
     Spec("fcil_messages_refused_total", "Messages that were refused.", ("code",)),
     Spec("fcil_tensor_bytes_total", "Tensors alone.", _FLOW),
@@ -204,6 +207,7 @@ def _of_counts(counts: Counts) -> Iterator[Sample]:
         for status in UpdateStatus:
             updates = counts.updates.get((kind, status.value), 0)
             yield f"fcil_updates_{status.value}_total", (kind,), updates
+        yield "fcil_updates_stale_total", (kind,), counts.updates.get((kind, "stale"), 0)
     for kind_phase, seconds in counts.seconds.items():
         yield "fcil_round_phase_seconds_total", kind_phase, seconds
     for answer in SILENT:

@@ -46,7 +46,8 @@ class Counts:
     Attributes:
         rounds: (kind, outcome) -> closed rounds; ``reopened``: kind -> times.
         seconds: (kind, phase) -> seconds.
-        updates: (kind, status) -> updates; each is in ``accepted`` and later in another, too.
+        updates: (kind, status) -> updates; each is in ``accepted``, later in another, too, and in
+            ``stale`` if it starts from an older state.
         answers: answer -> number of asked clients that gave it instead of an update to a closed
             round.
         flows: -> bytes by level, in the order of `LEVELS`.
@@ -251,6 +252,7 @@ class TotalsReader:
             ("accepted", view.senders),
             ("counted", view.counted),
             ("excluded", view.excluded),
+            ("stale", view.stale),
         ):
             if updates:
                 found.updates[kind, status] += len(updates)

@@ -1,0 +1,81 @@
+"""Asynchronous rounds as processes: whoever is slow goes on, and counts in a later round."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import UpdateStatus
+from system.kit import open_ledger, settings, write_client
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+ROUNDS = 5
+
+
+def asynchronous(**extra):
+    return settings(
+        method__name="fedavg_lora", method__preset="short", method__augment="jitter",
+        tasks__classes=[["0", "1"]], round__mode="async", round__take=2,
+        round__rounds_per_task=ROUNDS, round__settle_s=0.2, **extra,
+    )  # fmt: skip
+
+
+def workers(process):
+    """Return the workers of a client, which compute; the daemon itself stays awake."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in listed.split()]
+
+
+def signal_workers(federation, name, what):
+    for pid in workers(federation.clients[name]):
+        os.kill(pid, what)
+
+
+def begin(federation, tmp_path, **extra):
+    """Join a, b and c, ready and asked for nothing yet; the worker of c is asleep."""
+    federation.serve("--until-done", *asynchronous(**extra))
+    control_socket.ask(federation.federation, "pause")
+    for k, name in enumerate("abc"):
+        folder = write_client(tmp_path / name, (0, 1), per_class=6, offset=6 * k)
+        federation.join(name, folder, "--threads", "1")
+        federation.until("announced", text=f":{name}")
+    signal_workers(federation, "c", signal.SIGSTOP)
+    control_socket.ask(federation.federation, "resume")
+
+
+def counted(federation):
+    """Return, for each training round, the counted clients and how old their starts were."""
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest().run_id
+        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients.all()}
+        found = []
+        for row in ledger.rounds.all(run):
+            updates = ledger.updates.of_round(row.key)
+            if row.kind == "train":
+                found.append({
+                    names[u.client]: 0 if u.base_state is None else row.base_state - u.base_state
+                    for u in updates if u.status is UpdateStatus.COUNTED
+                })  # fmt: skip
+        sent = [u.update_id for c in names for u in ledger.updates.of_client(run, c)]
+        assert len(set(sent)) == len(sent)
+    return found
+
+
+def test_a_client_that_is_slow_goes_on_and_counts_in_a_later_round(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        begin(federation, tmp_path)
+        federation.until("round_opened", text="round 2", timeout_s=300)
+        signal_workers(federation, "c", signal.SIGCONT)
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        said = federation.log("c").read_text()
+    rounds = counted(federation)
+    assert [len(one) >= 2 for one in rounds] == [True] * ROUNDS
+    assert set(rounds[0]) == set(rounds[1]) == {"a", "b"}
+    first = next(one["c"] for one in rounds if "c" in one)
+    assert first >= 2
+    assert "work stopped" not in said
+    assert "train round 0 done" in said
