@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fcil_protocol.errors import LinkError
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import UpdateStatus
-from system.kit import open_ledger, settings, write_client
+from system.kit import open_ledger, settings, until_log, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -17,11 +18,12 @@ ROUNDS = 5
 
 
 def asynchronous(**extra):
-    return settings(
-        method__name="fedavg_lora", method__preset="short", method__augment="jitter",
-        tasks__classes=[["0", "1"]], round__mode="async", round__take=2,
-        round__rounds_per_task=ROUNDS, round__settle_s=0.2, **extra,
-    )  # fmt: skip
+    given = {
+        "method__name": "fedavg_lora", "method__preset": "short", "method__augment": "jitter",
+        "tasks__classes": [["0", "1"]], "round__mode": "async", "round__take": 2,
+        "round__rounds_per_task": ROUNDS, "round__settle_s": 0.2,
+    }  # fmt: skip
+    return settings(**given | extra)
 
 
 def workers(process):
@@ -79,3 +81,42 @@ def test_a_client_that_is_slow_goes_on_and_counts_in_a_later_round(tmp_path):
     assert first >= 2
     assert "work stopped" not in said
     assert "train round 0 done" in said
+
+
+@pytest.mark.full
+def test_its_update_counts_once_though_the_server_and_the_client_are_killed(tmp_path):
+    """The server is killed while c works, and c once it has an update that finds no round."""
+    with LocalFederation(tmp_path) as federation:
+        begin(federation, tmp_path)
+        federation.until("round_opened", text="round 1", timeout_s=300)
+        federation.kill_server()
+        federation.serve("--until-done", *asynchronous())
+        federation.until("round_opened", text="round 2", timeout_s=300)
+        control_socket.ask(federation.federation, "pause")
+        signal_workers(federation, "c", signal.SIGCONT)
+        until_log(federation, "c", "train round 0 done", timeout_s=300)
+        federation.kill_client("c")
+        federation.join("c", tmp_path / "c", "--threads", "1")
+        federation.until("announced", text=":c", timeout_s=300)
+        control_socket.ask(federation.federation, "resume")
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+    starts = [number - one["c"] for number, one in enumerate(counted(federation)) if "c" in one]
+    assert starts.count(0) == 1, "counted once, from the state of round 0"
+
+
+@pytest.mark.full
+def test_a_client_beyond_the_bound_begins_again_from_the_newest_state(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        begin(federation, tmp_path, round__max_staleness=1)
+        until_log(federation, "c", "train round 0: work stopped", timeout_s=300)
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        assert "train round 0 done" not in federation.log("c").read_text()
+    assert all(age <= 1 for one in counted(federation) for age in one.values())
+
+
+@pytest.mark.full
+def test_a_method_whose_server_does_more_than_average_does_not_start(tmp_path):
+    with LocalFederation(tmp_path) as federation, pytest.raises(LinkError) as caught:
+        federation.serve(*asynchronous(method__name="hepco"))
+    assert "does more with updates than average them" in str(caught.value)
+    assert "docs/asynchronous-rounds.md" in str(caught.value)
