@@ -372,7 +372,7 @@ class BackboneMismatch(WireError):
 
 
 class StaleUpdate(WireError):
-    """An update was made from another state than the one the round starts from.
+    """An update starts from a state that the round does not take: another one, or one too old.
 
     Do nothing: the client fetches the current broadcast and trains again.
     """
@@ -532,7 +532,7 @@ class Starting(Timeout):
 
 
 class NotYet(FcilError):
-    """The server has just started and has not reached the open round.
+    """No round takes this update now: the server has just started, or the next round is not open.
 
     Do nothing: the client keeps its update and offers it again.
     """

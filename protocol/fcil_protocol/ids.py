@@ -28,6 +28,10 @@ class RoundKey(NamedTuple):
     def __str__(self) -> str:
         return f"task {self.task} {self.kind} round {self.round}"
 
+    def precedes(self, other: RoundKey) -> bool:
+        """Return True if this is an earlier round of the same task and kind."""
+        return self[:3] == other[:3] and self.round < other.round
+
 
 _CLIENT_ID = re.compile(r"[a-z2-7]{26}")
 _RUN_ID = re.compile(r"r\d{8}-\d{6}-[0-9a-f]{4}")

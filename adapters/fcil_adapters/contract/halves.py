@@ -123,10 +123,9 @@ class AveragingAggregator(Aggregator, Protocol):
     """The server's half of a method with an averaged exchange (`Exchange.averaged`)."""
 
     def start(self, ctx: Context, state: State) -> Mapping[str, Array]:
-        """Return the tensors that clients train from a state, named as in their uploads.
+        """Return the tensors that clients train, with the names and shapes of an upload.
 
-        In an upload they are what the client's training made of them; its other tensors describe
-        the client's images.
+        `aggregate` averages these; all other tensors of an upload describe images.
         """
         ...
 

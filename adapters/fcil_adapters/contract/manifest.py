@@ -74,7 +74,7 @@ class Exchange:
         if self.late and not self.counts_once:
             raise ValueError("a late exchange counts an image once")
         if self.averaged and self.keeps_state:
-            raise ValueError("an averaged exchange depends on no state of the client")
+            raise ValueError("an averaged exchange cannot keep a client's state")
 
     @property
     def late(self) -> bool:

@@ -109,7 +109,8 @@ class ClientSession:
     """State of one client's session; only `handle` changes it.
 
     Attributes:
-        newer: a later order than the one at work, which goes on and counts for it, too.
+        newer: the newest order in which the update of ``order`` will count; None while ``order`` is
+            the newest.
         outgoing: digest in the outbox; set exactly while `work` is sending.
         resent: number of times that it was offered again after a rejection as damaged.
         reannounced: the same for the list of classes.
@@ -161,7 +162,7 @@ class ClientSession:
     @property
     def awaited(self) -> RoundKey | None:
         """The newest round for which the server waits for the work region's update."""
-        return self.key if self.order is None or self.newer is None else self.newer.key
+        return self.key if self.newer is None else self.newer.key
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions to execute, in order."""
@@ -279,7 +280,7 @@ class ClientSession:
         if event.order.run != self.run:  # its terms are unknown
             return _settle(event.order.verdict)
         if self.pause_reason:  # at once, so that the server does not wait
-            self.work, self.order, self.outgoing = Work.IDLE, None, ""
+            self._end_work()
             return [*_settle(event.order.verdict), *end, self._decline_paused(event.order.key)]
         if not self._is_about(event.order):
             self.refetched = 0
@@ -292,34 +293,37 @@ class ClientSession:
         mine = self.order
         return mine is not None and order.key == mine.key and order.base == mine.base
 
-    def _goes_on(self, order: RoundOpen) -> bool:
-        """Return True if the update at work counts in a later, asynchronous round (`oldest_base`).
+    def _counts_in(self, order: RoundOpen) -> bool:
+        """Return True if the update at work may count in this later round (`oldest_base`).
 
-        An update that the server has judged already counted in an earlier one.
+        Not if the order's verdict is on that update: it has been counted or excluded.
         """
         mine, judged = self.order, order.verdict
         if mine is None or (judged is not None and judged.update == self.outgoing):
             return False
-        later = mine.key[:3] == order.key[:3] and order.round > mine.round
-        return later and 0 <= order.oldest_base <= mine.base
+        return mine.key.precedes(order.key) and 0 <= order.oldest_base <= mine.base
 
     def _on_round_opened_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if self._is_about(event.order):
             return []
-        if self._goes_on(event.order):
+        if self._counts_in(event.order):
             self.newer = event.order
             return _settle(event.order.verdict)
         return self._on_round_opened(event, CancelWork(self.order.key))
 
     def _on_round_opened_while_sending(self, event: RoundOpened) -> list[Instruction]:
-        offer = [Offer(self.outgoing)] if self.link is Link.READY else []
+        ready = self.link is Link.READY
+        offer: list[Instruction] = [Offer(self.outgoing)] if ready else []
         if self._is_about(event.order):
-            return [*offer]
-        if self._goes_on(event.order):
+            return offer
+        if self._counts_in(event.order):
             self.newer = event.order
             return [*_settle(event.order.verdict), *offer]
         return self._on_round_opened(event, Drop(self.outgoing, "another round has begun"))
+
+    def _end_work(self) -> None:
+        self.work, self.order, self.newer, self.outgoing = Work.IDLE, None, None, ""
 
     def _abandon(self, reason: str) -> list[Instruction]:
         out: list[Instruction] = []
@@ -327,7 +331,7 @@ class ClientSession:
             out = [Drop(self.outgoing, reason)]
         elif self.key is not None:
             out = [CancelWork(self.key)]
-        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        self._end_work()
         return out
 
     def _on_parts_ready(self, event: PartsReady) -> list[Instruction]:
@@ -358,7 +362,7 @@ class ClientSession:
         key = self.awaited
         if event.key != self.key or key is None:
             return []
-        self.work, self.order = Work.IDLE, None
+        self._end_work()
         return [Refuse(key, event.code, event.text), *self._scan_if_due()]
 
     def _on_offer_failed(self, event: OfferFailed) -> list[Instruction]:
@@ -366,13 +370,13 @@ class ClientSession:
         if event.digest != self.outgoing or key is None:
             return []
         # The server may have received it before: then its state waits for the verdict.
-        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        self._end_work()
         return [Forget(event.digest), Refuse(key, event.code, event.text), *self._scan_if_due()]
 
     def _on_acked(self, event: Acked) -> list[Instruction]:
         if event.digest != self.outgoing:
             return [Forget(event.digest)]
-        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        self._end_work()
         return [Forget(event.digest), *self._scan_if_due()]
 
     def _on_nacked(self, event: Nacked) -> list[Instruction]:
@@ -391,7 +395,7 @@ class ClientSession:
         if event.code not in OVER:  # so that the server does not wait for another one
             text = f"the update was refused ({event.code})"
             out.append(Refuse(key, event.code, text))
-        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        self._end_work()
         return [*out, *self._scan_if_due()]
 
     def _on_retry_due(self, event: RetryDue) -> list[Instruction]:

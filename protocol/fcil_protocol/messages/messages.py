@@ -155,7 +155,7 @@ class RoundOpen(RoundMessage):
     seed: list[Count] = Field(max_length=8)
     remaining_s: float
     min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
-    oldest_base: Index = -1  # work on an earlier round from here on goes on; -1: on none
+    oldest_base: Index = -1  # oldest state from which work on an earlier round continues
     parts: list[PartRef] = Field(max_length=10_000)
     verdict: Verdict | None = None
 

@@ -42,7 +42,7 @@ from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.combining import Combined, Combining, limit_s
 from fcil_server.aggregation.kept_updates import KeptUpdates
-from fcil_server.aggregation.staleness import NO_OLDER_STATES, OlderStates
+from fcil_server.aggregation.staleness import OlderStates
 from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.trials import Trials
 from fcil_server.federation.config import Config
@@ -292,7 +292,7 @@ class Aggregation:
         ctx: Context,
         state: State,
         updates: Sequence[UpdateRow],
-        older: OlderStates = NO_OLDER_STATES,
+        older: OlderStates,
     ) -> Combined:
         """Combine updates in ClientId order, and check the state and its broadcast.
 
@@ -338,12 +338,11 @@ class Aggregation:
             update = updates[int(fields["update"])]
             return {}, [await asyncio.to_thread(self._shared, update)]
 
-        used = sorted({u.base_state or 0 for u in updates if u.base_state in older.states})
-        place = {number: at for at, number in enumerate(used, 1)}
+        ages = [older.staleness(u.base_state) for u in updates]
+        states = [state, *(older.states[older.current - age] for age in sorted({*ages} - {0}))]
         fields = {
             **self._fields(ctx),
-            "starts": [place.get(u.base_state or 0, 0) for u in updates],
-            "staleness": [older.staleness(u.base_state) for u in updates],
+            "staleness": ages,
             "clients": [u.client for u in updates],
             "samples": [u.samples for u in updates],
             "outliers": {
@@ -351,7 +350,6 @@ class Aggregation:
                 "min_clients": trust.outlier_min_clients,
             },
         }
-        states = [state, *(older.states[number] for number in used)]
         reply, blobs = await self._host.call("aggregate", fields, states, on_request=open_one)
         combined = unpack(blobs[0])
         self.class_conflicts = [

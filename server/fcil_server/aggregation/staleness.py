@@ -1,15 +1,15 @@
 """Updates that start from an older state, moved to the current one (FedBuff).
 
 John Nguyen et al.: Federated Learning with Buffered Asynchronous Aggregation. AISTATS 2022,
-https://arxiv.org/abs/2106.06639. Their server adds the weighted steps of the clients to its
-model; here the step of a client that trained from an older state is added to the current state's
+https://arxiv.org/abs/2106.06639. Their server adds the weighted changes of the clients to its
+model; here the change of a client that trained from an older state is added to the current state's
 tensors before the method sees the update, so any rule of averaging and the search for outliers work
 as with updates of one state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Array]
 
 
 def damping(staleness: int) -> float:
-    """Return the factor of a step that is this many states old: 1 / sqrt(1 + tau) (section 5)."""
+    """Return the factor of a change that starts this many states back: 1 / sqrt(1 + tau)."""
     return float(1 / np.sqrt(1 + staleness))
 
 
@@ -36,38 +36,37 @@ class Rebase:
     """Moves updates from the states that they start from to the current one.
 
     Attributes:
-        now: the current state's `AveragingAggregator.start`.
-        starts: number of an update -> that of the state it starts from; updates of the current
-            state have none.
-        factors: number of an update -> `damping`.
+        current: the current state's `AveragingAggregator.start`.
+        older: staleness -> that of the state this many states back.
+        ages: staleness of each update, by its number.
     """
 
-    now: Tensors
-    starts: Mapping[int, Tensors]
-    factors: Mapping[int, float]
+    current: Tensors
+    older: Mapping[int, Tensors]
+    ages: Sequence[int]
 
     def __call__(self, number: int, payload: Payload) -> Payload:
-        """Return ``W_now + s (W_k - W_then)`` for each tensor W that clients train.
+        """Return ``W_r + damping (W_k - W_s)`` for each tensor W that clients train.
 
         Args:
             number: of the update.
             payload: the update, in float32.
         """
-        then = self.starts.get(number)
-        if then is None:
+        age = self.ages[number]
+        if age == 0:
             return payload
-        factor = self.factors[number]
+        older, factor = self.older[age], damping(age)
         moved = {
-            name: _moved(array, then[name], self.now[name], factor)
+            name: _moved(array, older[name], self.current[name], factor)
             for name, array in payload.tensors.items()
-            if name in self.now
+            if name in self.current
         }
         return replace(payload, tensors={**payload.tensors, **moved})
 
 
-def _moved(trained: Array, then: Array, now: Array, factor: float) -> Array:
-    step = trained.astype(np.float64) - then.astype(np.float64)
-    return np.asarray(now.astype(np.float64) + factor * step, dtype=np.float32)
+def _moved(trained: Array, older: Array, current: Array, factor: float) -> Array:
+    change = trained.astype(np.float64) - older.astype(np.float64)
+    return np.asarray(current.astype(np.float64) + factor * change, dtype=np.float32)
 
 
 def unmoved(_number: int, payload: Payload) -> Payload:
@@ -92,7 +91,7 @@ class OlderStates:
 
     def staleness(self, base: int | None) -> int:
         """Return how many states an update's start lies before the current state."""
-        return 0 if base is None or base not in self.states else self.current - base
+        return 0 if base is None else self.current - base
 
 
 NO_OLDER_STATES = OlderStates()

@@ -30,7 +30,7 @@ from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.aggregation.pulled_updates import PulledUpdates
-from fcil_server.aggregation.staleness import Rebase, damping, unmoved
+from fcil_server.aggregation.staleness import Rebase, unmoved
 
 CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
 
@@ -116,9 +116,9 @@ class ServerWorker:
     def aggregate(self, call: Call) -> Reply:
         """Return the state with the round's updates combined.
 
-        Payloads: the state, and the older ones that some updates start from. Fields: ``clients``
-        (sorted), ``samples`` (n_k > 0), ``starts`` (of each update, the number of its payload),
-        ``staleness`` (of each update, in states) and ``outliers`` (an `OutlierRule`'s).
+        Payloads: the state, and the older ones that updates start from, the youngest first. Fields:
+        ``clients`` (sorted), ``samples`` (n_k > 0), ``staleness`` (of each update, in states) and
+        ``outliers`` (an `OutlierRule`'s).
         Each update is requested with ``{"update": index}`` just before its turn, and again for a
         further pass if it was too large to keep (`updates`). Result: ``excluded``, the clients
         whose updates are excluded, each with its reason; ``pairs``, lists of a class id, two
@@ -193,13 +193,10 @@ def _rebase(
     call: Call, half: AveragingAggregator, ctx: Context, state: State, older: Sequence[State]
 ) -> Rebase:
     """Return what moves updates that start from older states to the current one."""
+    ages = call.fields["staleness"]
     starts = [half.start(ctx, one) for one in older]
-    stale = {n: at - 1 for n, at in enumerate(call.fields["starts"]) if at > 0}
-    return Rebase(
-        half.start(ctx, state),
-        {n: starts[at] for n, at in stale.items()},
-        {n: damping(call.fields["staleness"][n]) for n in stale},
-    )
+    of_age = dict(zip(sorted({*ages} - {0}), starts, strict=True))
+    return Rebase(half.start(ctx, state), of_age, ages)
 
 
 def _only(call: Call) -> Blob:

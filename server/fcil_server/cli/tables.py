@@ -319,7 +319,7 @@ def _remarks(row: dict[str, Any]) -> list[str]:
     remarks += ["..."] if len(row["answers"]) > 12 else []
     for one in row["stale"][:12]:
         age = count_of(one["states"], "state")
-        remarks.append(f"{one['name'] or one['client'][:8]} started {age} earlier")
+        remarks.append(f"the update of {one['name'] or one['client'][:8]} is {age} old")
     return [*remarks, *(["..."] if len(row["stale"]) > 12 else [])]
 
 

@@ -327,16 +327,15 @@ class Closing:
     async def _tell(
         self, key: RoundKey, step: Step, close: machine.Close, outcome: Outcome
     ) -> None:
-        """Notify the asked clients; those at work go on if their updates can count later."""
-        more = step.round + 1 < step.rounds and close.why is not machine.Why.REST
-        goes_on = more and self.context.is_asynchronous(key.kind)
+        """Notify the asked clients, except those whose work continues into the next round."""
+        continues = self.context.continues_after(step) and close.why is not machine.Why.REST
         turns = Yielder()
         updated = {u.client for u in self.context.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
             await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
-            at_work = answer in (Answer.STRAGGLER, Answer.SURPLUS) and client not in updated
-            if peer is None or (goes_on and at_work):
+            at_work = answer is Answer.SURPLUS and client not in updated
+            if peer is None or (continues and at_work):
                 continue
             peer.progress, peer.paused = None, False
             message = RoundClosed(

@@ -61,8 +61,8 @@ class RoundRules:
             nothing to give.
         patient: True if a round that no asked client can ever do waits ``retry_s`` for others
             before it closes: several such rounds give something up (`Exchange.gives_up`).
-        asynchronous: True if clients with data that come while it is open are asked, too, and those
-            at work when it closes go on (``[round] mode``).
+        asynchronous: True if clients with data that connect while it is open are asked too, and
+            those at work when it closes continue (``[round] mode``).
     """
 
     clients_per_round: int = 0

@@ -375,7 +375,9 @@ class Round:
 
     def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED
-        silent = Answer.SURPLUS if why is Why.TAKEN else Answer.STRAGGLER
+        # In an asynchronous round no client is too late: the update may count in the next one.
+        unneeded = why is Why.TAKEN or self.rules.asynchronous
+        silent = Answer.SURPLUS if unneeded else Answer.STRAGGLER
         for client, answer in self.answers.items():
             if answer is Answer.NONE:
                 self.answers[client] = silent

@@ -83,6 +83,10 @@ class RunContext:
         exchange = self.exchange(kind)
         return self.config.round.mode == "async" and exchange is not None and exchange.averaged
 
+    def continues_after(self, step: Step) -> bool:
+        """Return True if an update that comes as a round closes can count in a later one."""
+        return self.is_asynchronous(step.kind) and not step.is_last
+
     def exchange(self, kind: str) -> Exchange | None:
         """Return the method's exchange of one kind; None: the kind is the protocol's own."""
         return next((e for e in self.exchanges if e.kind == kind), None)

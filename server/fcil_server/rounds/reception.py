@@ -32,7 +32,7 @@ from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
 from fcil_server.rounds.asking import oldest_base
-from fcil_server.rounds.events import Phase
+from fcil_server.rounds.events import Phase, Why
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.sessions.uploads import Accepted, Expectation
 
@@ -57,22 +57,24 @@ class Reception:
         """Return the update that the open round expects of this client.
 
         Raises:
-            WrongFederation, RoundClosed, StaleUpdate, AlreadyHave, SchemaMismatch.
-            NotYet: the round is open, but this server has not reached it yet.
+            WrongFederation, RoundClosed, Surplus, StaleUpdate, AlreadyHave, SchemaMismatch.
+            NotYet: no round takes it now, and one will.
         """
         context, progress = self.context, self.progress
         if core.run != context.run:
             raise WrongFederation(f"the update is of run {core.run}, this is {context.run}.")
-        key = self._round_of(core, client)
+        key = self._round_at_offer(core, client)
         assert progress.round is not None
         assert progress.task is not None
         if client not in progress.round.answers:
+            if progress.round.rules.asynchronous and client not in progress.round.connected:
+                raise NotYet("this client has just connected, and is asked shortly.")
             raise RoundClosed("this client was not asked for an update in this round.")
         self._must_be_member(client)
         if context.ledger.updates.get(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         self._must_have_room(key)
-        self._must_start_well(core, key)
+        self._must_start_from_allowed_state(core, key)
         if (core.method, core.schema) != (context.method.name, context.schema_digest):
             raise SchemaMismatch(
                 f"the update is of method {core.method} with schema {core.schema[:12]}, expected "
@@ -80,8 +82,8 @@ class Reception:
             )
         return self._expectation(progress.task, core)
 
-    def _round_of(self, core: Core, client: ClientId) -> RoundKey:
-        """Return the open round that an update is for: its own, or an asynchronous later one.
+    def _round_at_offer(self, core: Core, client: ClientId) -> RoundKey:
+        """Return the open round that takes an offered update: its own or a later, asynchronous one.
 
         Raises:
             RoundClosed, Surplus, NotYet: there is none, or none yet.
@@ -91,22 +93,23 @@ class Reception:
         current = progress.key(context.run)
         if progress.is_open and key == current:
             return key
-        later = (
-            current is not None
-            and context.is_asynchronous(core.kind)
-            and (core.task, core.kind) == (current.task, current.kind)
-            and core.round <= current.round
-        )
-        if not later or current is None or progress.step is None:
+        if current is None or progress.step is None or not context.is_asynchronous(core.kind):
+            raise self._closed(key, client)
+        if key != current and not key.precedes(current):
             raise self._closed(key, client)
         if progress.is_open:
             return current
         over = progress.round is None or progress.round.phase is Phase.CLOSED
-        if over and current.round + 1 >= progress.step.rounds:
+        if over and (progress.step.is_last or self._is_stopped(key.task)):
             raise self._closed(key, client)
-        raise NotYet(f"task {key.task} {key.kind} takes updates again in its next round.")
+        raise _in_the_next_round(key)
 
-    def _must_start_well(self, core: Core, key: RoundKey) -> None:
+    def _is_stopped(self, task: int) -> bool:
+        """Return True if the operator wants no more rounds of a task."""
+        rounds = self.context.ledger.rounds
+        return rounds.was_closed_by(self.context.run, task, Why.REST.value)
+
+    def _must_start_from_allowed_state(self, core: Core, key: RoundKey) -> None:
         """Refuse an update that starts from a state that the open round does not take."""
         progress, oldest = self.progress, oldest_base(self.context, self.progress)
         if core.base == progress.base:
@@ -148,17 +151,14 @@ class Reception:
         take = self.progress.round.rules.take
         if take and len(self.context.ledger.updates.accepted(key)) >= take:
             taken = count_of(take, "update")
-            if self._goes_on(key):
-                raise NotYet(f"a round takes {taken} and has them; the next one opens shortly.")
+            step = self.progress.step
+            if step is not None and self.context.continues_after(step):
+                raise NotYet(
+                    f"the round has the {taken} that it takes; the next one opens shortly."
+                )
             raise Surplus(
                 f"task {key.task} {key.kind} round {key.round} takes {taken} and has them."
             )
-
-    def _goes_on(self, key: RoundKey) -> bool:
-        """Return True if an update that this round has no room for may count in the next one."""
-        step = self.progress.step
-        last = step is None or key.round + 1 >= step.rounds
-        return self.context.is_asynchronous(key.kind) and not last
 
     def _must_be_member(self, client: ClientId) -> None:
         row, now = self.context.ledger.clients.get(client), self.context.ledger.now
@@ -197,7 +197,7 @@ class Reception:
         """
         core, ledger = accepted.core, self.context.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
-        key = self._round_that_counts(core)
+        key = self._round_at_commit(core)
         nothing = accepted.samples == 0 and core.kind != EVALUATE
         if not nothing:
             self._must_have_room(key)
@@ -219,17 +219,26 @@ class Reception:
         else:
             self.updated(accepted.client)
 
-    def _round_that_counts(self, core: Core) -> RoundKey:
-        """Return the round in which an expected update is recorded."""
+    def _round_at_commit(self, core: Core) -> RoundKey:
+        """Return the round in which an update that was expected is recorded, on disk by now.
+
+        Raises:
+            NotYet: the asynchronous round that expected it has closed, and the next is not open.
+            StaleUpdate: too many such rounds have closed meanwhile.
+        """
         key = RoundKey(self.context.run, core.task, core.kind, core.round)
         current = self.progress.key(self.context.run)
         if current is None or current == key or not self.context.is_asynchronous(core.kind):
             return key
         under_way = self.context.ledger.rounds.current(self.context.run)
-        if under_way is None or under_way.key != current or current[:3] != key[:3]:
-            raise NotYet(f"task {key.task} {key.kind} takes updates again in its next round.")
-        self._must_start_well(core, current)
+        if under_way is None or under_way.key != current or not key.precedes(current):
+            raise _in_the_next_round(key)
+        self._must_start_from_allowed_state(core, current)
         return current
+
+
+def _in_the_next_round(key: RoundKey) -> NotYet:
+    return NotYet(f"task {key.task} {key.kind} takes updates again in its next round.")
 
 
 def _check_results(payload: Payload, task: TaskInfo) -> list[str]:

@@ -17,6 +17,11 @@ class Step:
     round: int
     rounds: int
 
+    @property
+    def is_last(self) -> bool:
+        """True if the task has no later round of this kind."""
+        return self.round + 1 >= self.rounds
+
 
 def task_steps(
     exchanges: Sequence[Exchange], rounds_per_task: int, *, task: int, evaluate: bool

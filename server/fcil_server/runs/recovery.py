@@ -185,9 +185,7 @@ async def take_step(
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
-    began = context.ledger.rounds.get(row.key)
-    current = began.base_state if began is not None else row.state - 1
-    older, unreadable = await asyncio.to_thread(load_older, context.states, current, updates)
+    older, unreadable = await asyncio.to_thread(load_older, context.states, row.state - 1, updates)
     for error in unreadable.values():
         raise error
     combined = await context.aggregation.aggregate(

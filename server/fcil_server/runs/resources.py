@@ -82,7 +82,7 @@ def make_context(
             quota=config.trust.max_classes_per_client,
             confirm=config.tasks.admit == "confirm",
         ),
-        states=StateStore(directory / "states", keep=_kept_states(config)),
+        states=StateStore(directory / "states", keep=kept_states(config)),
         spool=spool,
         publisher=_publisher(federation, row, config, ports.send),
         aggregation=setup.aggregation,
@@ -96,7 +96,7 @@ def make_context(
     )
 
 
-def _kept_states(config: Config) -> int:
+def kept_states(config: Config) -> int:
     """Return the number of newest states to keep: also those that updates may start from."""
     section = config.round
     # The newest, the one before, from which a damaged newest is computed again, and the older ones.

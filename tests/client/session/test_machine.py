@@ -786,11 +786,11 @@ class TestOver:
 
 
 class TestAsynchronous:
-    """Work on an earlier round goes on where the server's newer order allows it."""
+    """Work on an earlier round continues where the server's newer order allows it."""
 
     NEWER = RoundOpened(order(1, base=6, oldest=3))
 
-    def test_work_goes_on_and_its_update_is_offered(self) -> None:
+    def test_work_continues_and_its_update_is_offered(self) -> None:
         made = session(Work.WORKING)
         assert made.handle(self.NEWER) == []
         assert (made.work, made.key, made.awaited) == (Work.WORKING, KEY, OTHER)

@@ -42,7 +42,6 @@ def aggregation(fields, updates, outliers=OFF):
         "outliers": outliers,
         "clients": CLIENTS[: len(updates)],
         "samples": [int(u.i64("n")[0]) for u in updates],
-        "starts": [0] * len(updates),
         "staleness": [0] * len(updates),
     }
 

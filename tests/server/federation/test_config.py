@@ -24,6 +24,7 @@ from fcil_server.federation.config import (
     validate,
 )
 from fcil_server.federation.sections import FederationSection
+from fcil_server.runs.resources import kept_states
 
 
 def fault(fields: dict[str, Any]) -> str:
@@ -267,6 +268,21 @@ class TestCrossChecks:
         assert "round.quorum is 4 and round.take 3" in message
         validate({"round": {"clients_per_round": 12, "take": 10, "quorum": 10}})
         validate({"round": {"take": 3, "min_clients": 9}})
+
+    def test_an_asynchronous_run_has_a_buffer_and_asks_all_clients(self) -> None:
+        message = fault({"round": {"mode": "async"}})
+        assert "give the number of updates that make a new state" in message
+        message = fault({"round": {"mode": "async", "take": 2, "clients_per_round": 4}})
+        assert "round.clients_per_round does nothing while round.mode is 'async'" in message
+        validate({"round": {"mode": "async", "take": 2}})
+
+    def test_an_asynchronous_run_keeps_the_states_that_updates_may_start_from(self) -> None:
+        least = {"mode": "async", "take": 2, "max_staleness": 7}
+        assert kept_states(validate({"round": least})) == 9
+        assert kept_states(validate({"round": least, "storage": {"keep_states": 20}})) == 20
+        assert (
+            kept_states(validate({"round": {"max_staleness": 7}})) == Config().storage.keep_states
+        )
 
     def test_addresses_are_checked_all_of_them(self) -> None:
         message = fault({"federation": {"listen": "nowhere", "advertise": ["a:1", "b:x"]}})

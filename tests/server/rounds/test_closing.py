@@ -7,7 +7,7 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import DataError, DiskFull, InternalError, RunFailed
+from fcil_protocol.errors import CorruptFile, DataError, DiskFull, InternalError, RunFailed
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.spool import Spool
@@ -20,7 +20,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds import closing, events
 from fcil_server.rounds.asking import describe_pause
-from fcil_server.rounds.position import Mode, RunProgress
+from fcil_server.rounds.position import Mode, RunContext, RunProgress
 from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, digest
 
@@ -63,7 +63,7 @@ class Scene:
             run=RUN, config=Config(round=RoundSection(min_updates=least)),
             ledger=self.ledger, spool=Spool(path.with_name("spool")),
             spool_folder=path.with_name("spool"), notify=lambda *n: self.notes.append(n),
-            name_of=str, is_asynchronous=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
+            name_of=str, is_asynchronous=lambda _: False, continues_after=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
                 aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
@@ -95,19 +95,23 @@ class Scene:
         key = RoundKey(RUN, 0, "train", self.round)
         self.ledger.rounds.open(key, asked=(ALICE, BOB), base_state=0)
         for client in (ALICE, BOB):
-            update = UpdateId(digest(f"{client}{self.round}"))
-            self.kit.spool.append(update, b"sealed")
-            with self.ledger.transaction():
-                self.ledger.updates.accept(
-                    key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
-                )
-        self.kit.spool.sync()
+            self.send(key, client)
         self.results.append(Combined(state, (), excluded, failure))
         answers = dict.fromkeys((ALICE, BOB), Answer.UPDATED)
         close = events.Close(Outcome.DONE, answers, self.why)
         self.round += 1
         asyncio.run(self.closing.close(TASK, Step("train", key.round, 9), close, 1.0))
         return key
+
+    def send(self, key, client, **more):
+        """Store an update of a client for a round."""
+        update = UpdateId(digest(f"{client}{key.round}"))
+        self.kit.spool.append(update, b"sealed")
+        with self.ledger.transaction():
+            self.ledger.updates.accept(
+                key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1, **more
+            )
+        self.kit.spool.sync()
 
     def closed(self, key):
         return next(r for r in self.ledger.rounds.all(RUN) if r.key == key)
@@ -119,6 +123,58 @@ def scene(tmp_path, monkeypatch):
     yield made
     made.ledger.close()
     made.kit.spool.close()
+
+
+class TestAsynchronous:
+    """BOB is at work as the round closes; ALICE's update counts."""
+
+    @pytest.fixture
+    def told(self, scene):
+        """Close a round of a kind that continues, or not; return who is told."""
+
+        def close(number=0, rounds=9, why=events.Why.TAKEN, answer=Answer.SURPLUS):
+            scene.kit.is_asynchronous = lambda _: True
+            scene.kit.continues_after = lambda step: RunContext.continues_after(scene.kit, step)
+            clients = {ALICE: "alice", BOB: "bob"}
+            scene.kit.peers.by_client = lambda c: SimpleNamespace(name=clients[c])
+            named = []
+            scene.kit.send = lambda peer, _: named.append(peer.name)
+            key = RoundKey(RUN, 0, "train", number)
+            scene.ledger.rounds.open(key, asked=(ALICE, BOB), base_state=0)
+            scene.send(key, ALICE)
+            scene.results.append(Combined(GOOD, (), {}, None))
+            ended = events.Close(Outcome.DONE, {ALICE: Answer.UPDATED, BOB: answer}, why)
+            asyncio.run(scene.closing.close(TASK, Step("train", number, rounds), ended, 1.0))
+            return named
+
+        return close
+
+    def test_a_client_at_work_hears_nothing_while_its_update_can_count(self, told):
+        assert told() == ["alice"]
+
+    @pytest.mark.parametrize(
+        "ends",
+        [{"rounds": 1}, {"why": events.Why.REST}, {"answer": Answer.DECLINED}],
+        ids=["last round", "rest of the task", "declined"],
+    )
+    def test_it_hears_the_end_once_it_cannot(self, told, ends):
+        assert told(**ends) == ["alice", "bob"]
+
+    def test_an_update_whose_start_is_damaged_is_left_out_with_the_reason(self, scene):
+        def load(number):
+            raise CorruptFile(f"state {number} is damaged.")
+
+        scene.kit.states.load = load
+        key = RoundKey(RUN, 0, "train", 0)
+        scene.ledger.rounds.open(key, asked=(ALICE, BOB), base_state=0)
+        scene.send(key, ALICE)
+        scene.send(key, BOB, base_state=-3)
+        scene.results.append(Combined(GOOD, (), {}, None))
+        ended = events.Close(Outcome.DONE, dict.fromkeys((ALICE, BOB), Answer.UPDATED), scene.why)
+        asyncio.run(scene.closing.close(TASK, Step("train", 0, 9), ended, 1.0))
+        assert scene.seen == [[ALICE]]
+        assert "the state that it starts from cannot be read" in scene.closing.verdict(BOB).reason
+        assert scene.notes[0][:2] == ("error", "corrupt_file")
 
 
 def test_it_is_closed_as_void_and_everybody_is_told_why(scene):

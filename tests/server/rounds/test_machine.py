@@ -527,7 +527,7 @@ class TestClosing:
         close = close_of(going.handle(Updated(D, now=54.0)))
         assert (close.outcome, close.answers[D]) == (Outcome.DONE, Answer.UPDATED)
 
-    def test_an_asynchronous_round_asks_whoever_comes_while_it_is_open(self) -> None:
+    def test_an_asynchronous_round_asks_clients_that_connect_while_it_is_open(self) -> None:
         going = opened(RoundRules(asynchronous=True, take=2, deadline_s=100.0), (A, B))
         assert going.handle(Available(C, holds=False, now=5.0)) == []
         assert going.handle(Available(D, holds=True, now=6.0)) == [

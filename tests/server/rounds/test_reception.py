@@ -27,7 +27,7 @@ from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.events import Phase, RoundRules
 from fcil_server.rounds.machine import Round
-from fcil_server.rounds.position import RunProgress
+from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.rounds.reception import NO_SAMPLES, Reception
 from fcil_server.rounds.schedule import Step
 from fcil_server.sessions.uploads import Accepted
@@ -60,6 +60,7 @@ class Desk:
             method=SimpleNamespace(name="m"),
             schema_digest="s",
             is_asynchronous=lambda _kind: False,
+            continues_after=lambda _step: False,
         )
         self.reception = Reception(kit, self.at, self._updated, self._empty)
 
@@ -194,6 +195,7 @@ class Asynchronous:
         self.enter(3)
         kit = self.desk.reception.context
         kit.is_asynchronous = lambda kind: kind == "train"
+        kit.continues_after = lambda step: RunContext.continues_after(kit, step)
         kit.config = Config(round=RoundSection(max_staleness=2))
 
     def enter(self, number):

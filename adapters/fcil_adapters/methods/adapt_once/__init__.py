@@ -68,7 +68,7 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
     if not h.adapts:
         return sums
     train = replace(
-        train_exchange(NAME, h.adapt, backbone),
+        train_exchange(NAME, h.adapt, backbone, averaged=True),
         rounds=h.adapt.rounds,
         first_task=True,
         trains=True,

@@ -47,7 +47,9 @@ _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
 
 def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one for the Gaussians of the trained model."""
-    return train_exchange(NAME, h, backbone), gaussian_exchange(h, "finish", _FACTORS)
+    return train_exchange(NAME, h, backbone, averaged=True), gaussian_exchange(
+        h, "finish", _FACTORS
+    )
 
 
 def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

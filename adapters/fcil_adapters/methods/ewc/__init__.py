@@ -40,7 +40,7 @@ def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one in which clients send their Fisher information."""
     told = PayloadSchema((*_fisher_specs(h, backbone), *tally_specs()))
     return (
-        train_exchange("ewc", h, backbone),
+        train_exchange("ewc", h, backbone, averaged=True),
         Exchange("finish", told, rounds=1, check=_faults),
     )
 

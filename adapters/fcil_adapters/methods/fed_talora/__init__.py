@@ -47,7 +47,7 @@ def exchanges(hparams: FedTaloraHparams, backbone: BackboneInfo) -> tuple[Exchan
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    return (train_exchange(NAME, hparams, backbone, meta=(_VERSION,), averaged=False),)
+    return (train_exchange(NAME, hparams, backbone, meta=(_VERSION,)),)
 
 
 def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -38,7 +38,7 @@ NAME = "fedclm"
 
 def exchanges(h: FedclmHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one for the class means of the trained model."""
-    return train_exchange(NAME, h, backbone), means_exchange(h.min_count_upload)
+    return train_exchange(NAME, h, backbone, averaged=True), means_exchange(h.min_count_upload)
 
 
 def broadcast(h: FedclmHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

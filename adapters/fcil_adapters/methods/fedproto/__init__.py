@@ -50,7 +50,11 @@ def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...
         count_spec("owned", "owned"),
     )
     at_most = (("owned", "c"),)
-    return (train_exchange("fedproto", h, backbone, more=more, at_most=at_most, check=check),)
+    return (
+        train_exchange(
+            "fedproto", h, backbone, more=more, at_most=at_most, check=check, averaged=True
+        ),
+    )
 
 
 def broadcast(h: FedprotoHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

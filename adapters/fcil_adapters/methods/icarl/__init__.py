@@ -48,7 +48,7 @@ def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
         at_most=(("owned", "seen"),),
     )
     return (
-        train_exchange("icarl", h, backbone),
+        train_exchange("icarl", h, backbone, averaged=True),
         Exchange("finish", told, rounds=1, check=check, keeps_state=True),
     )
 

@@ -26,7 +26,7 @@ from fcil_adapters.toolkit.prompts.manifest import (
 
 def exchanges(_hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, ``train``."""
-    return train_exchange(NAMES, "M")
+    return train_exchange(NAMES, "M", averaged=True)
 
 
 def broadcast(_hparams: L2pHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

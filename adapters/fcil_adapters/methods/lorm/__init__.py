@@ -55,9 +55,7 @@ def exchanges(h: LormHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    train = train_exchange(
-        NAME, h, backbone, more=_roots(h, backbone), check=_root_faults, averaged=False
-    )
+    train = train_exchange(NAME, h, backbone, more=_roots(h, backbone), check=_root_faults)
     if h.task_merge == "mean":
         return (train,)
     told = PayloadSchema((*root_specs(root_names(h, "A"), backbone), *tally_specs()))

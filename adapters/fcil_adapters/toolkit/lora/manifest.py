@@ -92,7 +92,7 @@ def train_exchange(
     meta: tuple[MetaSpec, ...] = (),
     at_most: tuple[tuple[str, str], ...] = (),
     check: Callable[[Payload, TaskInfo], list[str]] | None = None,
-    averaged: bool = True,
+    averaged: bool = False,
 ) -> Exchange:
     """Return the training rounds: LoRA, head rows, counts, a lone class's mean, and ``more``.
 
@@ -104,7 +104,8 @@ def train_exchange(
         meta: further metadata of an upload.
         at_most: bounds of the free symbols of ``more``.
         check: rules for them, in addition to those of the counts.
-        averaged: False if the server does more with LoRA and rows than `server.average_round`.
+        averaged: True if the aggregator averages LoRA and rows as `server.average_round` does, and
+            has `server.start_of` as its ``start``.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
@@ -215,7 +216,9 @@ def lora_method(
     """
     common: dict[str, Any] = {
         "version": "1",
-        "exchanges": lambda h, backbone: (train_exchange(name, h, backbone),),
+        "exchanges": lambda h, backbone: (
+            train_exchange(name, h, backbone, averaged=aggregator == _AGGREGATOR),
+        ),
         "broadcast": lambda h, backbone: broadcast_schemas(name, h, backbone),
         "dims": lora_dims,
         "largest": lora_largest,

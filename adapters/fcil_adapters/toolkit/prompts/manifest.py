@@ -59,10 +59,19 @@ def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def train_exchange(names: Iterable[str], rows: str) -> tuple[Exchange, ...]:
-    """Return the only exchange of a task: prompts, the task's head rows, image counts."""
+def train_exchange(
+    names: Iterable[str], rows: str, *, averaged: bool = False
+) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task: prompts, the task's head rows, image counts.
+
+    Args:
+        names: of prompts and keys.
+        rows: the symbol of their number.
+        averaged: True if the aggregator averages as `server.averaged` does, and has
+            `server.start_of` as its ``start``.
+    """
     schema = PayloadSchema((*prompt_specs(names, rows), *head_specs("c"), *tally_specs()))
-    return (Exchange("train", schema, check=count_faults, averaged=True),)
+    return (Exchange("train", schema, check=count_faults, averaged=averaged),)
 
 
 def head_schemas() -> dict[str, PayloadSchema]:
@@ -150,7 +159,7 @@ def pool_method(
 
     def exchanges(h: PoolHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
         check_blocks(name, h.blocks, backbone)
-        return train_exchange(pool_names(h.blocks), "M")
+        return train_exchange(pool_names(h.blocks), "M", averaged="aggregator" not in more)
 
     def broadcast(h: PoolHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
         check_blocks(name, h.blocks, backbone)

@@ -79,7 +79,9 @@ def _row(line: RoundLine) -> RoundText:
     told = [
         CLOSED_BY.get(line.why, ""),
         f"reopened {line.reopened} x" if line.reopened else "",
-        f"{line.stale} from up to {count_of(line.oldest, 'state')} earlier" if line.stale else "",
+        f"{count_of(line.stale, 'stale update')}, up to {count_of(line.oldest, 'state')} old"
+        if line.stale
+        else "",
     ]
     how = ", ".join(filter(None, told))
     look = {"done": "good", "short": "warn", "skipped": "bad"}.get(outcome, "quiet")

@@ -84,7 +84,9 @@ CATALOGUE = (
     Spec("fcil_updates_counted_total", "Updates that are part of a state.", ("kind",)),
     Spec("fcil_updates_excluded_total", "Updates that were excluded, with a reason.", ("kind",)),
     Spec(
-        "fcil_updates_stale_total", "Updates that start from an older state of the task.", ("kind",)
+        "fcil_updates_stale_total",
+        "Accepted updates that start from an older state than their round.",
+        ("kind",),
     ),
     Spec("fcil_clients_silent_total", "Asked clients without an update, and why.", ("answer",)),
     Spec("fcil_messages_refused_total", "Messages that were refused.", ("code",)),
