@@ -14,7 +14,7 @@ from fcil_protocol.process.terminal import count_of
 WITHOUT_US = {
     "late": "closed at its deadline, or by the operator, before this client's update came",
     "lost": "closed while this client was away for too long",
-    "surplus": "has as many updates as it takes; this client's is not needed",
+    "surplus": "has closed with enough updates; this client's is not needed",
 }
 
 _TERMS = (

@@ -19,7 +19,14 @@ from fcil_client.state.outbox import Outbox
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S
-from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
+from fcil_protocol.errors import (
+    CorruptFile,
+    FcilError,
+    NotYet,
+    RoundClosed,
+    StorageError,
+    from_code,
+)
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import (
     Chunk,
@@ -271,8 +278,13 @@ class Transfers:
         if nack.digest in self._downloads.refs:
             self._unfetched(error)
         elif nack.digest not in self._inventories:
-            level = "info" if isinstance(error, RoundClosed) else "warning"
-            self._notes(level, f"the server refused the update: {error}")
+            level = "info" if isinstance(error, RoundClosed | NotYet) else "warning"
+            did = (
+                "does not take the update yet"
+                if isinstance(error, NotYet)
+                else "refused the update"
+            )
+            self._notes(level, f"the server {did}: {error}")
             self._feed(events.Nacked(nack.digest, nack.code))
         elif nack.digest in self._newest:
             self._notes("error", f"the server refused the list of classes: {error}")

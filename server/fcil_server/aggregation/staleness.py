@@ -19,8 +19,7 @@ from fcil_adapters.contract import State
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.payloads.payload import Array, Payload
 
-if TYPE_CHECKING:  # the worker, which moves updates, needs neither
-    from fcil_server.aggregation.store import StateStore
+if TYPE_CHECKING:  # the worker, which moves updates, does without it
     from fcil_server.ledger.rows import UpdateRow
 
 Tensors = Mapping[str, Array]
@@ -98,12 +97,12 @@ NO_OLDER_STATES = OlderStates()
 
 
 def load_older(
-    store: StateStore, current: int, updates: Iterable[UpdateRow]
+    load: Callable[[int], State], current: int, updates: Iterable[UpdateRow]
 ) -> tuple[OlderStates, dict[int, CorruptFile]]:
     """Load the older states that updates start from.
 
     Args:
-        store: the run's states.
+        load: returns a state by its number (`StateStore.load`).
         current: number of the state that the round starts from.
         updates: of the round.
 
@@ -115,7 +114,7 @@ def load_older(
     bases = {u.base_state for u in updates if u.base_state is not None}
     for number in sorted(bases - {current}):
         try:
-            states[number] = store.load(number)
+            states[number] = load(number)
         except CorruptFile as error:
             unreadable[number] = error
     return OlderStates(current, states), unreadable

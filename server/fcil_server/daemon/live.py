@@ -217,10 +217,14 @@ class LiveReports:
     def _upload(self, client: ClientId, key: RoundKey) -> UploadProgress:
         for assembly in self._context.intake.arriving.of(client):
             core = assembly.header.core
-            if (core.run, core.task, core.kind, core.round) == key:
+            own = RoundKey(RunId(core.run), core.task, core.kind, core.round)
+            if own == key or (own.precedes(key) and self._is_asynchronous(key.kind)):
                 return UploadProgress(assembly.received_bytes, assembly.header.sealed_bytes)
         whole = self._opened.get(client)
         return UploadProgress() if whole is None else UploadProgress(whole, whole)
+
+    def _is_asynchronous(self, kind: str) -> bool:
+        return self._context.run.coordinator.context.is_asynchronous(kind)
 
     def _rank(self, client: ClientId, answer: Answer, upload: UploadProgress) -> int:
         """Order clients: sending, working, away, without an answer, answered."""

@@ -68,7 +68,9 @@ class ServerPorts(RunPorts):
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:
-        self.parts().context.intake.sweep(self.peers)
+        run = self.parts().context.run.coordinator.context
+        continues = key if run.is_asynchronous(key.kind) else None
+        self.parts().context.intake.sweep(self.peers, continues)
         await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:

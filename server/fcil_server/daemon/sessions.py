@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fcil_protocol.errors import FcilError, InternalError, StorageError, TooLarge
+from fcil_protocol.errors import FcilError, InternalError, NotYet, StorageError, TooLarge
 from fcil_protocol.link.zmq_link import Incoming
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -155,10 +155,14 @@ class ClientSessions:
         self._context.peers.refused[peer.client] = error.message
 
     def count_refusal(self, peer: Peer, error: FcilError) -> None:
-        """Record and report the refusal of a client's message."""
-        self._context.journal.refusal(peer.client, error)
-        text = f"{peer.name}: {error.message}"
-        self._context.journal.note("warning", error.code, text, peer.client, heard=True)
+        """Record and report the refusal of a client's message.
+
+        An update that no round takes yet is none: its client offers it again.
+        """
+        if not isinstance(error, NotYet):
+            self._context.journal.refusal(peer.client, error)
+            text = f"{peer.name}: {error.message}"
+            self._context.journal.note("warning", error.code, text, peer.client, heard=True)
         if not isinstance(error, (InternalError, StorageError)):  # those are the server's faults
             self._cut_offs.count_needless(peer.client)
 

@@ -86,9 +86,12 @@ class RoundTable:
         )
         return self._must_round(key)
 
-    def set_asked(self, key: RoundKey, asked: Sequence[ClientId]) -> None:
-        """Record the clients that the open round asks, after one declined or joined late."""
-        self._write_open(key, "asked = ?", (json.dumps(list(asked)),))
+    def set_asked(self, key: RoundKey, asked: Sequence[ClientId], *, durable: bool = True) -> None:
+        """Record the clients that the open round asks, after one declined or joined late.
+
+        Not ``durable``: those that a power cut forgets are asked again.
+        """
+        self._write_open(key, "asked = ?", (json.dumps(list(asked)),), durable=durable)
 
     def set_remaining(self, key: RoundKey, remaining_s: float) -> None:
         """Record how much server uptime is left; losing the last value costs seconds only."""

@@ -67,13 +67,17 @@ async def ask(
     remaining_s: float,
     verdict: Verdict | None,
 ) -> bool:
-    """Send RoundOpen for the round under way."""
+    """Send RoundOpen for the round under way, unless the client's update came before it."""
     assert progress.task is not None
     assert progress.step is not None
     stamp = header_stamp(context, progress.base, progress.task, progress.step)
     registry = await context.publisher.publish_for(
         peer.client, class_registry(context, peer, progress.task), stamp
     )
+    key = progress.key(context.run)
+    assert key is not None
+    if context.is_asynchronous(key.kind) and context.ledger.updates.get(key, peer.client):
+        return True
     return context.send(
         peer,
         RoundOpen(

@@ -176,7 +176,7 @@ class Closing:
         if not rows:
             return NO_OLDER_STATES
         older, unreadable = await asyncio.to_thread(
-            load_older, context.states, self.progress.base, rows
+            load_older, context.states.load, self.progress.base, rows
         )
         for row in rows:
             error = unreadable.get(row.base_state or 0)
@@ -334,7 +334,7 @@ class Closing:
         for client, answer in close.answers.items():
             await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
-            at_work = answer is Answer.SURPLUS and client not in updated
+            at_work = answer in (Answer.SURPLUS, Answer.LOST) and client not in updated
             if peer is None or (continues and at_work):
                 continue
             peer.progress, peer.paused = None, False

@@ -447,14 +447,14 @@ class Coordinator:
                 await asyncio.to_thread(context.ledger.sync)
                 context.notify("info", "round_opened", notes.describe_opened(progress, asked))
             case machine.Widened(asked, declined):
-                context.ledger.rounds.set_asked(key, asked)
+                context.ledger.rounds.set_asked(key, asked, durable=declined)
                 if not declined:
                     return
                 context.ledger.rounds.set_remaining(key, context.config.round.deadline_s)
                 context.notify("info", "round_widened", notes.describe_widened(progress, asked))
             case machine.Ask(client):
                 peer = context.peers.by_client(client)
-                if peer is not None and not self._has_update(key, client):
+                if peer is not None:
                     self.late_images.ask(peer)
                     left, verdict = self.remaining_s or 0.0, self.verdict(client)
                     await ask(context, progress, peer, remaining_s=left, verdict=verdict)
@@ -464,11 +464,6 @@ class Coordinator:
                 await self._reopened(instruction, key)
             case machine.Close():
                 raise AssertionError("the caller takes Close")
-
-    def _has_update(self, key: RoundKey, client: ClientId) -> bool:
-        """Return True if a client's update came before it was asked: an asynchronous round."""
-        updates = self.context.ledger.updates
-        return self.context.is_asynchronous(key.kind) and updates.get(key, client) is not None
 
     async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
         assert self.progress.round is not None

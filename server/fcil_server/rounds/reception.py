@@ -32,7 +32,7 @@ from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
 from fcil_server.rounds.asking import oldest_base
-from fcil_server.rounds.events import Phase, Why
+from fcil_server.rounds.events import Why
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.sessions.uploads import Accepted, Expectation
 
@@ -93,21 +93,25 @@ class Reception:
         current = progress.key(context.run)
         if progress.is_open and key == current:
             return key
-        if current is None or progress.step is None or not context.is_asynchronous(core.kind):
+        if not context.is_asynchronous(core.kind) or not self._comes_again(key, current):
             raise self._closed(key, client)
-        if key != current and not key.precedes(current):
-            raise self._closed(key, client)
-        if progress.is_open:
+        if current is not None and progress.is_open:
             return current
-        over = progress.round is None or progress.round.phase is Phase.CLOSED
-        if over and (progress.step.is_last or self._is_stopped(key.task)):
-            raise self._closed(key, client)
         raise _in_the_next_round(key)
 
-    def _is_stopped(self, task: int) -> bool:
-        """Return True if the operator wants no more rounds of a task."""
-        rounds = self.context.ledger.rounds
-        return rounds.was_closed_by(self.context.run, task, Why.REST.value)
+    def _comes_again(self, key: RoundKey, current: RoundKey | None) -> bool:
+        """Return True if a later round of an update's task and kind is open, or will open."""
+        ledger, step = self.context.ledger, self.progress.step
+        if current is None or step is None:  # between tasks, or the server has just started
+            tasks = ledger.tasks.all(self.context.run)
+            return bool(tasks) and tasks[-1].task == key.task and tasks[-1].closed_at is None
+        if key != current and not key.precedes(current):
+            return False
+        row = ledger.rounds.get(current)
+        if row is None or row.closed_at is None:
+            return True
+        stopped = ledger.rounds.was_closed_by(self.context.run, key.task, Why.REST.value)
+        return not step.is_last and not stopped
 
     def _must_start_from_allowed_state(self, core: Core, key: RoundKey) -> None:
         """Refuse an update that starts from a state that the open round does not take."""
@@ -143,7 +147,7 @@ class Reception:
             return RoundClosed(f"{name} is not open.")
         answers = {a.client: a.answer.value for a in self.context.ledger.answers.of_round(key)}
         if answers.get(client) == "surplus":
-            return Surplus(f"{name} had as many updates as it takes before this one came.")
+            return Surplus(f"{name} closed with enough updates before this one came.")
         return RoundClosed(f"{name} continued without this update and is closed ({row.why}).")
 
     def _must_have_room(self, key: RoundKey) -> None:

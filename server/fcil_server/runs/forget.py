@@ -9,7 +9,7 @@ removed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -229,9 +229,15 @@ class Forgetting:
         context = self.context
         state: State | None = context.states.load(base) if base >= 0 else None
         digest: Digest | None = rows[base].digest if base >= 0 else None
-        found = []
+        found, recent = [], dict[int, State]()  # older states, from which some updates start
+
+        def load(number: int) -> State:
+            return recent[number] if number in recent else context.states.load(number)
+
         for row in rows[base + 1 :]:
-            state = await self._next(row, state)
+            state = await self._next(row, state, load)
+            recent[row.state] = state
+            recent.pop(row.state - context.config.round.max_staleness - 1, None)
             parent = digest
             if row.state in saved:
                 digest = target.save(row.state, state, parent, row.task)
@@ -240,7 +246,9 @@ class Forgetting:
             found.append((row.state, digest, parent))
         return found
 
-    async def _next(self, row: StateRow, before: State | None) -> State:
+    async def _next(
+        self, row: StateRow, before: State | None, load: Callable[[int], State]
+    ) -> State:
         """Return a state without the client; with too few updates of others, the one before."""
         updates = self.plan.updates_of_others(row) if row.kind != OPENING else []
         if row.kind == OPENING:
@@ -250,7 +258,7 @@ class Forgetting:
         assert before is not None, "a round starts from a state"
         if self._too_few(row, updates):
             return before
-        state, excluded = await take_step(self.context, row, before, updates)
+        state, excluded = await take_step(self.context, row, before, updates, load)
         self.left_out += [(row.key, c, reason) for c, reason in sorted(excluded.items())]
         rest = [u for u in updates if u.client not in excluded]
         if state is None or self._too_few(row, rest):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from fcil_adapters.contract import State
@@ -161,9 +162,20 @@ class Recovery:
 
 
 async def take_step(
-    context: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
+    context: RunContext,
+    row: StateRow,
+    base: State | None,
+    updates: list[UpdateRow],
+    load: Callable[[int], State] | None = None,
 ) -> tuple[State | None, dict[ClientId, str]]:
     """Compute a state again as its row describes, from a base and updates.
+
+    Args:
+        context: the run's.
+        row: of the state.
+        base: the state before it.
+        updates: of the round; those whose older start cannot be read are left out.
+        load: returns older states, from which some updates start; None: those on disk.
 
     Returns:
         The state, and the excluded clients with reasons; None if all are excluded.
@@ -185,9 +197,12 @@ async def take_step(
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
-    older, unreadable = await asyncio.to_thread(load_older, context.states, row.state - 1, updates)
-    for error in unreadable.values():
-        raise error
+    older, unreadable = await asyncio.to_thread(
+        load_older, load or context.states.load, row.state - 1, updates
+    )
+    updates = [u for u in updates if u.base_state not in unreadable]
+    if not updates:
+        return None, {}
     combined = await context.aggregation.aggregate(
         method_context(context, task, step), base, updates, older
     )

@@ -39,7 +39,7 @@ from fcil_protocol.errors import (
     WireError,
     WrongFederation,
 )
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Ack, Chunk, Update, nack_of
 from fcil_protocol.payloads.builtin import INVENTORY, inventory_faults, training_metrics
@@ -342,14 +342,19 @@ class Intake:
         if peer.receiver.end(digest) is not None:
             self.arriving.drop(peer.client, digest)
 
-    def sweep(self, peers: Iterable[Peer]) -> None:
+    def sweep(self, peers: Iterable[Peer], continues: RoundKey | None = None) -> None:
         """Remove unfinished updates that no peer continues after a round: they could not count.
 
         Every session seals inventories afresh, so theirs are never resumed.
+
+        Args:
+            peers: the connected ones.
+            continues: the round, if unfinished updates of its task and kind can count later.
         """
         live = {digest for peer in peers for digest in peer.receiver.under_way}
+        later = set[str]() if continues is None else self.arriving.of_kind(continues)
         with contextlib.suppress(FcilError):  # leftovers go after the next round
-            self.arriving.sweep(live | self._complete)
+            self.arriving.sweep(live | self._complete | later, files=continues is None)
 
     async def drain(self) -> None:
         """Wait until every update that is complete now is on disk and acknowledged, or refused."""

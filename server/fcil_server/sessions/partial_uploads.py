@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.header import Header
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.storage.atomic_files import storage_errors
 
 IN_MEMORY_BYTES = 1 << 20  # larger envelopes are assembled in a file, and survive a restart
@@ -85,8 +85,17 @@ class Arriving:
         self._free += self._in_memory.pop(assembly.header.update_id, 0)
         assembly.discard()
 
-    def sweep(self, keep: Container[str]) -> None:
-        """Forget all but these digests, including files of an earlier process.
+    def of_kind(self, key: RoundKey) -> set[str]:
+        """Return the digests of envelopes for rounds of a round's task and kind."""
+        cores = ((d, a.header.core) for own in self._of.values() for d, a in own.items())
+        return {d for d, c in cores if (c.run, c.task, c.kind) == key[:3]}
+
+    def sweep(self, keep: Container[str], *, files: bool = True) -> None:
+        """Forget all but these digests.
+
+        Args:
+            keep: the others.
+            files: also of an earlier process, whose clients may not be back.
 
         Raises:
             StorageError: a file cannot be removed.
@@ -95,6 +104,8 @@ class Arriving:
             for digest in [d for d in own if d not in keep]:
                 self._discard(own.pop(digest))
         self._of = {client: own for client, own in self._of.items() if own}
+        if not files:
+            return
         with storage_errors("list", self._directory):
             left = [path for path in self._directory.iterdir() if path.name not in keep]
         for path in left:

@@ -17,6 +17,7 @@ from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import InternalError
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.staleness import NO_OLDER_STATES
 from fcil_server.federation.config import load
 
 TASK = make_tasks([0, 1, 2])[0]
@@ -61,7 +62,7 @@ def aggregate(method, hparams, context_, state, sent, tmp_path, settings=()):
         )
         for c in sent
     ]
-    return asyncio.run(made.aggregate(context_(), state, rows)), made
+    return asyncio.run(made.aggregate(context_(), state, rows, NO_OLDER_STATES)), made
 
 
 def packed(fed, state):

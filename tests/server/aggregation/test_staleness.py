@@ -1,5 +1,6 @@
 """Updates that start from older states: moved by definition, through the worker, or left out."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -12,9 +13,17 @@ from fcil_adapters.contract import State, Update
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_server.aggregation import worker as worker_module
-from fcil_server.aggregation.staleness import Rebase, damping, load_older, unmoved
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.staleness import (
+    OlderStates,
+    Rebase,
+    damping,
+    load_older,
+    unmoved,
+)
 from fcil_server.aggregation.store import StateStore
 from fcil_server.aggregation.worker import ServerWorker
+from fcil_server.federation.config import load
 
 FAST = {"rank": 2, "blocks": [0, 1], "epochs": 1, "lr_head": 0.1, "augment": "none"}
 
@@ -49,10 +58,37 @@ def test_states_are_loaded_once_and_one_that_is_damaged_is_named(tmp_path):
         store.save(number, State({"w": np.full(2, number, np.float32)}), None, 0)
     store.path(1).write_bytes(b"damaged")
     rows = [SimpleNamespace(base_state=b) for b in (None, 0, 0, 1, 3)]
-    older, unreadable = load_older(store, 3, rows)
+    older, unreadable = load_older(store.load, 3, rows)
     assert list(older.states) == [0]
     assert list(unreadable) == [1]
     assert [older.staleness(r.base_state) for r in rows] == [0, 3, 3, 2, 0]
+
+
+class Host:
+    """A worker that writes down what it is given."""
+
+    async def call(self, op, fields, payloads=(), *, on_request=None, on_progress=None):
+        if op == "broadcast":
+            return {"parts": []}, []
+        self.staleness, self.states = fields["staleness"], payloads
+        return {"excluded": {}, "far_apart": []}, [pack(payloads[0])]
+
+
+def test_the_worker_gets_each_older_state_once_and_the_age_of_every_update(tmp_path):
+    """State 0 is an older state like any other; an update without a base is of the current one."""
+    fed = Federation.of("fedavg_lora", [toy_images({0: 4, 1: 3})], **FAST)
+    made = Aggregation(fed.method, fed.hparams, load(None, ()), log=tmp_path / "worker.log")
+    made._host = host = Host()
+    made.use(fed.backbone.info, None, None, trials=tmp_path / "trials.json")
+    states = [State({"w": np.full(1, k, np.float32)}) for k in range(4)]
+    rows = [
+        SimpleNamespace(client=client_id(k), update_id=f"u{k}", samples=1, base_state=base)
+        for k, base in enumerate((0, None, 2, 0))
+    ]
+    older = OlderStates(3, {0: states[0], 2: states[2]})
+    asyncio.run(made.aggregate(fed.context("train"), states[3], rows, older))
+    assert host.staleness == [3, 0, 1, 3]
+    assert [float(s.f32("w")[0]) for s in host.states] == [3, 2, 0]
 
 
 def test_a_round_with_updates_of_three_states_equals_fedbuff(monkeypatch):

@@ -149,8 +149,9 @@ class TestAsynchronous:
 
         return close
 
-    def test_a_client_at_work_hears_nothing_while_its_update_can_count(self, told):
-        assert told() == ["alice"]
+    @pytest.mark.parametrize("answer", [Answer.SURPLUS, Answer.LOST])
+    def test_a_client_at_work_hears_nothing_while_its_update_can_count(self, told, answer):
+        assert told(answer=answer) == ["alice"]
 
     @pytest.mark.parametrize(
         "ends",

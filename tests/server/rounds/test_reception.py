@@ -151,7 +151,7 @@ def test_whoever_comes_after_the_end_is_told_how_it_ended(ledger):
     ledger.answers.set(KEY, GONE, Answer.STRAGGLER, "")
     ledger.rounds.close(KEY, "done", why="taken")
     desk.at.round.phase = Phase.CLOSED
-    with pytest.raises(Surplus, match="had as many updates as it takes"):
+    with pytest.raises(Surplus, match="closed with enough updates"):
         desk.reception.expect(BOB, desk.core(BOB))
     with pytest.raises(RoundClosed, match=r"continued without this update and is closed \(taken\)"):
         desk.reception.expect(GONE, desk.core(GONE))
@@ -264,6 +264,43 @@ class TestAsynchronous:
             ledger.rounds.close(scene.key, "done", new_state=4)
         scene.desk.at.round.phase = phase
         with pytest.raises(NotYet, match="in its next round"):
+            scene.expect(ALICE, 2)
+
+    def test_before_the_last_round_opens_too(self, ledger):
+        """It is published first, and asks nobody yet."""
+        scene = Asynchronous(ledger)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        scene.desk.at.round, scene.desk.at.step = None, Step("train", 4, 5)
+        with pytest.raises(NotYet, match="in its next round"):
+            scene.expect(ALICE, 3)
+
+    def test_a_server_that_has_just_started_asks_for_patience(self, ledger):
+        scene = Asynchronous(ledger)
+        at = scene.desk.at
+        at.task = at.step = at.round = None
+        with pytest.raises(NotYet):
+            scene.expect(ALICE, 1)
+        ledger.rounds.close(scene.key, "done", new_state=4)
+        ledger.tasks.close(RUN, 0)
+        with pytest.raises(RoundClosed):
+            scene.expect(ALICE, 1)
+
+    def test_one_that_connects_while_the_round_is_open_is_asked_first(self, ledger):
+        scene = Asynchronous(ledger)
+        rounds = scene.desk.at.round
+        rounds.rules = RoundRules(asynchronous=True)
+        del rounds.answers[ALICE]
+        with pytest.raises(NotYet, match="is asked shortly"):
+            scene.expect(ALICE, 2)
+        rounds.connected[ALICE] = False  # it has no images of the task any more
+        with pytest.raises(RoundClosed, match="was not asked"):
+            scene.expect(ALICE, 2)
+
+    def test_after_the_rest_of_the_task_was_closed_it_is_refused(self, ledger):
+        scene = Asynchronous(ledger)
+        ledger.rounds.close(scene.key, "short", why="rest_of_task")
+        scene.desk.at.round.phase = Phase.CLOSED
+        with pytest.raises(RoundClosed):
             scene.expect(ALICE, 2)
 
     def test_after_the_last_round_it_is_refused(self, ledger):

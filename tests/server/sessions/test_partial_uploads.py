@@ -11,7 +11,7 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Core, Sealed, seal
 from fcil_protocol.errors import StorageError
-from fcil_protocol.ids import ClientId, FederationId
+from fcil_protocol.ids import ClientId, FederationId, RoundKey, RunId
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions import partial_uploads
 from fcil_server.sessions.partial_uploads import Arriving
@@ -94,6 +94,25 @@ def test_one_that_is_over_leaves_its_place_and_nothing_else(
     assert ENVELOPES[1].parsed.update_id not in names(tmp_path)
     begin(arriving, ANN, 2)
     assert has(arriving, ANN, 0)
+
+
+def test_envelopes_of_a_kind_are_those_of_all_its_rounds(arriving: Arriving) -> None:
+    begin(arriving, ANN, 0, 1)
+    run = RunId("r20260102-030405-0a0b")
+    ids = {ENVELOPES[n].parsed.update_id for n in (0, 1)}
+    assert arriving.of_kind(RoundKey(run, 0, "train", 7)) == ids
+    assert arriving.of_kind(RoundKey(run, 0, "finish", 0)) == set()
+    assert arriving.of_kind(RoundKey(run, 1, "train", 0)) == set()
+
+
+def test_after_an_asynchronous_round_files_of_an_earlier_process_stay(
+    arriving: Arriving, tmp_path: Path
+) -> None:
+    (tmp_path / ("a" * 64)).write_bytes(b"part")
+    arriving.sweep((), files=False)
+    assert (tmp_path / ("a" * 64)).exists()
+    arriving.sweep(())
+    assert not (tmp_path / ("a" * 64)).exists()
 
 
 def test_a_sweep_leaves_what_somebody_goes_on_with(arriving: Arriving, tmp_path: Path) -> None:
