@@ -8,6 +8,7 @@ import pytest
 
 from fcil_protocol.errors import LinkError
 from fcil_protocol.process import control_socket
+from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import UpdateStatus
 from system.kit import open_ledger, settings, until_log, write_client
@@ -123,3 +124,30 @@ def test_a_method_whose_server_does_more_than_average_does_not_start(tmp_path):
         federation.serve(*asynchronous(method__name="hepco"))
     assert "does more with updates than average them" in str(caught.value)
     assert "docs/asynchronous-rounds.md" in str(caught.value)
+
+
+@pytest.mark.full
+def test_a_damaged_state_of_stale_updates_is_computed_again_to_the_same_bytes(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        begin(federation, tmp_path)
+        federation.until("round_opened", text="round 2", timeout_s=300)
+        signal_workers(federation, "b", signal.SIGSTOP)
+        signal_workers(federation, "c", signal.SIGCONT)
+        federation.until("round_opened", text="round 3", timeout_s=300)
+        signal_workers(federation, "c", signal.SIGSTOP)  # the round stays open
+        federation.kill_server()
+        assert counted(federation)[2]["c"] == 2
+        with open_ledger(federation) as ledger:
+            newest = ledger.states.newest(ledger.runs.newest().run_id)
+        folder = federation.federation / "runs" / newest.run / "states"
+        path = StateStore(folder).path(newest.state)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        federation.serve("--until-done", *asynchronous())
+        federation.until("state_recomputed", text="identical to the byte", timeout_s=300)
+        for name in "bc":
+            signal_workers(federation, name, signal.SIGCONT)
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        with open_ledger(federation) as ledger:
+            assert ledger.runs.newest().run_id == newest.run, "no fork"
