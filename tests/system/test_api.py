@@ -193,6 +193,7 @@ def join(federation, device, data, ticket):
     )
 
 
+@pytest.mark.full
 def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
     with hooks(tmp_path) as (webhooks, got), LocalFederation(tmp_path) as federation:
         federation.serve("--api", "127.0.0.1:0", *settings(round__rounds_per_task=2, **webhooks))

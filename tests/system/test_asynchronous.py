@@ -68,6 +68,7 @@ def counted(federation):
     return found
 
 
+@pytest.mark.full
 def test_a_slow_client_continues_and_counts_in_a_later_round(tmp_path):
     with LocalFederation(tmp_path) as federation:
         begin(federation, tmp_path)

@@ -70,6 +70,7 @@ def late_notes(federation):
         return [e.text for e in ledger.events.after(0, limit=1000) if e.code == "late_counted"]
 
 
+@pytest.mark.full
 def test_who_sleeps_through_two_tasks_is_counted_when_it_wakes(tmp_path):
     """b joins first after task 1; in task 2 the classifier is that of everybody's images."""
     tasks = [["0", "1"], ["2"], ["3"]]

@@ -45,6 +45,7 @@ def predicted(federation, name):
     return json.loads(done.stdout)["data"]["model"]
 
 
+@pytest.mark.full
 def test_predict_follows_a_promoted_state_over_rounds_kills_and_back(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings(method__name="fedncm"))
@@ -92,6 +93,7 @@ def test_predict_follows_a_promoted_state_over_rounds_kills_and_back(tmp_path):
         ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_who_was_away_when_a_promotion_ended_gets_the_newest_of_the_runs_end(tmp_path):
     for number, name in enumerate("abc"):
         write_client(tmp_path / name, (0, 1), offset=12 * number)

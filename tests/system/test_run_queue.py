@@ -30,6 +30,7 @@ def warnings(federation, code):
     return [note for note in federation.status()["notes"] if note["code"] == code]
 
 
+@pytest.mark.full
 def test_a_submitted_run_begins_when_the_one_before_is_complete_and_clients_stay(tmp_path):
     one = write_toml(
         tmp_path / "one.toml",

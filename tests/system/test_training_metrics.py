@@ -21,6 +21,7 @@ LORA = {
 }
 
 
+@pytest.mark.full
 def test_the_loss_falls_and_who_keeps_it_keeps_it(tmp_path):
     folders = {
         name: write_client(tmp_path / name, range(3), per_class=16, offset=16 * i)
