@@ -114,7 +114,7 @@ class Dispatch:
             case Decline():
                 self._decline(peer, message)
             case Progress():
-                peer.progress = (message.phase, message.done, message.total)
+                peer.progress = (self._phase(message), message.done, message.total)
                 peer.paused = message.paused
             case Rotate():
                 self._sessions.rotate(peer, message)
@@ -126,6 +126,13 @@ class Dispatch:
                 self._departed(peer.conn)
             case _:
                 raise WireError(f"a client does not send {message.type}.")
+
+    def _phase(self, message: Progress) -> str:
+        """Return the phase of a client's work, and its round if that is an earlier one."""
+        coordinator = self._context.run.coordinator
+        current = coordinator.progress.key(coordinator.context.run)
+        earlier = current is not None and message.key.precedes(current)
+        return f"round {message.round}: {message.phase}" if earlier else message.phase
 
     def _decline(self, peer: Peer, message: Decline) -> None:
         coordinator = self._context.run.coordinator
