@@ -14,7 +14,7 @@ from fcil_protocol.process.terminal import count_of
 WITHOUT_US = {
     "late": "closed at its deadline, or by the operator, before this client's update came",
     "lost": "closed while this client was away for too long",
-    "surplus": "has closed with enough updates; this client's is not needed",
+    "surplus": "closed while this client was at work, and needs its update no more",
 }
 
 _TERMS = (

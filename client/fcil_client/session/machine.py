@@ -76,7 +76,7 @@ from fcil_client.session.events import (
     WorkFailed,
 )
 from fcil_client.session.model_offer import ModelOffer, ModelStage
-from fcil_protocol.errors import CorruptFile, NotNow
+from fcil_protocol.errors import CorruptFile, NotNow, NotYet
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 
@@ -91,6 +91,8 @@ OVER = frozenset({
     "round_closed", "surplus", "already_have", "stale_update", "wrong_federation",
 })  # fmt: skip
 SERVER_RETRY_S = 10.0  # before a message is offered again to a server that could not accept it
+# The next round asks at once for an update that had to wait; this is for an order that is lost.
+NOT_YET_RETRY_S = 120.0
 LOCAL_RETRY_S = 60.0  # before the worker retries after a failure on this side
 PAUSE_LIMIT_S = 120.0  # work may be suspended for this long before the round continues without it
 
@@ -382,7 +384,8 @@ class ClientSession:
     def _on_nacked(self, event: Nacked) -> list[Instruction]:
         mine = event.digest == self.outgoing
         if event.code in PASSING:
-            return [Later(RetryDue(event.digest), SERVER_RETRY_S)] if mine else []
+            pause_s = NOT_YET_RETRY_S if event.code == NotYet.code else SERVER_RETRY_S
+            return [Later(RetryDue(event.digest), pause_s)] if mine else []
         if mine and event.code in DAMAGED and self.resent < RESENDS:
             self.resent += 1
             return [Later(RetryDue(event.digest), SERVER_RETRY_S)]

@@ -68,9 +68,10 @@ class ServerPorts(RunPorts):
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:
-        run = self.parts().context.run.coordinator.context
-        continues = key if run.is_asynchronous(key.kind) else None
-        self.parts().context.intake.sweep(self.peers, continues)
+        coordinator = self.parts().context.run.coordinator
+        step = coordinator.progress.step
+        continues = step is not None and coordinator.context.continues_after(step)
+        self.parts().context.intake.sweep(self.peers, key if continues else None)
         await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:

@@ -295,7 +295,7 @@ def _async_checks(section: RoundSection) -> Iterator[str]:
     if not section.take:
         yield (
             "round.mode is 'async' and round.take is 0: give the number of updates that make a "
-            "new state, for example half the number of clients"
+            "new state, for example the number of clients that are about equally fast"
         )
     if section.clients_per_round:
         yield (

@@ -107,7 +107,11 @@ def oldest_base(context: RunContext, progress: RunProgress) -> int:
     """
     if progress.step is None or not context.is_asynchronous(progress.step.kind):
         return -1
-    return max(progress.base - context.config.round.max_staleness, 0)
+    held, oldest = set(context.states.numbers()), progress.base
+    bound = progress.base - context.config.round.max_staleness
+    while oldest > bound and oldest - 1 in held:  # fewer are kept where it was lower before
+        oldest -= 1
+    return oldest
 
 
 def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:

@@ -115,18 +115,18 @@ class Reception:
 
     def _must_start_from_allowed_state(self, core: Core, key: RoundKey) -> None:
         """Refuse an update that starts from a state that the open round does not take."""
-        progress, oldest = self.progress, oldest_base(self.context, self.progress)
+        progress = self.progress
         if core.base == progress.base:
             return
+        oldest = oldest_base(self.context, progress)
         if oldest < 0:
             raise StaleUpdate(
                 f"the update starts from state {core.base}, the round from state {progress.base}."
             )
         if core.base < oldest:
             raise StaleUpdate(
-                f"the update starts from state {core.base}, which is {progress.base - core.base} "
-                f"states old, and round.max_staleness is "
-                f"{self.context.config.round.max_staleness}."
+                f"the update starts from state {core.base}, and the oldest that the round takes is "
+                f"state {oldest} (round.max_staleness)."
             )
         began = self.context.ledger.rounds.get(key._replace(round=core.round))
         if began is None or began.base_state != core.base:

@@ -200,16 +200,19 @@ async def take_step(
     older, unreadable = await asyncio.to_thread(
         load_older, load or context.states.load, row.state - 1, updates
     )
-    updates = [u for u in updates if u.base_state not in unreadable]
+    lost = {
+        u.client: unreadable[u.base_state].message for u in updates if u.base_state in unreadable
+    }
+    updates = [u for u in updates if u.client not in lost]
     if not updates:
-        return None, {}
+        return None, lost
     combined = await context.aggregation.aggregate(
         method_context(context, task, step), base, updates, older
     )
     context.aggregation.settled()
     if combined.failure is not None:
         raise combined.failure
-    return combined.state, dict(combined.excluded)
+    return combined.state, {**lost, **combined.excluded}
 
 
 def _fall_back(

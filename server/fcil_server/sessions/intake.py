@@ -138,11 +138,19 @@ class Intake:
         self._check_size(peer, header)
         if len(peer.receiver.under_way) >= MAX_UPLOADS:
             self.forget(peer, next(iter(peer.receiver.under_way)))
+        if header.core.kind != INVENTORY:
+            self._forget_abandoned(peer)
         assembly = self.arriving.take(peer.client, header)
         self._receivers.add(peer.receiver)
         coming = min(message.unasked, unrequested_chunks(header))
         now = self._clock()
         self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
+
+    def _forget_abandoned(self, peer: Peer) -> None:
+        """Forget a client's unfinished update as it offers another: it sends one at a time."""
+        for digest, envelope in list(peer.receiver.under_way.items()):
+            if envelope.header.core.kind != INVENTORY:
+                self.forget(peer, digest)
 
     def _check_size(self, peer: Peer, header: Header) -> None:
         """Refuse payloads larger than the schema allows before space is set aside for them."""

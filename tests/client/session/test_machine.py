@@ -66,6 +66,7 @@ from fcil_client.session.events import (
 from fcil_client.session.machine import (
     DAMAGED,
     LOCAL_RETRY_S,
+    NOT_YET_RETRY_S,
     OVER,
     PASSING,
     REFETCHES,
@@ -728,7 +729,8 @@ class TestServerInTrouble:
         self, code: str
     ) -> None:
         made = session(Work.SENDING)
-        assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), SERVER_RETRY_S)]
+        pause_s = NOT_YET_RETRY_S if code == "not_yet" else SERVER_RETRY_S
+        assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), pause_s)]
         assert (made.work, made.outgoing) == (Work.SENDING, D1)
         assert made.handle(RetryDue(D1)) == [Offer(D1)]
         assert made.handle(Acked(D1)) == [Forget(D1)]
@@ -800,7 +802,7 @@ class TestAsynchronous:
 
     def test_an_update_that_found_no_room_is_offered_to_the_next_round_at_once(self) -> None:
         made = session(Work.SENDING)
-        assert made.handle(Nacked(D1, "not_yet")) == [Later(RetryDue(D1), SERVER_RETRY_S)]
+        assert made.handle(Nacked(D1, "not_yet")) == [Later(RetryDue(D1), NOT_YET_RETRY_S)]
         assert made.handle(self.NEWER) == [Offer(D1)]
         assert made.work is Work.SENDING
 

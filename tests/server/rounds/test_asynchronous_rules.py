@@ -22,6 +22,7 @@ def context(mode="async"):
             averaged=kind == "train", gives_up=0, unlabelled=0, late=False
         ),
         ledger=SimpleNamespace(rounds=SimpleNamespace(count_closed=lambda *_: 1)),
+        states=SimpleNamespace(numbers=lambda: [0, 1, 2, 3, *range(5, 10)]),
     )
     made.is_asynchronous = lambda kind: RunContext.is_asynchronous(made, kind)
     return made
@@ -47,12 +48,13 @@ def test_a_buffer_is_for_averaged_rounds_and_all_clients_are_for_the_others(mode
     ("mode", "kind", "number", "oldest"),
     [
         ("async", "train", 9, 6),
+        ("async", "train", 7, 5),
         ("async", "train", 2, 0),
         ("async", "finish", 9, -1),
         ("sync", "train", 9, -1),
     ],
 )
-def test_an_order_names_the_oldest_state_within_the_bound(mode, kind, number, oldest):
+def test_an_order_names_the_oldest_state_within_the_bound_that_is_kept(mode, kind, number, oldest):
     progress = RunProgress(step=Step(kind, 0, 1))
     progress.number = number
     assert oldest_base(context(mode), progress) == oldest

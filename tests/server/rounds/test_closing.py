@@ -132,11 +132,14 @@ class TestAsynchronous:
     def told(self, scene):
         """Close a round of a kind that continues, or not; return who is told."""
 
-        def close(number=0, rounds=9, why=events.Why.TAKEN, answer=Answer.SURPLUS):
+        def close(number=0, rounds=9, why=events.Why.TAKEN, answer=Answer.SURPLUS, phase="working"):
             scene.kit.is_asynchronous = lambda _: True
             scene.kit.continues_after = lambda step: RunContext.continues_after(scene.kit, step)
             clients = {ALICE: "alice", BOB: "bob"}
-            scene.kit.peers.by_client = lambda c: SimpleNamespace(name=clients[c])
+            progress = phase and (phase, 1, 2)
+            scene.kit.peers.by_client = lambda c: SimpleNamespace(
+                name=clients[c], progress=progress
+            )
             named = []
             scene.kit.send = lambda peer, _: named.append(peer.name)
             key = RoundKey(RUN, 0, "train", number)
@@ -155,8 +158,14 @@ class TestAsynchronous:
 
     @pytest.mark.parametrize(
         "ends",
-        [{"rounds": 1}, {"why": events.Why.REST}, {"answer": Answer.DECLINED}],
-        ids=["last round", "rest of the task", "declined"],
+        [
+            {"rounds": 1},
+            {"why": events.Why.REST},
+            {"answer": Answer.DECLINED},
+            {"phase": "fetching"},
+            {"phase": None},
+        ],
+        ids=["last round", "rest of the task", "declined", "fetching", "not begun"],
     )
     def test_it_hears_the_end_once_it_cannot(self, told, ends):
         assert told(**ends) == ["alice", "bob"]

@@ -100,10 +100,10 @@ class Scene:
             self.log.append(f"{message.type} {peer.client[0]}")
         return True
 
-    def offer(self, client, sealed):
+    def offer(self, client, sealed, peer=None):
         """Send the header of a client's update; return the session."""
         channel = Channel(SERVER, CLIENT.public)
-        peer = Peer(client, "c", CLIENT.public, b"r", ord(client[0]), channel)
+        peer = peer or Peer(client, "c", CLIENT.public, b"r", ord(client[0]), channel)
         digest = sealed.parsed.update_id
         wrap = wrap_key(KEYS[digest], sealed.header, SERVER.public)
         blobs = (bytes(sealed.header), bytes(sealed.signature), wrap)
@@ -313,6 +313,21 @@ def test_a_batch_that_meets_a_defect_ends_the_server_and_does_not_fall_silent(sc
         assert isinstance(error, InternalError)
         assert "can't start new thread" in error.message
         assert not [word for word in scene.log if word.startswith("ack")]
+
+    play(story)
+
+
+def test_an_unfinished_update_is_forgotten_as_its_client_offers_another(scene):
+    """The client has dropped it, and would answer no request for its chunks."""
+
+    async def story():
+        first, second = update("a" * 26), update("a" * 26)
+        peer = scene.offer("a" * 26, first)
+        assert list(peer.receiver.under_way) == [first.parsed.update_id]
+        scene.offer("a" * 26, second, peer)
+        assert list(peer.receiver.under_way) == [second.parsed.update_id]
+        kept = scene.intake.arriving.of("a" * 26)
+        assert [a.header.update_id for a in kept] == [second.parsed.update_id]
 
     play(story)
 
