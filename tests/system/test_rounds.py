@@ -80,7 +80,7 @@ def test_the_first_to_come_are_taken_and_the_others_told_that_they_were_not_need
     first, *_, last = table(federation)
     assert (first["asked"], first["counted"], first["silent"]) == (3, 2, {"c": "surplus"})
     assert (first["outcome"], first["closed_by"]) == ("done", "taken")
-    assert "task 0 train round 0: has as many updates as it takes" in told
+    assert "task 0 train round 0: closed while this client was at work" in told
     assert last["outcome"] == "done"
 
 

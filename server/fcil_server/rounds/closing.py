@@ -23,7 +23,6 @@ from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
 from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
-from fcil_server.sessions.peers import Peer
 
 NOT_TESTED: Mapping[str, int] = MappingProxyType({})
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
@@ -336,7 +335,7 @@ class Closing:
             await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
             at_work = answer in (Answer.SURPLUS, Answer.LOST) and client not in updated
-            if peer is None or (continues and at_work and not _is_fetching(peer)):
+            if peer is None or (continues and at_work):
                 continue
             peer.progress, peer.paused = None, False
             message = RoundClosed(
@@ -396,11 +395,6 @@ class Closing:
         ids = {name: c for c, name in self.context.classes.names().items() if c in seen}
         shown = parts or await aggregation.broadcast(ctx, state)
         return await aggregation.evaluate(ctx, shown, folder, ids)
-
-
-def _is_fetching(peer: Peer) -> bool:
-    """Return True if a client has not begun its work: the next state's parts replace its own."""
-    return peer.progress is None or peer.progress[0].endswith("fetching")
 
 
 def _verdict(row: UpdateRow) -> Verdict:

@@ -132,14 +132,11 @@ class TestAsynchronous:
     def told(self, scene):
         """Close a round of a kind that continues, or not; return who is told."""
 
-        def close(number=0, rounds=9, why=events.Why.TAKEN, answer=Answer.SURPLUS, phase="working"):
+        def close(number=0, rounds=9, why=events.Why.TAKEN, answer=Answer.SURPLUS):
             scene.kit.is_asynchronous = lambda _: True
             scene.kit.continues_after = lambda step: RunContext.continues_after(scene.kit, step)
             clients = {ALICE: "alice", BOB: "bob"}
-            progress = phase and (phase, 1, 2)
-            scene.kit.peers.by_client = lambda c: SimpleNamespace(
-                name=clients[c], progress=progress
-            )
+            scene.kit.peers.by_client = lambda c: SimpleNamespace(name=clients[c])
             named = []
             scene.kit.send = lambda peer, _: named.append(peer.name)
             key = RoundKey(RUN, 0, "train", number)
@@ -162,10 +159,8 @@ class TestAsynchronous:
             {"rounds": 1},
             {"why": events.Why.REST},
             {"answer": Answer.DECLINED},
-            {"phase": "fetching"},
-            {"phase": None},
         ],
-        ids=["last round", "rest of the task", "declined", "fetching", "not begun"],
+        ids=["last round", "rest of the task", "declined"],
     )
     def test_it_hears_the_end_once_it_cannot(self, told, ends):
         assert told(**ends) == ["alice", "bob"]
