@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from digit_folders import write_digit
 from sklearn.datasets import load_digits
 
 from fcil_protocol.process import control_socket
@@ -151,7 +151,7 @@ def write_images(folder: Path, seed: int, *, skewed: bool) -> tuple[list[Path], 
     order = np.random.default_rng(seed).permutation(len(raw.target))
     test, clients = folder / "test", [folder / f"client-{k}" for k in range(CLIENTS)]
     for i in order[:TESTS]:
-        _write(test, raw, i)
+        write_digit(test, raw, i)
     rest = order[TESTS:]
     if skewed:
         rare = np.isin(raw.target[rest], RARE)
@@ -160,15 +160,8 @@ def write_images(folder: Path, seed: int, *, skewed: bool) -> tuple[list[Path], 
         shares = np.array_split(rest, CLIENTS)
     for client, share in zip(clients, shares, strict=True):
         for i in share[:IMAGES]:
-            _write(client / "train", raw, i)
+            write_digit(client / "train", raw, i)
     return clients, test
-
-
-def _write(folder: Path, raw: Any, i: int) -> None:
-    target = folder / str(raw.target[i])
-    target.mkdir(parents=True, exist_ok=True)
-    pixels = (raw.images[i] * (255 / 16)).round().astype(np.uint8)  # 0..16 -> 0..255
-    Image.fromarray(pixels).resize((32, 32)).save(target / f"{i}.png")
 
 
 def _settings(rules: dict[str, Any], test: Path, seed: int) -> list[str]:

@@ -14,10 +14,9 @@ import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
+from digit_folders import write_digit
 from sklearn.datasets import load_digits
 
 from fcil_protocol.process import control_socket
@@ -98,22 +97,15 @@ def write_images(folder: Path) -> tuple[list[Path], Path]:
     order = np.random.default_rng(1).permutation(len(raw.target))
     test, clients = folder / "test", [folder / f"client-{k + 1}" for k in range(3)]
     for i in order[:TESTS]:
-        _write(test, raw, i)
+        write_digit(test, raw, i)
     for digit in range(10):
         own = [i for i in order[TESTS:] if raw.target[i] == digit]
         shares = SLEPT if 2 <= digit <= 7 else EQUAL
         ends = np.cumsum([0.0, *shares]) * len(own)
         for k, client in enumerate(clients):
             for i in own[round(ends[k]) : round(ends[k + 1])]:
-                _write(client / "train", raw, i)
+                write_digit(client / "train", raw, i)
     return clients, test
-
-
-def _write(folder: Path, raw: Any, i: int) -> None:
-    target = folder / str(raw.target[i])
-    target.mkdir(parents=True, exist_ok=True)
-    pixels = (raw.images[i] * (255 / 16)).round().astype(np.uint8)  # 0..16 -> 0..255
-    Image.fromarray(pixels).resize((32, 32)).save(target / f"{i}.png")
 
 
 def _pause_after(federation: LocalFederation, task: int) -> None:

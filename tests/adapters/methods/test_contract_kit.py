@@ -22,7 +22,6 @@ from fcil_adapters.contract.registry import load_half, load_method, make_hparams
 from fcil_adapters.contract.traffic import Cadence
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.payloads.payload import pack, unpack
-from fcil_protocol.payloads.schema import Kind
 from tiers import OF_EACH_KIND, sampled
 
 # Other ways through a method, each of which takes another path from that of its small options.
@@ -67,7 +66,6 @@ IDS = [
     *(f"{name}-{'-'.join(str(v) for v in options.values())}" for name, options in VARIANTS),
     *NAMED,
 ]
-TRAINED = (Kind.LORA, Kind.PROMPT, Kind.KEY, Kind.HEAD)
 pytestmark = pytest.mark.parametrize(
     ("name", "options"),
     sampled(CASES, lambda n, o: n in NAMED or (n in QUICK and o in ({}, SMALL.get(n)))),
@@ -143,31 +141,6 @@ def test_uploads_and_broadcasts_fit_their_schemas_through_all_tasks(story):
     assert tasks == {*task_parts(fed)} | last
     assert "current" in fed.parts()
     assert set(fed.predictor().classes) == {0, 1, 2, 4}
-
-
-def test_updates_without_a_change_leave_all_that_is_averaged(fed):
-    """`AveragingAggregator.start` names every trained tensor of an upload, as it is averaged."""
-    for task in TASKS[:2]:
-        fed.open(task)
-        for exchange in fed.exchanges:
-            if not exchange.averaged:
-                fed.round(exchange.kind)
-                continue
-            ctx = fed.context(exchange.kind)
-            fed.round(exchange.kind)
-            start = fed.aggregator.start(ctx, fed.state)
-            sent = [fed.upload(exchange.kind, k) for k in range(3)]
-            for upload in sent:
-                assert set(start) <= set(upload.tensors)
-                assert all(upload.tensors[n].shape == a.shape for n, a in start.items())
-            if len(task.classes) > 1:
-                specs = {s.name for s in exchange.upload.tensors if s.kind in TRAINED}
-                assert {n for n in sent[0].tensors if n in specs} == set(start)
-            still = [replace(u, tensors={**u.tensors, **start}) for u in sent]
-            updates = UpdateList.of(Update(client_id(k), u) for k, u in enumerate(still))
-            after = fed.aggregator.start(ctx, fed.aggregate(exchange.kind, updates))
-            for name, array in start.items():
-                np.testing.assert_allclose(after[name], array, rtol=1e-6, atol=1e-7)
 
 
 def test_state_and_uploads_survive_bytes(fed):
