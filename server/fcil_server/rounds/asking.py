@@ -87,7 +87,7 @@ async def ask(
             round=progress.step.round,
             rounds=progress.step.rounds,
             base=progress.base,
-            oldest_base=oldest_base(context, progress),
+            oldest_base=progress.oldest_base,
             classes=list(progress.task.classes),
             past=list(progress.task.past),
             # The client's id makes its stream differ from the others' of the same round.
@@ -101,7 +101,7 @@ async def ask(
 
 
 def oldest_base(context: RunContext, progress: RunProgress) -> int:
-    """Return the oldest state that an update of the round under way may start from.
+    """Return the oldest state on disk that an update of the round under way may start from.
 
     -1: the round is not asynchronous, and its own state is the only one.
     """

@@ -22,7 +22,13 @@ from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, Answer
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
-from fcil_server.rounds.asking import ask, describe_pause, describe_wait, list_available
+from fcil_server.rounds.asking import (
+    ask,
+    describe_pause,
+    describe_wait,
+    list_available,
+    oldest_base,
+)
 from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Phase
@@ -345,6 +351,7 @@ class Coordinator:
         progress.refs = await context.publisher.publish(
             progress.parts, header_stamp(context, progress.base, task, step)
         )
+        progress.oldest_base = oldest_base(context, progress)
         key = RoundKey(context.run, task.index, step.kind, step.round)
         self.ports.round_opens(key, {r.digest for r in progress.refs} - before)
         began = self._now()

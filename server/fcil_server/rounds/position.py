@@ -116,6 +116,8 @@ class RunProgress:
         parts, refs: its broadcast, once computed, and the sealed references to it.
         mode: the operator's choice; lasts until the server ends.
         held_for: why the run is paused, if the operator did not pause it.
+        oldest_base: oldest state that an update of the round under way may start from; -1: `base`
+            alone.
         opened_at: when the round under way first asked a client, unix seconds.
         unheld_since: since when too few connected clients have data for the task, while its rounds
             are skipped for that reason.
@@ -135,6 +137,7 @@ class RunProgress:
     held_for: str = ""
     unheld_since: float | None = None
     opened_at: float | None = None
+    oldest_base: int = -1
 
     @property
     def base(self) -> int:

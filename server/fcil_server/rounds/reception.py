@@ -31,7 +31,6 @@ from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
 from fcil_server.ledger.enums import Outcome
-from fcil_server.rounds.asking import oldest_base
 from fcil_server.rounds.events import Why
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.sessions.uploads import Accepted, Expectation
@@ -115,10 +114,9 @@ class Reception:
 
     def _must_start_from_allowed_state(self, core: Core, key: RoundKey) -> None:
         """Refuse an update that starts from a state that the open round does not take."""
-        progress = self.progress
+        progress, oldest = self.progress, self.progress.oldest_base
         if core.base == progress.base:
             return
-        oldest = oldest_base(self.context, progress)
         if oldest < 0:
             raise StaleUpdate(
                 f"the update starts from state {core.base}, the round from state {progress.base}."

@@ -18,8 +18,6 @@ from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, StaleUpdate, Surplus
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import Payload
-from fcil_server.federation.config import Config
-from fcil_server.federation.sections import RoundSection
 from fcil_server.ledger.enums import Answer, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rounds import Training
@@ -196,13 +194,12 @@ class Asynchronous:
         kit = self.desk.reception.context
         kit.is_asynchronous = lambda kind: kind == "train"
         kit.continues_after = lambda step: RunContext.continues_after(kit, step)
-        kit.config = Config(round=RoundSection(max_staleness=2))
-        kit.states = SimpleNamespace(numbers=lambda: range(9))
 
     def enter(self, number):
         self.key = KEY._replace(round=number)
         self.ledger.rounds.open(self.key, asked=CLIENTS, base_state=number, remaining_s=9.0)
         self.desk.at.number, self.desk.at.step = number, Step("train", number, 5)
+        self.desk.at.oldest_base = max(number - 2, 0)
 
     def core(self, client, number, **other):
         return replace(self.desk.core(client), **{"round": number, "base": number, **other})
