@@ -273,14 +273,14 @@ class InMemory:
     def _plant_aggregator(self, plan):
         combine, culprits = Aggregation._combine, []
 
-        async def faulty(work, ctx, state, updates):
+        async def faulty(work, ctx, state, updates, older):
             culprits.extend([updates[0].update_id] if not culprits else [])
             first = plan.what == "once" and not self.met
             always = plan.what == "always" and any(u.update_id in culprits for u in updates)
             if first or always:
                 self.met += 1
                 raise InternalError("planted: it cannot be combined.")
-            return await combine(work, ctx, state, updates)
+            return await combine(work, ctx, state, updates, older)
 
         self.monkeypatch.setattr(Aggregation, "_combine", faulty)
 
