@@ -115,8 +115,10 @@ def make_tasks(*tasks: Sequence[int]) -> list[TaskInfo]:
 
 
 def client_id(k: int) -> ClientId:
-    """Return the id of client k, k < 10."""
-    return ClientId(f"{'abcdefghij'[k]}" * 26)
+    """Return the id of client k, k < 676; they sort as their numbers do."""
+    if k < 10:
+        return ClientId("abcdefghij"[k] * 26)
+    return ClientId(f"k{chr(97 + k // 26)}{chr(97 + k % 26)}".ljust(26, "a"))
 
 
 @dataclass

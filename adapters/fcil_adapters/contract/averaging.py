@@ -1,9 +1,25 @@
-"""The rule that combines the clients' tensors into one (torch-free; `averaging` computes it)."""
+"""Combination of updates: by a rule of averaging, or as sums of what stays unseen (torch-free).
+
+`numerics.averaging` computes the first, `fcil_adapters.masks` the second.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Dim
+
+F64 = NDArray[np.float64]
+Sums = Mapping[str, F64]
+
+_MOST_BITS = 62  # of a sum in 64 bits: one for the sign, one to spare
 
 AveragingRule = Literal["mean", "trimmed_mean", "median", "clip"]
 
@@ -42,3 +58,42 @@ def capped(_hparams: Any) -> str:
 def every_rule(_hparams: Any) -> tuple[AveragingRule, ...]:
     """Return the rules of a method that averages with `averaging.average` alone."""
     return ("mean", "trimmed_mean", "median", "clip")
+
+
+@dataclass(frozen=True)
+class SumSpec:
+    """One sum of an upload, in fixed point.
+
+    Attributes:
+        name: of the tensor.
+        shape: numbers, and symbols that the method's ``dims`` have.
+        bits: binary digits after the point.
+        bound: largest absolute value of the sum over all clients.
+    """
+
+    name: str
+    shape: tuple[Dim, ...]
+    bits: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        assert math.log2(self.bound) + self.bits <= _MOST_BITS, "a sum fits into 64 bits"
+
+
+@dataclass(frozen=True)
+class Additive:
+    """The sums of an exchange's uploads.
+
+    Attributes:
+        sums: all of them, with shapes that are the same for all clients.
+        read: one client's upload -> its sums.
+        write: (sums over clients, ids of the task's classes) -> the upload of one client that had
+            all their images.
+        class_sums: names of those that are sums of clipped features, class by class: one image
+            changes them all together by `Privacy.clip` at most.
+    """
+
+    sums: tuple[SumSpec, ...]
+    read: Callable[[Payload], dict[str, F64]]
+    write: Callable[[Sums, tuple[int, ...]], Payload]
+    class_sums: tuple[str, ...] = ()

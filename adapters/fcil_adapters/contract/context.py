@@ -97,6 +97,7 @@ class Context:
         exemplars: images of past classes, for a learner whose method declares them; else None.
         min_count: images of a class below which nothing of it leaves a client. Labelled images are
             chosen by it already; a learner that gives labels itself obeys it.
+        masked_run: id of the run if its rounds are masked (`fcil_adapters.masks`); else empty.
         digests: SHA-256 (N, 32) of a learner's images where they are unlabelled; else None.
     """
 
@@ -118,6 +119,7 @@ class Context:
     trained: Callable[[TrainingMetrics], None] = _ignore
     exemplars: Exemplars | None = None
     min_count: int = 1
+    masked_run: str = ""
     digests: NDArray[np.uint8] | None = None
 
     def rng(self, *purpose: int) -> np.random.Generator:

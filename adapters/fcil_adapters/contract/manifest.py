@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from fcil_adapters.contract.averaging import AveragingRule, capped, mean_only
+from fcil_adapters.contract.averaging import Additive, AveragingRule, capped, mean_only
 from fcil_adapters.contract.backbone_info import BackboneInfo
 from fcil_adapters.contract.context import Hparams, TaskInfo
 from fcil_adapters.contract.exemplars import no_exemplars
@@ -52,6 +52,9 @@ class Exchange:
         averaged: the aggregator averages tensors that clients trained from its
             `AveragingAggregator.start`, so an update may start from an older state of the task
             (``[round] mode = "async"``).
+        additive: its uploads as sums, which a server can add up without seeing one of them
+            (``[privacy] secure``); None: it needs each client's own.
+        masking: it is part of a masked round (`fcil_adapters.masks`).
     """
 
     kind: str
@@ -67,6 +70,8 @@ class Exchange:
     counts_once: bool = False
     least_images: int = 1
     averaged: bool = False
+    additive: Additive | None = None
+    masking: bool = False
 
     def __post_init__(self) -> None:
         if (self.unlabelled or self.counts_once) and not self.keeps_state:
@@ -135,6 +140,7 @@ class Method:
         forms: the forms of its tensors in a run; `registry.with_forms` sets them.
         claim: its paper's statement of the bytes sent; None where the paper has none.
         economies: its ways to send less, the least costly in accuracy first.
+        plain: the method whose rounds this one masks (`masks.exchanges.with_masks`); else None.
         exemplars: hparams -> most images of past classes that a client may look at again
             (`exemplars`); 0: none, and its learners never meet one.
     """
@@ -165,8 +171,11 @@ class Method:
     forms: Forms = EXACT
     claim: Claim | None = None
     economies: tuple[Economy, ...] = ()
+    plain: Method | None = None
     exemplars: Callable[[Any], int] = no_exemplars
 
     def reports_training(self, exchange: Exchange) -> bool:
         """Return True if uploads of an exchange may hold the loss and accuracy of a training."""
+        if exchange.masking:  # what is of one client alone
+            return False
         return exchange.trains or (self.needs_backbone and not self.frozen)

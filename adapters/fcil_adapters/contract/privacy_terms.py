@@ -69,4 +69,6 @@ def describe_terms(terms: PrivacyTerms) -> str:
         parts.append(f"epsilon at delta {terms.delta:g}: {limit}")
         if terms.partial:
             parts.append("on statistics only: trained tensors are not protected")
+    if terms.masks:
+        parts.append(f"masks: the server sees sums of {terms.secure_min_clients} clients or more")
     return "; ".join(parts) or "no noise, no minimum class size"

@@ -198,7 +198,10 @@ def schema_digest(
     It covers the method's name and version, its hyper-parameters and all its schemas, and privacy
     terms if there are any: a client that does not know them cannot take part then.
     """
-    extra = {} if privacy == NO_PRIVACY else {"privacy": privacy.model_dump(mode="json")}
+    terms = privacy.model_dump(mode="json")
+    if not privacy.masks:  # so that runs from before there were masks keep their digest
+        terms = {key: value for key, value in terms.items() if not key.startswith("secure")}
+    extra = {} if privacy == NO_PRIVACY else {"privacy": terms}
     text = json.dumps(
         {
             **extra,

@@ -261,6 +261,7 @@ def context_fields(ctx: Context) -> Fields:
         "averaging": asdict(ctx.averaging),
         "privacy": [ctx.privacy.noise_multiplier, ctx.privacy.clip],
         "half": ctx.forms.names,
+        "masked_run": ctx.masked_run,
     }
 
 
@@ -293,6 +294,7 @@ def context_from(
             averaging=Averaging(**fields["averaging"]),
             privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
             forms=Forms(frozenset(Kind(name) for name in fields["half"])),
+            masked_run=fields["masked_run"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"the context for the worker is malformed: {error!r}.") from error

@@ -15,6 +15,7 @@ from fcil_client.cli import split as cli_split
 from fcil_client.cli.backbone import app as backbone_app
 from fcil_client.cli.data import data as cli_data
 from fcil_client.cli.doctor import doctor
+from fcil_client.cli.peers import peers
 from fcil_client.cli.swarm import swarm
 from fcil_client.cli.target_options import OwnSlotOption, PartitionOption, ServerOption, seat_of
 from fcil_client.cli.work_options import WorkOptions
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "Take part": ("join", "swarm", "leave"),
-    "Watch": ("status", "journal", "privacy", "doctor"),
+    "Watch": ("status", "journal", "privacy", "peers", "doctor"),
     "Use the model": ("predict", "export"),
     "Data and maintenance": ("data", "split", "backbone", "rotate-keys"),
 }
@@ -334,6 +335,7 @@ def privacy(
 
 app.command()(member.leave)
 app.command("rotate-keys")(member.rotate_keys)
+app.command()(peers)
 app.command()(doctor)
 app.command()(cli_data)
 app.command()(swarm)

@@ -49,7 +49,7 @@ def leave(
         from fcil_client.membership import leave as leaving
         from fcil_client.membership.enrol import with_current_addresses
 
-        home, enrolment = _enrolled(data, server, slot)
+        home, enrolment = enrolled(data, server, slot)
         _confirm(enrolment, yes=yes)
         with stop_daemon(home):
             if not without_server:
@@ -103,7 +103,7 @@ def rotate_keys(
         from fcil_client.membership.enrol import with_current_addresses
         from fcil_client.membership.rotate_keys import rotate
 
-        home, enrolment = _enrolled(data, server, slot)
+        home, enrolment = enrolled(data, server, slot)
         with stop_daemon(home):
             enrolment = with_current_addresses(home, enrolment) or enrolment
             keys = asyncio.run(rotate(home, enrolment))
@@ -111,7 +111,7 @@ def rotate_keys(
         typer.echo(f"{printable(enrolment.name)} now has the key {keys.fingerprint}.", err=True)
 
 
-def _enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:
+def enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:
     from fcil_client.membership.enrol import find_member
 
     found = find_member(data, server, slot)

@@ -55,6 +55,8 @@ def describe_limits(own: dict[str, Any]) -> str:
         parts.append(f"noise at least {own['min_noise']:g}")
     if own["max_epsilon"]:
         parts.append(f"epsilon at most {own['max_epsilon']:g}")
+    if own.get("min_masked"):
+        parts.append(f"masked sums of at least {own['min_masked']} clients")
     return ", ".join(parts)
 
 

@@ -176,6 +176,14 @@ class WorkOptions:
             rich_help_panel=PRIVACY_PANEL,
         ),
     ] = False
+    min_masked: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Decline rounds but masked sums of this many clients.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
+    ] = 0
     training_metrics: Annotated[
         bool,
         typer.Option(
@@ -213,7 +221,11 @@ class WorkOptions:
             manners=self._rules(),
             work_timeout_s=self.work_timeout,
             limits=PrivacyLimits(
-                self.min_noise, self.max_epsilon, self.min_count, self.allow_partial
+                self.min_noise,
+                self.max_epsilon,
+                self.min_count,
+                self.allow_partial,
+                self.min_masked,
             ),
             partition=partition.resolve() if partition else None,
             slot=slot,

@@ -22,6 +22,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.backbone_info import backbone_from_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.masks.exchanges import in_terms
 from fcil_client.state.home import Enrolment
 from fcil_client.state.privacy_budget import check_installed
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
@@ -209,6 +210,13 @@ def read_terms(welcome: Welcome) -> Terms:
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is not a run id.")
     method = registry.with_forms(_method(welcome), _forms(welcome))
+    if welcome.privacy.secure not in ("off", "masks"):
+        raise MethodMismatch(
+            f"the server's privacy.secure is {welcome.privacy.secure[:40]!r}, which this client "
+            "does not know.",
+            action="Install the same fcil version on both sides.",
+        )
+    method = in_terms(method, welcome.privacy)
     hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
     digest = registry.schema_digest(method, hparams, backbone, welcome.privacy)
@@ -219,7 +227,7 @@ def read_terms(welcome: Welcome) -> Terms:
             action=_install(welcome),
         )
     registry.check_uploads(method, hparams, backbone)
-    check_privacy(method, hparams, backbone, welcome.privacy)
+    check_privacy(method.plain or method, hparams, backbone, welcome.privacy)
     check_installed(welcome.privacy)
     return Terms(
         run=welcome.run,
@@ -231,7 +239,9 @@ def read_terms(welcome: Welcome) -> Terms:
         credit=min(welcome.credit, MAX_WINDOW_BYTES),
         privacy=welcome.privacy,
         # Nothing that noise does not cover may leave beside it.
-        training_metrics=welcome.training_metrics and not welcome.privacy.noise_multiplier,
+        training_metrics=welcome.training_metrics
+        and not welcome.privacy.noise_multiplier
+        and not welcome.privacy.masks,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fcil_adapters.contract import Context, TaskInfo
 from fcil_adapters.contract.privacy import Privacy
+from fcil_adapters.masks.record import is_of_masks
 from fcil_adapters.worker.loop import context_fields
 from fcil_client.link.handshake import Terms
 from fcil_client.state.current_model import (
@@ -97,7 +98,7 @@ class ModelKeeper:
         before = self._before(model.run)
         if before is None or before.promoted != model.promoted:
             return False
-        parts = {ref.name: ref.digest for ref in model.parts if ref.name != REGISTRY}
+        parts = {ref.name: ref.digest for ref in model.parts if _is_of_model(ref.name)}
         same = (before.state, before.parts) == (model.base, parts)
         if not model.promoted:
             same = before.state >= model.base
@@ -182,7 +183,7 @@ class ModelKeeper:
                 method=terms.method.name,
                 method_version=terms.method.version,
                 context=context_fields(ctx),
-                parts={ref.name: ref.digest for ref in order.parts if ref.name != REGISTRY},
+                parts={ref.name: ref.digest for ref in order.parts if _is_of_model(ref.name)},
                 names=_names(names, before),
                 weights=self._weights,
                 fetched=time.time(),
@@ -205,6 +206,10 @@ class ModelKeeper:
             for path in folder.iterdir():
                 if path not in wanted:
                     path.unlink(missing_ok=True)
+
+
+def _is_of_model(part: str) -> bool:
+    return part != REGISTRY and not is_of_masks(part)
 
 
 def _same(record: ModelRecord, before: ModelRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import describe_rounding_loss
 from fcil_adapters.contract.late_images import classes_of
 from fcil_adapters.contract.privacy import Privacy
+from fcil_adapters.masks.exchanges import MASKING
+from fcil_adapters.masks.record import without_masks
 from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
 from fcil_client.data.inventory import Inventory
@@ -22,6 +24,7 @@ from fcil_client.link.downloads import open_part
 from fcil_client.link.handshake import Terms, check_backbone
 from fcil_client.rounds.class_ids import read_registry
 from fcil_client.rounds.compute import Workplace
+from fcil_client.rounds.masking import Masking, noises_sum
 from fcil_client.rounds.model_keeper import ModelKeeper
 from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home
@@ -50,6 +53,7 @@ from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
+_NO_NOISE = 1e-12  # a multiplier that leaves the clipping on
 KEPT_BYTES = 64 << 10  # parts up to this size, usually class names, stay open between rounds
 
 
@@ -61,6 +65,7 @@ class _Begun:
         classes: the round's classes that this client holds, name -> id.
         past: those of earlier tasks, for a method that keeps exemplars of them.
         parts: the parts of the broadcast that the method receives.
+        masks: those of the masked round under way.
         state: the method's, after the last counted update; None if none is needed.
     """
 
@@ -68,6 +73,7 @@ class _Begun:
     past: dict[str, int]
     parts: dict[str, Payload]
     state: Payload | None
+    masks: dict[str, Payload] = field(default_factory=dict)
 
     @property
     def payloads(self) -> list[Payload]:
@@ -123,6 +129,7 @@ class RoundWork:
         self._opened: dict[str, Payload] = {}  # small parts of the last order, by digest
         self._keeping = Keeping(home, self.outbox)
         self._model = ModelKeeper(home, enrolment.federation, options.weights)
+        self._masking = Masking(home, enrolment.client_id, keys)
         self._host = self.place.host
         self._shared = place is not None
 
@@ -266,6 +273,12 @@ class RoundWork:
 
     async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
+        if order.kind in MASKING:
+            envelope, digest = await asyncio.to_thread(
+                self._seal_masking, order, terms, task, server
+            )
+            await self._keeping.keep(digest, envelope, None)
+            return digest
         # Reading, hashing, sealing and syncing run in threads: few and long steps.
         begun = await asyncio.to_thread(self._begin, order, terms, task, server)
         ctx = Context(
@@ -277,7 +290,7 @@ class RoundWork:
             backbone_info=terms.backbone,
             seed=tuple(order.seed),
             micro_batch=self.effort.most(order.kind),
-            privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
+            privacy=_privacy(terms, order.kind, task),
             forms=terms.method.forms,
         )
         async with self._model.beside(order, terms, ctx, self.names, self._notify):
@@ -286,6 +299,8 @@ class RoundWork:
             described = classes_with_images(payload, task.seen)
             names = [name for name, c in begun.classes.items() if c in described]
             await asyncio.to_thread(self._charge, terms, order.key, task, names)
+        if terms.method.plain is not None and order.kind != EVALUATE:
+            payload = await asyncio.to_thread(self._mask, order, terms, task, begun, payload)
         del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
             self._seal_update, payload, order, terms, task, server
@@ -293,13 +308,34 @@ class RoundWork:
         await self._keeping.keep(digest, envelope, state)
         return digest
 
+    def _seal_masking(
+        self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+    ) -> tuple[StoredEnvelope, str]:
+        """Make and seal the upload of a round of keys, shares, votes or unmasking."""
+        refuse_weak(terms.privacy, self._options.limits)
+        _, parts = self._parts(order, terms, task, server)
+        payload = self._masking.upload(order, terms, parts)
+        return self._seal_update(payload, order, terms, task, server)
+
+    def _mask(
+        self, order: RoundOpen, terms: Terms, task: TaskInfo, begun: _Begun, payload: Payload
+    ) -> Payload:
+        """Check the method's own upload as if it were sent, and hide it."""
+        assert terms.method.plain is not None, "the run's rounds are masked"
+        self._guard(replace(terms, method=terms.method.plain), order.kind, payload, task)
+        return self._masking.masked(order, terms, task, begun.masks, begun.classes, payload)
+
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget.
 
         A round of late images is charged when it is known which classes it describes.
         """
-        self.names, parts = self._parts(order, terms, task, server)
+        self.names, every = self._parts(order, terms, task, server)
+        parts = without_masks(every)
+        masks = {name: part for name, part in every.items() if name not in parts}
         exchange = terms.exchange(order.kind)
+        if order.kind == EVALUATE and terms.method.plain is not None:
+            self._masking.file.erase()  # the masked rounds before it are over
         if exchange is not None and exchange.unlabelled:
             self._charge(terms, order.key, task, [])  # the owner's limits hold here too
             return _Begun({}, {}, parts, self._home.state())
@@ -313,10 +349,12 @@ class RoundWork:
         if order.kind == LATE:
             refuse_weak(terms.privacy, self._options.limits)
             return _Begun(classes, {}, parts, self._home.state())
+        if exchange is not None and exchange.masking:
+            self._masking.check_unused(order, terms, masks, classes)
         self._charge(terms, order.key, task, list(classes))
         keeps = terms.method.exemplars(terms.hparams)
         past = {name: c for name, c in self.names.items() if keeps and c in task.past}
-        return _Begun(classes, past, parts, self._home.state())
+        return _Begun(classes, past, parts, self._home.state(), masks)
 
     def _parts(
         self, order: RoundOpen | UseModel, terms: Terms, task: TaskInfo, server: PublicKeys
@@ -473,6 +511,14 @@ def _refuse(what: str, faults: list[str]) -> None:
             f"{what} data that must not leave the device: {'; '.join(faults[:10])}.",
             action=EgressRefused.default_action(),
         )
+
+
+def _privacy(terms: Terms, kind: str, task: TaskInfo) -> Privacy:
+    """Return the clipping and noise of a learner's statistics."""
+    noise = terms.privacy.noise_multiplier
+    if noises_sum(terms, kind, task):
+        noise = _NO_NOISE  # it comes with the masks; features are clipped
+    return Privacy(noise, terms.privacy.clip)
 
 
 def withhold(results: Payload, min_count: int) -> Payload:

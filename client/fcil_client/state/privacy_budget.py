@@ -37,6 +37,8 @@ class PrivacyLimits:
         min_noise: rounds with a smaller noise multiplier are declined.
         max_epsilon: largest epsilon over all runs of this client; 0: no limit of its own.
         min_count: classes with fewer images take no part.
+        min_masked: rounds are declined unless masks hide each update in a sum of at least this
+            number of clients; 0: no demand.
         partial: accept rounds in which noise protects the statistics only.
     """
 
@@ -44,6 +46,7 @@ class PrivacyLimits:
     max_epsilon: float = 0.0
     min_count: int = 1
     partial: bool = False
+    min_masked: int = 0
 
 
 NO_LIMITS = PrivacyLimits()
@@ -239,6 +242,14 @@ def refuse_weak(privacy: PrivacyTerms, limits: PrivacyLimits) -> None:
             f"the server's terms have noise multiplier {privacy.noise_multiplier:g}, this client "
             f"asks for at least {limits.min_noise:g} (--min-noise).",
             action=PrivacyRefused.default_action(),
+        )
+    if limits.min_masked and (not privacy.masks or privacy.secure_min_clients < limits.min_masked):
+        what = f"sums of {privacy.secure_min_clients}" if privacy.masks else "no masks"
+        raise PrivacyRefused(
+            f"the server's terms have {what}, this client asks for masked sums of at least "
+            f"{limits.min_masked} clients (--min-masked).",
+            action="Join without it if that is enough, or ask the operator for privacy.secure = "
+            "'masks' and privacy.secure_min_clients.",
         )
     if privacy.partial and limits.min_noise > 0 and not limits.partial:
         raise PrivacyRefused(

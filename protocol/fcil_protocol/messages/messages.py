@@ -6,6 +6,7 @@ form.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -105,6 +106,18 @@ class PrivacyTerms(Strict):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(ge=0)] = 0.0  # 0: no limit
     partial: bool = False  # trained tensors are sent without noise
+    secure: Name = "off"  # masks: the server sees sums alone
+    secure_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.6  # of the clients, in a sum
+    secure_min_clients: Annotated[int, Field(ge=3, lt=2**53)] = 3  # in a sum
+
+    @property
+    def masks(self) -> bool:
+        """True if rounds are masked."""
+        return self.secure != "off"
+
+    def fewest(self, clients: int) -> int:
+        """Return the fewest of some clients whose sum may be opened."""
+        return max(self.secure_min_clients, math.ceil(self.secure_threshold * clients))
 
 
 NO_PRIVACY = PrivacyTerms()

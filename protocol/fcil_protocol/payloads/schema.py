@@ -34,6 +34,8 @@ class Kind(StrEnum):
     IMPORTANCE = "importance"
     COUNT = "count"
     METRIC = "metric"
+    MASKED = "masked"  # a sum, hidden by random numbers that cancel in the total
+    MASK = "mask"  # public keys and sealed shares of these
 
 
 Dim = int | str

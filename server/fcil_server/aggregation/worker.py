@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fcil_adapters.contract import (
     AveragingAggregator,
     Context,
+    Method,
     Preprocessing,
     State,
     registry,
@@ -20,6 +22,8 @@ from fcil_adapters.contract import (
 from fcil_adapters.images.cache import CachedImages, ImageStore
 from fcil_adapters.images.decoding import ImageEntry, digest, open_source
 from fcil_adapters.images.named_sets import find
+from fcil_adapters.masks.aggregator import MaskedAggregator
+from fcil_adapters.masks.record import without_masks
 from fcil_adapters.numerics.class_conflicts import ClassConflicts
 from fcil_adapters.numerics.outliers import OutlierRule, screen
 from fcil_adapters.worker import loop as worker_ops
@@ -105,13 +109,13 @@ class ServerWorker:
     def init(self, call: Call) -> Reply:
         """Return the state before the first task."""
         method, ctx = self._engine.prepare(call)
-        return {}, [registry.load_half(method.aggregator).init(ctx)]
+        return {}, [_half(method, ctx).init(ctx)]
 
     def open_task(self, call: Call) -> Reply:
         """Return the state with the task opened. Payload: the state."""
         method, ctx = self._engine.prepare(call)
         state = unpack(_only(call))
-        return {}, [registry.load_half(method.aggregator).open_task(ctx, state)]
+        return {}, [_half(method, ctx).open_task(ctx, state)]
 
     def aggregate(self, call: Call) -> Reply:
         """Return the state with the round's updates combined.
@@ -129,7 +133,7 @@ class ServerWorker:
         if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
             raise WireError("an aggregation needs sorted clients, each with its samples.")
         state, *older = [unpack(blob) for blob in call.payloads]
-        half = registry.load_half(method.aggregator)
+        half = _half(method, ctx)
         numbers = tuple(range(len(clients)))
         updates = PulledUpdates(
             call,
@@ -139,6 +143,9 @@ class ServerWorker:
             forms=ctx.forms,
             move=_rebase(call, half, ctx, state, older) if older else unmoved,
         )
+        if isinstance(half, MaskedAggregator):
+            # Each was checked as it came; sums have no outliers that could be seen.
+            return {"excluded": {}, "far_apart": []}, [half.aggregate(ctx, state, updates)]
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
         conflicts = ClassConflicts(exchange.upload, ctx.task)
@@ -151,7 +158,7 @@ class ServerWorker:
     def broadcast(self, call: Call) -> Reply:
         """Return all parts of a state; their names are in ``parts``. Payload: the state."""
         method, ctx = self._engine.prepare(call)
-        parts = registry.load_half(method.aggregator).broadcast(ctx, unpack(_only(call)))
+        parts = _half(method, ctx).broadcast(ctx, unpack(_only(call)))
         schemas = method.broadcast(ctx.hparams, ctx.backbone_info)
         sent = [
             ctx.forms.narrow_exactly(part.payload, schemas[part.kind])
@@ -169,7 +176,7 @@ class ServerWorker:
         ``payloads.builtin.EVALUATE`` on the wire.
         """
         method, ctx = self._engine.prepare(call)
-        parts = read_parts(call, call.payloads, ctx.forms)
+        parts = without_masks(read_parts(call, call.payloads, ctx.forms))
         test = self._open_test(call, ctx.backbone_info.preprocessing)
         images = test.view(call.fields["classes"])
         counts = evaluate(method, ctx, parts, images)
@@ -187,6 +194,15 @@ class ServerWorker:
         self._test.store.alive = call.alive
         self._test.look()
         return self._test
+
+
+def _half(method: Method, ctx: Context) -> Any:
+    """Return the method's server half, within that of masked rounds if the run has them."""
+    half = registry.load_half(method.aggregator)
+    if not ctx.masked_run:
+        return half
+    exchanges = method.exchanges(ctx.hparams, ctx.backbone_info)
+    return MaskedAggregator(half, {e.kind: e for e in exchanges}, ctx.masked_run)
 
 
 def _rebase(

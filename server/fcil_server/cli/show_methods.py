@@ -36,6 +36,7 @@ def show_methods(rows: list[dict[str, Any]]) -> None:
     show_table(out, rows, _METHODS)
     out.print()
     out.print(f"{_of(rows)}; <= is at most.")
+    out.print("masks: the server can sum its updates unseen (privacy.secure = 'masks').")
     out.print("Name one for all it sends, its presets and options: fcil-server methods NAME")
 
 
@@ -56,6 +57,8 @@ def show_method(row: dict[str, Any]) -> None:
     out = console()
     out.print(f"{row['name']} {row['version']}: {row['title']}", style="bold")
     out.print(row["citation"])
+    can = "can" if row["masks"] else "cannot"
+    out.print(f"its rounds {can} be masked (privacy.secure)")
     _show_budget(out, row)
     out.print(f"\n{_of([row])}; <= is at most.")
     _show_traffic(out, row["traffic"])
@@ -120,6 +123,7 @@ def _all_kinds(row: dict[str, Any]) -> str:
 
 _METHODS = (
     Column("method", "name"),
+    Column("masks", lambda row: "yes" if row["masks"] else "no"),
     Column("kinds", _all_kinds, wraps=True),
     Column("up a round", lambda row: _short(row["traffic"]["round"]["up"]), right=True),
     Column("down a round", lambda row: _short(row["traffic"]["round"]["down"]), right=True),

@@ -51,7 +51,8 @@ class Config(Section):
     @property
     def least_updates(self) -> int:
         """Smallest number of updates that make a state (`[round] min_updates`)."""
-        return max(self.round.min_updates, 2 if self.privacy.noise_multiplier else 1)
+        masked = self.privacy.secure_min_clients if self.privacy.secure != "off" else 1
+        return max(self.round.min_updates, masked, 2 if self.privacy.noise_multiplier else 1)
 
 
 # Names of the same thing in other programs: a hint in the error, not an option.
@@ -239,6 +240,8 @@ def _cross_checks(config: Config) -> Iterator[str]:
         for key in ("clip", "max_epsilon", "partial"):
             if getattr(privacy, key):
                 yield f"privacy.{key} does nothing while privacy.noise_multiplier is 0"
+    if privacy.secure == "masks":
+        yield from masks_faults(config)
     for address in (config.federation.listen, *config.federation.advertise):
         try:
             split_address(address)
@@ -289,6 +292,33 @@ def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
         )
     if section.mode == "async":
         yield from _async_checks(section)
+
+
+def masks_faults(config: Config) -> Iterator[str]:
+    """Yield the settings that need single updates, which masked rounds hide."""
+    section, trust, default = config.round, config.trust, TrustSection()
+    least = config.privacy.secure_min_clients
+    alone = "needs each client's own update, which privacy.secure = 'masks' hides"
+    if section.mode == "async":
+        yield f"round.mode is 'async', which {alone}: set it to 'sync'"
+    if section.take:
+        yield (
+            f"round.take is {section.take}, and with privacy.secure = 'masks' a round waits for "
+            "all whose shares it has: set it to 0"
+        )
+    if section.min_clients < least:
+        yield (
+            f"round.min_clients is {section.min_clients}, and with privacy.secure = 'masks' no sum "
+            f"of fewer than {least} clients is opened (privacy.secure_min_clients)"
+        )
+    if trust.averaging != default.averaging:
+        yield f"trust.averaging is {trust.averaging!r}, which {alone}: set it to 'mean'"
+    if trust.max_weight_share not in (default.max_weight_share, 1):
+        yield f"trust.max_weight_share is {trust.max_weight_share:g}, which {alone}: set it to 1"
+    if trust.outlier_factor not in (default.outlier_factor, 0):
+        yield f"trust.outlier_factor is {trust.outlier_factor:g}, which {alone}: set it to 0"
+    if config.run.keep_updates:
+        yield f"run.keep_updates {alone}: set it to false"
 
 
 def _async_checks(section: RoundSection) -> Iterator[str]:

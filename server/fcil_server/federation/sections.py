@@ -358,6 +358,21 @@ class PrivacySection(Section):
         False,
         description="allow noise even if the method also sends trained tensors without noise",
     )
+    secure: Literal["off", "masks"] = Field(
+        "off",
+        description="masks: the server learns the sum of a round's updates and no single one "
+        "(docs/secure-aggregation.md)",
+    )
+    secure_threshold: float = Field(
+        0.6,
+        ge=0.5,
+        le=1,
+        description="with masks: clients open a sum only if this share of those that sent shares "
+        "is in it",
+    )
+    secure_min_clients: int = Field(
+        3, ge=3, description="with masks: clients open no sum of fewer clients"
+    )
 
     @property
     def terms(self) -> PrivacyTerms:

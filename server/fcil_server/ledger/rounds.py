@@ -195,6 +195,14 @@ class RoundTable:
         )
         return int(self._db.number(sql, (run, task, LATE)))
 
+    def closed_of(self, run: RunId, task: int) -> list[RoundRow]:
+        """Return the closed rounds of a task, the oldest first, apart from those of late images."""
+        sql = (
+            "SELECT * FROM rounds WHERE run = ? AND task = ? AND kind <> ? "
+            "AND closed_at IS NOT NULL ORDER BY seq"
+        )
+        return self._db.all(RoundRow, sql, (run, task, LATE))
+
     def count_late(self, run: RunId, task: int) -> int:
         """Return how many rounds of late images have closed after a task's own."""
         sql = (

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
+from fcil_adapters.masks.exchanges import AFTER_KEYS
+from fcil_adapters.masks.record import is_for, members_of
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
@@ -47,12 +49,16 @@ def list_available(
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
     part = "test" if evaluating else "train"
     task = progress.task.index if progress.task is not None and not evaluating else -1
+    members = _members(context, progress)
+    if progress.step is not None and progress.step.kind in AFTER_KEYS and members is not None:
+        return [Available(peer.client, peer.client in members, now) for peer in peers]
     return [
         Available(
             peer.client,
             # Whether a client has unlabelled images, only the client knows.
             (peer.client not in done if unlabelled else peer.holds(keys, part))
-            and (peer.client, task) not in context.forgotten,
+            and (peer.client, task) not in context.forgotten
+            and (members is None or peer.client in members),
             now,
         )
         for peer in peers
@@ -94,10 +100,18 @@ async def ask(
             seed=[context.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
             remaining_s=remaining_s,
             min_count=context.config.privacy.evaluate_min_count,
-            parts=[*progress.refs, registry],
+            parts=[*(r for r in progress.refs if is_for(r.name, peer.client)), registry],
             verdict=verdict,
         ),
     )
+
+
+def _members(context: RunContext, progress: RunProgress) -> frozenset[ClientId] | None:
+    """Return the clients of the masked round under way; None: any client can take part."""
+    step = progress.step
+    if step is None or step.kind not in {*AFTER_KEYS, *context.masked_kinds}:
+        return None
+    return members_of(progress.state, step.kind)
 
 
 def oldest_base(context: RunContext, progress: RunProgress) -> int:
@@ -173,6 +187,8 @@ def describe_images(context: RunContext, task: TaskInfo, step: Step) -> str:
     """Return a phrase that names the images that a round needs."""
     if _is_of_unlabelled(context, step):
         return "unlabelled images"
+    if step.kind in AFTER_KEYS:
+        return "a place in this masked round"
     if step.kind == LATE:
         return "images of learned classes that are not counted yet"
     names = context.classes.names()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fcil_adapters.contract import Part, State, TaskInfo
+from fcil_adapters.masks.exchanges import UNMASK
 from fcil_protocol.errors import FcilError, RunFailed, StorageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import RoundClosed, Verdict
@@ -83,6 +84,8 @@ class Closing:
                 for row in self.context.ledger.updates.accepted(key):
                     evaluations.add(key.run, key.task, row.client, results[row.client])
                 outcome = self._commit(key, close, {"collect_s": collect_s})
+        elif self._is_in_vain(close):
+            outcome = self._too_few(key, close, {}, {"collect_s": collect_s})
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)
         await asyncio.to_thread(self.context.ledger.sync)
@@ -131,7 +134,7 @@ class Closing:
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
     ) -> Outcome:
         context, progress, loop = self.context, self.progress, asyncio.get_running_loop()
-        began, least = loop.time(), context.config.least_updates
+        began, least = loop.time(), self._least()
         older = await self._load_older(key)
         while len(updates := self._usable(key)) >= least:
             ctx = method_context(context, task, step)
@@ -187,6 +190,16 @@ class Closing:
             context.notify("error", error.code, f"{context.name_of(row.client)}: {reason}")
         return older
 
+    def _is_in_vain(self, close: machine.Close) -> bool:
+        """Return True if the updates of a masked round make no state, even if they are many."""
+        assert self.progress.round is not None
+        return self.progress.round.rules.suffices is not None and close.outcome is Outcome.SKIPPED
+
+    def _least(self) -> int:
+        """Return the number of updates that the round needs to change anything."""
+        assert self.progress.round is not None
+        return self.progress.round.rules.min_updates
+
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
         return [u for u in self.context.ledger.updates.accepted(key) if u.samples > 0]
@@ -199,16 +212,19 @@ class Closing:
         phases: dict[str, float],
     ) -> Outcome:
         """Close a round with fewer updates than a state needs; the state stays."""
-        context, least = self.context, self.context.config.least_updates
+        context, least = self.context, self._least()
         with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 context.ledger.updates.exclude(key, client, reason)
             usable = self._usable(key)
+            masked = self._is_in_vain(close)
             for row in usable:
                 reason = (
                     f"a round needs {least} updates to change anything and had {len(usable)} "
                     "(round.min_updates)"
                 )
+                if masked:
+                    reason = "too few clients of this masked round have answered"
                 context.ledger.updates.exclude(key, row.client, reason)
             if usable and close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.TOO_FEW)
@@ -217,6 +233,8 @@ class Closing:
             context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
         if usable:
             text = notes.describe_too_few(self.progress, len(usable), least)
+            if masked:
+                text = notes.describe_masked_in_vain(self.progress, len(usable))
             context.notify("warning", "too_few_updates", text)
         return outcome
 
@@ -372,7 +390,9 @@ class Closing:
         """
         context = self.context
         every = context.config.run.central_test_every
-        repeated = {e.kind for e in context.exchanges if e.rounds is None} if every else ()
+        repeated = {e.kind for e in context.exchanges if e.rounds is None} if every else set()
+        if repeated & context.masked_kinds:  # only then does the method's state change
+            repeated = {UNMASK}
         if step.kind not in repeated or (step.round + 1) % every:
             return NOT_TESTED
         try:

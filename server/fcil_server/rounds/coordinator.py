@@ -9,10 +9,12 @@ stands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.masks.exchanges import AFTER_KEYS, UNMASK, VOTE
+from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
@@ -36,7 +38,14 @@ from fcil_server.rounds.late_images import LateImages
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp, method_context
 from fcil_server.rounds.reception import Reception
 from fcil_server.rounds.restore import machine_of, omission
-from fcil_server.rounds.schedule import Step, late_step, next_step, task_steps
+from fcil_server.rounds.schedule import (
+    Past,
+    Step,
+    late_step,
+    next_masked_step,
+    next_step,
+    task_steps,
+)
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
@@ -208,7 +217,7 @@ class Coordinator:
                 evaluate=context.config.run.evaluate,
             )
             while True:
-                step = next_step(steps, self._closed(task.index))
+                step = self._next_step(steps, task.index)
                 ends = step is None and not context.config.run.evaluate
                 if ends or (step is not None and (step.kind, step.round) == (EVALUATE, 0)):
                     await self._count_late(task)  # the evaluation is of all that has come
@@ -233,8 +242,23 @@ class Coordinator:
             self._late_timer.cancel()
         self.progress.show("done")
 
-    def _closed(self, task: int) -> int:
-        return self.context.ledger.rounds.count_closed(self.context.run, task)
+    def _next_step(self, steps: Sequence[Step], task: int) -> Step | None:
+        context, rounds = self.context, self.context.ledger.rounds
+        if context.method.plain is None:
+            return next_step(steps, rounds.count_closed(context.run, task))
+        past = [
+            Past(row.kind, row.new_state is not None, row.why == machine.Why.REST)
+            for row in rounds.closed_of(context.run, task)
+        ]
+        attempts = 1 + context.config.round.max_reopens
+        step = next_masked_step(steps, past, context.masked_kinds, attempts)
+        after_list = step is not None and step.kind in {*AFTER_KEYS, *context.masked_kinds}
+        record = MaskRecord.read(self.progress.state)
+        if past and after_list and (record is None or record.run != context.run):
+            # The list is of the run that this one was forked from: no client has its secrets here.
+            past[-1] = replace(past[-1], worked=False)
+            return next_masked_step(steps, past, context.masked_kinds, attempts)
+        return step
 
     async def _load_state(self) -> None:
         newest = self.context.ledger.states.newest(self.context.run)
@@ -389,7 +413,8 @@ class Coordinator:
         self.late_images.begin(progress.task, key.kind)
         self._events = asyncio.Queue()
         now = self._now()
-        if key.kind not in (EVALUATE, LATE) and self._no_more_of(key.task):
+        ends = key.kind not in (EVALUATE, LATE, VOTE, UNMASK)  # a sum that has come counts
+        if ends and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, machine.Why.REST))
         elif row is None and (why := omission(self.context, progress, key)):
             self._events.put_nowait(machine.Stop(now, why))

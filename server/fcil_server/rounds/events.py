@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,6 +61,10 @@ class RoundRules:
             nothing to give.
         patient: True if a round that no asked client can ever do waits ``retry_s`` for others
             before it closes: several such rounds give something up (`Exchange.gives_up`).
+        joinable: True if clients with data that connect while it is open are asked too.
+        suffices: tells if the updates of some clients make a state, where their number does not.
+        eager: True if it closes as soon as they do.
+        endless: True if it waits for them without limit.
         asynchronous: True if clients with data that connect while it is open are asked too, and
             those at work when it closes continue (``[round] mode``).
     """
@@ -78,6 +82,10 @@ class RoundRules:
     retry_s: float = 30.0
     no_holder_s: float | None = None
     optional: bool = False
+    joinable: bool = False
+    suffices: Callable[[Collection[ClientId]], bool] | None = None
+    eager: bool = False
+    endless: bool = False
     patient: bool = False
     asynchronous: bool = False
 

@@ -55,6 +55,7 @@ Handler = Callable[..., list[Instruction]]
 
 _MAY_OPEN = (Phase.GATHERING, Phase.OPEN, Phase.CLOSED)
 _MAY_CLOSE = (Phase.OPEN, Phase.CLOSED)
+_MOST_BACKOFF = 5  # steps of the wait for clients that have declined, each four times as long
 
 
 @dataclass
@@ -210,7 +211,8 @@ class Round:
         self.away_since.pop(event.client, None)
         if self.stuck_until is not None and event.client not in self.answers:
             return self._ask_others(event.now)
-        if self.rules.asynchronous and event.holds and event.client not in self.answers:
+        joins = self.rules.asynchronous or self.rules.joinable
+        if joins and event.holds and event.client not in self.answers:
             self.answers[event.client] = Answer.NONE
             return [Widened(tuple(self.answers), declined=False), Ask(event.client)]
         again = [Answer.NONE, Answer.LOST]
@@ -282,6 +284,8 @@ class Round:
 
     def _close_if_complete(self, now: float) -> list[Instruction]:
         counts = self._counts()
+        if self.rules.suffices is not None:
+            return self._close_if_it_suffices(now, counts)
         few = counts[Answer.UPDATED] < self._least
         if self.rules.take and counts[Answer.UPDATED] >= self.rules.take and not few:
             return self._close(Outcome.DONE, Why.TAKEN)
@@ -327,7 +331,7 @@ class Round:
         # Not closed at once: the next round would fare the same, and the run be over in a moment.
         waited = self.stuck_until == math.inf and not self.resting  # for one that is gone
         if self.stuck_until is None or waited:
-            self.stuck_until = now + self.rules.retry_s * 4**self.reopens
+            self.stuck_until = now + self.rules.retry_s * 4 ** min(self.reopens, _MOST_BACKOFF)
             return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
         if now < self.stuck_until:
             return []
@@ -373,6 +377,40 @@ class Round:
     def _quorum(self) -> bool:
         return self._counts()[Answer.UPDATED] >= self.needed
 
+    def _has_enough(self) -> bool:
+        """Return True if the updates make a state."""
+        if self.rules.suffices is None:
+            return self._counts()[Answer.UPDATED] >= self._least
+        return self.rules.suffices([c for c, a in self.answers.items() if a is Answer.UPDATED])
+
+    def _close_if_it_suffices(self, now: float, counts: Counter[Answer]) -> list[Instruction]:
+        """Close a round by the clients that have answered; others may still connect."""
+        outstanding = counts[Answer.NONE] > 0
+        if self._has_enough():
+            if self.rules.eager:
+                return self._close(Outcome.DONE, Why.TAKEN)
+            if not outstanding or now >= self.deadline:
+                why = Why.DEADLINE if outstanding else Why.ANSWERED
+                return self._close(Outcome.DONE, why)
+            return []
+        may_come = outstanding or counts[Answer.LOST] or self.resting or self.rules.endless
+        if not may_come:
+            return self._close(Outcome.SKIPPED, Why.ANSWERED)
+        if now < self.deadline:
+            return []
+        reopens = self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens
+        if not (reopens or self.rules.endless):
+            return self._close(Outcome.SKIPPED, Why.DEADLINE)
+        self.reopens += 1
+        self.deadline = now + self.rules.deadline_s
+        waiting = (Answer.NONE, Answer.LOST, Answer.DECLINED)
+        missing = tuple(sorted(c for c, a in self.answers.items() if a in waiting))
+        again = [c for c in missing if c in self.connected and c not in self.excluded]
+        declined = [c for c in again if self.answers[c] is Answer.DECLINED]
+        self.answers.update(dict.fromkeys(declined, Answer.NONE))
+        timer = SetTimer(self.deadline)
+        return [Reopened(missing, self.deadline), *(Ask(c) for c in declined), timer]
+
     def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED
         # In an asynchronous round no client is too late: the update may count in the next one.
@@ -381,7 +419,7 @@ class Round:
         for client, answer in self.answers.items():
             if answer is Answer.NONE:
                 self.answers[client] = silent
-        if self._counts()[Answer.UPDATED] < self._least:
+        if not self._has_enough():
             outcome = Outcome.SKIPPED
         return [Close(outcome, dict(self.answers), why)]
 

@@ -114,6 +114,12 @@ def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
     )
 
 
+def describe_masked_in_vain(progress: RunProgress, usable: int) -> str:
+    """Return the note that too few clients of a masked round have answered."""
+    answers = f"{usable} of its clients have" if usable != 1 else "one of its clients has"
+    return f"{_name(progress)}: {answers} answered, too few; the masked round begins again"
+
+
 def describe_late_counted(context: RunContext, images: Mapping[ClientId, int]) -> str:
     """Return the note that images of learned classes are counted: how many, of which clients."""
     each = sorted((context.name_of(c), n) for c, n in images.items())

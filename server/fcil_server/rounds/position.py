@@ -18,6 +18,7 @@ from fcil_adapters.contract import (
     TaskInfo,
 )
 from fcil_adapters.contract.averaging import Averaging
+from fcil_adapters.masks.exchanges import MASKING
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import Message, PartRef
 from fcil_protocol.storage.spool import Spool
@@ -77,6 +78,12 @@ class RunContext:
     def counts_late(self) -> bool:
         """True if images of learned classes are counted when they come."""
         return any(e.late for e in self.exchanges)
+
+    @cached_property
+    def masked_kinds(self) -> frozenset[str]:
+        """The kinds of the method's own rounds, if they are masked."""
+        own = () if self.method.plain is None else self.exchanges
+        return frozenset(e.kind for e in own if e.masking and e.kind not in MASKING)
 
     def is_asynchronous(self, kind: str) -> bool:
         """Return True if updates of rounds of a kind may start from older states of the task."""
@@ -192,6 +199,7 @@ def method_context(context: RunContext, task: TaskInfo, step: Step) -> Context:
         max_weight_share=context.config.trust.max_weight_share,
         averaging=averaging_of(context.config),
         forms=context.method.forms,
+        masked_run="" if context.method.plain is None else context.run,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_adapters.contract import TaskInfo, registry
+from fcil_adapters.masks.checks import upload_faults
+from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import (
     AlreadyHave,
@@ -174,6 +176,8 @@ class Reception:
             return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
         exchange = registry.find_exchange(context.method, context.hparams, context.info, core.kind)
         dims = context.method.dims(context.hparams, context.info, task)
+        if exchange.masking:
+            return Expectation(task, exchange.upload, dims, self._mask_check(core))
         if not context.method.reports_training(exchange):
             return Expectation(task, exchange.upload, dims, exchange.check)
 
@@ -182,6 +186,18 @@ class Reception:
             return faults or exchange.check(without_training_metrics(payload), task)
 
         return Expectation(task, with_training_metrics(exchange.upload), dims, check)
+
+    def _mask_check(self, core: Core) -> Callable[[Payload, TaskInfo], list[str]]:
+        """Return the check of an upload of a masked round, by the state that it starts from."""
+        context, client = self.context, ClientId(core.sender)
+        key = RoundKey(context.run, core.task, core.kind, core.round)
+        row, record = context.ledger.clients.get(client), MaskRecord.read(self.progress.state)
+        signing = b"" if row is None else row.signing
+
+        def check(payload: Payload, _task: TaskInfo) -> list[str]:
+            return upload_faults(record, key, client, signing, payload)
+
+        return check
 
     def recorded(self, digest: str) -> bool:
         """Return True if the ledger has exactly this update, whichever round counts it."""

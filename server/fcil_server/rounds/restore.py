@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from fcil_adapters.contract import Exchange
+from fcil_adapters.masks.exchanges import (
+    AFTER_KEYS,
+    KEYS,
+    MOST_MEMBERS,
+    SHARES,
+    UNMASK,
+    VOTE,
+    is_summed_once,
+)
+from fcil_adapters.masks.graph import votes_needed
+from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.errors import MethodMismatch, NotNow
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -54,6 +66,10 @@ def machine_of(
             )
         if exchange.late:  # one client that slept is enough, and without any it closes
             rules = replace(rules, min_clients=0, settle_s=0.0)
+    if key.kind in {*AFTER_KEYS, *context.masked_kinds}:
+        rules = _masked_rules(context, progress, key.kind, rules)
+    elif key.kind == KEYS:
+        rules = replace(rules, clients_per_round=rules.clients_per_round or MOST_MEMBERS)
     if context.is_asynchronous(key.kind):
         rules = replace(rules, asynchronous=True)
     elif config.round.mode == "async":
@@ -69,6 +85,45 @@ def machine_of(
         held=progress.mode is not Mode.RUNNING,
         unheld_since=progress.unheld_since,
         first=listed and not ledger.rounds.count_closed(context.run, key.task),
+    )
+
+
+def _masked_rules(
+    context: RunContext, progress: RunProgress, kind: str, rules: RoundRules
+) -> RoundRules:
+    """Return the rules of a masked round after its list: its clients are fixed, and many needed.
+
+    If too few of them answer, it begins again with new keys. Sums of a statistic, and an unmasking,
+    wait without limit instead, since they would be lost.
+    """
+    record = MaskRecord.read(progress.state)
+    assert record is not None, "the list comes first"
+    assert progress.task is not None
+    terms = context.config.privacy.terms
+    digest = record.members.digest(context.run, progress.task.index)
+    delivered = int(record.delivered.sum())
+    votes, fewest = votes_needed(delivered), terms.fewest(delivered)
+    suffices: Callable[[Collection[ClientId]], bool] = partial(record.sum_suffices, digest, fewest)
+    if kind == SHARES:
+        listed = terms.fewest(len(record.members.clients))
+        suffices = partial(record.holders_suffice, digest, listed)
+    elif kind == VOTE:
+        suffices = partial(record.votes_suffice, digest, votes)
+    elif kind == UNMASK:
+        suffices = partial(record.can_be_opened, digest)
+    exchange = context.exchange(kind)
+    once = exchange is not None and is_summed_once(context.method, exchange)
+    endless = kind == UNMASK or (kind in context.masked_kinds and once)
+    return replace(
+        rules,
+        clients_per_round=0,
+        min_clients=0,
+        min_updates=1,
+        no_holder_s=None if endless else rules.deadline_s,
+        joinable=True,
+        suffices=suffices,
+        eager=kind in (VOTE, UNMASK),
+        endless=endless,
     )
 
 

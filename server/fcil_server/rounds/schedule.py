@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from fcil_adapters.contract import Exchange
+from fcil_adapters.masks.exchanges import KEYS, MASKING, SHARES, UNMASK, VOTE
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 
 
@@ -32,7 +34,7 @@ def task_steps(
     after them; without it there are none. Late images have no place in the list (`late_step`).
     """
     steps: list[Step] = []
-    here = [e for e in exchanges if e.in_task(task) and not e.late]
+    here = [e for e in exchanges if e.in_task(task) and not e.late and e.kind not in MASKING]
     for unlabelled in (False, True) if evaluate else (False,):
         some = [e for e in here if (e.unlabelled > 0) is unlabelled]
         for exchange in some:
@@ -46,6 +48,67 @@ def task_steps(
 def late_step(number: int) -> Step:
     """Return the round of late images that is a task's ``number``-th one, from 0."""
     return Step(LATE, number, number + 1)
+
+
+@dataclass(frozen=True)
+class Past:
+    """A closed round of a task: its kind, if it made a state, and if it is to be the last."""
+
+    kind: str
+    worked: bool
+    last: bool = False
+
+
+def next_masked_step(
+    steps: Sequence[Step], past: Sequence[Past], masked: Collection[str], attempts: int
+) -> Step | None:
+    """Return the step after some closed rounds of a task whose rounds are masked.
+
+    Each round of a masked kind is five: keys, shares, the round itself, votes, unmasking. If one of
+    the first four fails, they begin again, with new keys; not after an unmasking that failed, since
+    some clients may have given shares, and take part in no second sum of the same updates.
+
+    Args:
+        steps: the task's, as without masks.
+        past: its closed rounds, the oldest first.
+        masked: the kinds of the rounds that are masked.
+        attempts: most attempts at one round.
+    """
+    rounds = deque(past)
+    numbers: Counter[str] = Counter()  # closed rounds of each kind
+    failed: Counter[str] = Counter()
+
+    def attempt(step: Step) -> Step | Past:
+        """Return the first round of an attempt that is missing, or the last one that closed."""
+        here = Past(KEYS, worked=False)
+        for kind in (KEYS, SHARES, step.kind, VOTE, UNMASK):
+            if not rounds:
+                more = numbers[kind] + 1 if kind in MASKING else step.rounds + failed[kind]
+                return Step(kind, numbers[kind], more)
+            if rounds[0].kind != kind:  # it was given up: of a fork, for example
+                return replace(here, worked=False)
+            here = rounds.popleft()
+            numbers[kind] += 1
+            failed[kind] += not here.worked
+            if not here.worked:
+                break
+        return here
+
+    for step in steps:
+        if step.kind not in masked:
+            if not rounds:
+                return step
+            rounds.popleft()
+            continue
+        for _ in range(attempts):
+            found = attempt(step)
+            if isinstance(found, Step):
+                return found
+            if found.worked or found.last or found.kind == UNMASK:
+                break
+            if rounds and rounds[0].kind != KEYS:
+                break  # nothing more was tried
+    return None
 
 
 def next_step(steps: Sequence[Step], closed: int) -> Step | None:

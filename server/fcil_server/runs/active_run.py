@@ -17,6 +17,7 @@ from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Exchange, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.masks.exchanges import in_terms
 from fcil_protocol.errors import (
     ConfigError,
     FcilError,
@@ -29,6 +30,7 @@ from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.publisher import Publisher
+from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.sections import TrustSection
@@ -270,6 +272,8 @@ async def _open(
         config = applied(config, choice.options)
         ports.notify("info", "budget", choice.text())
     method, hparams = _method_of(config)
+    if method.plain is not None and (faults := list(configuration.masks_faults(config))):
+        raise ConfigError(f"{'; '.join(faults)}.")  # of sections that a run does not keep
     aggregation = Aggregation(
         method,
         hparams,
@@ -280,7 +284,7 @@ async def _open(
     try:
         info, probe = await aggregation.load_backbone()
         registry.check_uploads(method, hparams, info)
-        check_privacy(method, hparams, info, config.privacy.terms)
+        check_privacy(method.plain or method, hparams, info, config.privacy.terms)
         if config.round.mode == "async":
             registry.check_asynchronous(method, hparams, info)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
@@ -314,7 +318,7 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
-    return method, hparams
+    return in_terms(method, config.privacy.terms), hparams
 
 
 def _assemble(
@@ -366,6 +370,9 @@ def tell_ignored(
     The default cap counts as not set, for a federation's file has every key; and 1 caps nothing.
     """
     trust = config.trust
+    if method.plain is not None:
+        text = "rounds are masked: no weight is capped, and no outliers are looked for ([trust])"
+        notify("info", "masked", text)
     share, default = trust.max_weight_share, TrustSection().max_weight_share
     reason = method.uncapped(hparams)
     if reason and share not in (default, 1):

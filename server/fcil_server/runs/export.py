@@ -16,6 +16,8 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.sample import sample
+from fcil_adapters.masks.exchanges import in_terms
+from fcil_adapters.masks.record import without_record
 from fcil_protocol.errors import UsageError
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_protocol.payloads.payload import Payload
@@ -72,7 +74,8 @@ def export_state(
         backbone, info = _backbone(method, config, notify)
     else:
         backbone, info = None, backbone_from_fields(dict(row.backbone))
-    digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
+    run_method, terms = in_terms(method, config.privacy.terms), config.privacy.terms
+    digest = registry.schema_digest(run_method, hparams, info, terms)
     check_resumed(row, method, info, digest)
     images = None
     if calibrate is not None:
@@ -174,7 +177,7 @@ def _parts(method: Method, ctx: Context, hparams: Hparams, state: State) -> dict
     aggregator = registry.load_half(method.aggregator)
     return {
         part.name: ctx.forms.widen(ctx.forms.narrow_exactly(part.payload, schemas[part.kind]))
-        for part in aggregator.broadcast(ctx, state)
+        for part in aggregator.broadcast(ctx, without_record(state))
     }
 
 

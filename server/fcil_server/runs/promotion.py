@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.masks.exchanges import UNMASK
+from fcil_adapters.masks.record import is_of_masks
 from fcil_protocol.errors import CorruptFile, FcilError, NotNow, UsageError
 from fcil_protocol.messages.messages import PartRef, UseModel
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -229,6 +231,7 @@ class Promotion:
         step = self._next_step(row)
         ctx = method_context(context, task, step)
         parts = await context.aggregation.broadcast(ctx, state)
+        parts = tuple(part for part in parts if not is_of_masks(part.name))
         stamp = header_stamp(context, row.state, task, step)
         refs = await context.publisher.publish_beside(parts, stamp)
         return _Published(row, task, step, tuple(refs), promoted)
@@ -244,6 +247,9 @@ class Promotion:
         steps = task_steps(context.exchanges, rounds, task=row.task, evaluate=True)
         if row.kind == OPENING:
             return steps[0]
+        if context.masked_kinds:  # of several states of a round, one has learned
+            done = sum(s.kind == UNMASK for s in rows if s.state <= row.state)
+            return steps[min(done, len(steps) - 1)]
         here = [i for i, s in enumerate(steps) if (s.kind, s.round) == (row.kind, row.round)]
         after = steps[here[0] + 1 :] if here else ()
         return after[0] if after else Step(EVALUATE, 0, 1)

@@ -170,6 +170,8 @@ def test_weaker_terms_than_the_client_asks_for_are_refused(tmp_path):
     ledger = PrivacyLedger(tmp_path)
     for terms, limits, words in (
         (PrivacyTerms(), PrivacyLimits(min_noise=1), "asks for at least 1"),
+        (PrivacyTerms(), PrivacyLimits(min_masked=3), "no masks"),
+        (PrivacyTerms(secure="masks"), PrivacyLimits(min_masked=4), "have sums of 3"),
         (NOISE, PrivacyLimits(min_noise=2.5), "noise multiplier 2"),
         (NOISE.model_copy(update={"partial": True}), PrivacyLimits(min_noise=1), "statistics only"),
     ):

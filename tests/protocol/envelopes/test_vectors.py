@@ -244,13 +244,20 @@ def test_every_type_of_message_of_this_version_is_frozen(tmp_path: Path):
     assert {m["type"] for m in all_messages(newest)} == MESSAGES.keys()
 
 
+def as_stated(fields: Any, said: Any) -> Any:
+    """Return the fields that were there when the vector was made, also those of maps within."""
+    if not (isinstance(fields, dict) and isinstance(said, dict)):
+        return fields
+    return {k: as_stated(v, said[k]) for k, v in fields.items() if k in said}
+
+
 def test_a_message_is_parsed_to_what_it_said_and_encoded_to_the_same_bytes(vectors: Vectors):
     for said in all_messages(vectors):
         frames = frames_of(said)
         received = parse(frames)
         assert received.message.type == said["type"]
         fields = shown(received.message.model_dump())
-        assert {k: v for k, v in fields.items() if k in said["fields"]} == said["fields"]
+        assert as_stated(fields, said["fields"]) == said["fields"]
         assert encode(received.message) == frames[0]
         assert list(received.blobs) == frames[2:]
         if received.message.signed:

@@ -17,6 +17,7 @@ def context(mode="async"):
     """A run whose kind ``train`` is averaged and whose kind ``finish`` is not."""
     made = SimpleNamespace(
         run=RUN,
+        masked_kinds=frozenset(),
         config=Config.model_validate({"round": {"mode": mode, "take": 2, "max_staleness": 3}}),
         exchange=lambda kind: SimpleNamespace(
             averaged=kind == "train", gives_up=0, unlabelled=0, late=False

@@ -20,6 +20,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds import closing, events
 from fcil_server.rounds.asking import describe_pause
+from fcil_server.rounds.events import RoundRules
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN, digest
@@ -63,7 +64,7 @@ class Scene:
             run=RUN, config=Config(round=RoundSection(min_updates=least)),
             ledger=self.ledger, spool=Spool(path.with_name("spool")),
             spool_folder=path.with_name("spool"), notify=lambda *n: self.notes.append(n),
-            name_of=str, is_asynchronous=lambda _: False, continues_after=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
+            name_of=str, masked_kinds=frozenset(), is_asynchronous=lambda _: False, continues_after=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
                 aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
@@ -72,10 +73,12 @@ class Scene:
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=self.pruned.append),
             classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
         )  # fmt: skip
-        self.at = RunProgress(
-            round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9)
-        )
+        self.at = RunProgress(round=self.open_round(), task=TASK, step=Step("train", 0, 9))
         self.closing = closing.Closing(self.kit, self.at, self.at.adopt)
+
+    def open_round(self):
+        rules = RoundRules(min_updates=self.kit.config.least_updates)
+        return SimpleNamespace(reasons={}, rules=rules)
 
     def keep(self, rows):
         self.kept |= {row.client for row in rows}
@@ -207,7 +210,7 @@ def test_three_in_a_row_hold_the_run_with_a_sentence_and_each_further_one_does_a
     assert scene.notes[-1][:2] == ("error", "paused")
     assert "then: fcil-server resume" in scene.notes[-1][2]
     # A restart counts them, too: the ledger does.
-    scene.at = RunProgress(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
+    scene.at = RunProgress(round=scene.open_round(), task=TASK, step=Step("train", 0, 9))
     scene.closing = closing.Closing(scene.kit, scene.at, scene.at.adopt)
     scene.void()
     assert scene.at.mode is Mode.PAUSED

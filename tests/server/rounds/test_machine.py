@@ -1236,3 +1236,84 @@ class TestWithdrawn:
         round_ = opened(clients=(A, B))
         assert round_.handle(Withdrawn(C, "revoked", now=1.0)) == []
         assert round_.answers == {A: Answer.NONE, B: Answer.NONE}
+
+
+class TestMaskedRounds:
+    """Rounds of a fixed list of clients, of which enough must answer together."""
+
+    SHARES = RoundRules(
+        min_clients=0, min_updates=3, quorum=3, deadline_s=100.0, no_holder_s=100.0, joinable=True
+    )
+
+    @staticmethod
+    def unmasking() -> RoundRules:
+        return RoundRules(
+            min_clients=0,
+            min_updates=1,
+            deadline_s=100.0,
+            no_holder_s=None,
+            joinable=True,
+            eager=True,
+            endless=True,
+            suffices=lambda clients: {A, B} <= set(clients) or len(clients) == 4,
+        )
+
+    def test_it_closes_as_soon_as_the_answers_suffice_and_not_by_their_number(self) -> None:
+        machine = opened(self.unmasking(), (A, B, C, D))
+        assert machine.handle(Updated(A, 1.0)) == []
+        assert machine.handle(Updated(C, 2.0)) == []
+        assert machine.handle(Updated(D, 3.0)) == []
+        (close,) = machine.handle(Updated(B, 4.0))
+        assert isinstance(close, Close)
+        assert (close.outcome, close.why) == (Outcome.DONE, Why.TAKEN)
+
+    def test_it_is_reopened_until_they_do_however_long_that_takes(self) -> None:
+        machine = opened(self.unmasking(), (A, B, C))
+        machine.handle(Updated(A, 1.0))
+        machine.handle(Updated(C, 1.0))
+        now = 100.0
+        for _ in range(600):
+            reopened, *_ = machine.handle(Tick(now))
+            assert isinstance(reopened, Reopened)
+            assert reopened.missing == (B,)
+            now = machine.deadline
+        machine.handle(Declined(B, "busy", now - 1))
+        _reopened, ask, _timer = machine.handle(Tick(now))
+        assert ask == Ask(B)
+        (close,) = machine.handle(Updated(B, now))
+        assert isinstance(close, Close)
+
+    def test_all_others_have_answered_and_it_still_waits_for_the_one_that_is_away(self) -> None:
+        machine = opened(self.unmasking(), (A, C, D))  # B is reconnecting
+        for client in (A, C, D):
+            assert machine.handle(Updated(client, 1.0)) == []
+        widened, ask = machine.handle(Available(B, holds=True, now=5.0))
+        assert ask == Ask(B)
+        (close,) = machine.handle(Updated(B, 6.0))
+        assert isinstance(close, Close)
+
+    def test_one_that_begins_again_ends_without_a_state_if_they_do_not_suffice(self) -> None:
+        rules = RoundRules(**{**vars(self.unmasking()), "endless": False, "max_reopens": 1})
+        machine = opened(rules, (A, B, C))
+        machine.handle(Updated(A, 1.0))
+        machine.handle(Tick(100.0))
+        (close,) = machine.handle(Tick(machine.deadline))
+        assert isinstance(close, Close)
+        assert close.outcome is Outcome.SKIPPED
+        machine = opened(rules, (A, B, C))
+        declined = [machine.handle(Declined(c, "no", 1.0, final=True)) for c in (A, B, C)]
+        assert isinstance(declined[-1][0], Close)
+
+    def test_a_member_that_connects_while_it_is_open_is_asked_too(self) -> None:
+        machine = opened(self.SHARES, (A, B, C))
+        widened, ask = machine.handle(Available(D, holds=True, now=5.0))
+        assert (type(widened), ask) == (Widened, Ask(D))
+        assert machine.handle(Available(E, holds=False, now=5.0)) == []
+
+    def test_it_does_not_wait_for_ever_for_members_that_have_left(self) -> None:
+        machine = Round(rules=self.SHARES, seed=(1,))
+        machine.handle(Present(((A, True), (B, True), (E, False)), 0.0))
+        assert machine.phase is Phase.GATHERING
+        (close,) = machine.handle(Tick(100.0))
+        assert isinstance(close, Close)
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.NO_HOLDER)

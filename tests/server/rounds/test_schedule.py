@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from fcil_adapters.contract import Exchange
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.schema import PayloadSchema
-from fcil_server.rounds.schedule import Step, next_step, task_steps
+from fcil_server.rounds.schedule import Past, Step, next_masked_step, next_step, task_steps
 
 
 def exchange(kind: str, rounds: int | None) -> Exchange:
@@ -89,3 +90,58 @@ def test_going_step_by_step_visits_each_round_once(
     assert all(0 <= s.round < s.rounds for s in steps)
     wanted = sum(per_task if e.rounds is None else e.rounds for e in exchanges) + evaluate
     assert len(steps) == wanted
+
+
+OWN = Step("train", 0, 1)
+FIVE = ("mask_keys", "mask_shares", "train", "mask_vote", "unmask")
+
+
+def walk(
+    steps: Sequence[Step], fails: Sequence[tuple[str, int]] = (), attempts: int = 3
+) -> list[tuple[str, int, int]]:
+    """Return the rounds of a task whose rounds ``train`` are masked; some of them fail."""
+    past: list[Past] = []
+    seen: list[tuple[str, int, int]] = []
+    while (step := next_masked_step(steps, past, {"train"}, attempts)) is not None:
+        seen.append((step.kind, step.round, step.rounds))
+        past.append(Past(step.kind, (step.kind, step.round) not in fails))
+        assert len(seen) < 100
+    return seen
+
+
+def test_a_masked_round_is_five_rounds_and_others_stay_one() -> None:
+    steps = [OWN, Step("evaluate", 0, 1)]
+    assert walk(steps) == [
+        *(("mask_keys", 0, 1), ("mask_shares", 0, 1), ("train", 0, 1), ("mask_vote", 0, 1)),
+        *(("unmask", 0, 1), ("evaluate", 0, 1)),
+    ]
+
+
+def test_masked_rounds_are_numbered_on_through_a_task() -> None:
+    seen = walk([Step("train", i, 3) for i in range(3)])
+    assert [kind for kind, _, _ in seen] == [*FIVE] * 3
+    assert [number for _, number, _ in seen] == [0] * 5 + [1] * 5 + [2] * 5
+    assert [(n, of) for kind, n, of in seen if kind == "train"] == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("kind", FIVE[:4])
+def test_what_fails_before_shares_are_given_begins_again_with_new_keys(kind: str) -> None:
+    seen = walk([OWN], [(kind, 0)])
+    at = FIVE.index(kind)
+    assert [k for k, _, _ in seen] == [*FIVE[: at + 1], *FIVE]
+    trained = [(n, of) for k, n, of in seen if k == "train"]
+    assert trained == ([(0, 1)] if at < 2 else [(0, 1), (1, 2)] if at == 2 else [(0, 1), (1, 1)])
+
+
+def test_an_unmasking_that_fails_is_not_tried_with_others() -> None:
+    assert [k for k, _, _ in walk([OWN], [("unmask", 0)])] == [*FIVE]
+
+
+def test_attempts_end() -> None:
+    seen = walk([OWN, Step("evaluate", 0, 1)], [("mask_keys", i) for i in range(9)])
+    assert [k for k, _, _ in seen] == ["mask_keys"] * 3 + ["evaluate"]
+
+
+def test_the_rest_of_a_task_is_not_attempted_again() -> None:
+    past = [Past("mask_keys", worked=False, last=True)]
+    assert next_masked_step([OWN], past, {"train"}, 3) is None

@@ -35,7 +35,7 @@ def exchanges(hparams: ComponentHparams, backbone: BackboneInfo) -> tuple[Exchan
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
     check_blocks("coda_prompt", hparams.blocks, backbone)
-    return train_exchange(component_names(hparams.blocks), "m", averaged=True)
+    return train_exchange(component_names(hparams.blocks), "m", hparams.average, averaged=True)
 
 
 def broadcast(hparams: ComponentHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -21,10 +21,12 @@ from fcil_adapters.contract import (
     TaskInfo,
     TensorSpec,
 )
+from fcil_adapters.contract.averaging import Additive
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.numerics.weighted_sums import Weight, weighted_sums
 from fcil_adapters.toolkit.lora.manifest import (
     SHORT,
     broadcast_schemas,
@@ -41,7 +43,7 @@ def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     told = PayloadSchema((*_fisher_specs(h, backbone), *tally_specs()))
     return (
         train_exchange("ewc", h, backbone, averaged=True),
-        Exchange("finish", told, rounds=1, check=_faults),
+        Exchange("finish", told, rounds=1, check=_faults, additive=_fisher_sums(h, backbone)),
     )
 
 
@@ -68,6 +70,12 @@ def _faults(payload: Payload, task: TaskInfo) -> list[str]:
         *count_faults(payload, task),
         *(f"{name!r} holds a negative number" for name in negative),
     ]
+
+
+def _fisher_sums(h: EwcHparams, backbone: BackboneInfo) -> Additive:
+    """Return the sums of uploads of Fisher information."""
+    weight: Weight = "images" if h.weights == "samples" else "clients"
+    return weighted_sums((spec, weight) for spec in _fisher_specs(h, backbone))
 
 
 def _fisher_specs(h: EwcHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:

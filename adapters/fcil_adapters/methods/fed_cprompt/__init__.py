@@ -34,7 +34,7 @@ def exchanges(hparams: FedCPromptHparams, backbone: BackboneInfo) -> tuple[Excha
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
     check_blocks("fed_cprompt", hparams.blocks, backbone)
-    return train_exchange(component_names(hparams.blocks), "m", averaged=True)
+    return train_exchange(component_names(hparams.blocks), "m", hparams.average, averaged=True)
 
 
 def broadcast(hparams: FedCPromptHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -26,11 +26,15 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.methods.fedncm.options import FedncmHparams
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.weighted_sums import weighted_sums
 
 
 def exchanges(h: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, one round: class means and counts; and late ones."""
-    return h.with_late_exchange(Exchange("train", _upload("c"), 1, count_faults), _upload("s"))
+    mean, *_ = _task("c")
+    sums = weighted_sums([(mean, "classes")])
+    train = Exchange("train", _upload("c"), 1, count_faults, additive=sums)
+    return h.with_late_exchange(train, _upload("s"))
 
 
 def _upload(rows: str) -> PayloadSchema:

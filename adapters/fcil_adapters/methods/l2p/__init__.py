@@ -24,9 +24,9 @@ from fcil_adapters.toolkit.prompts.manifest import (
 )
 
 
-def exchanges(_hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+def exchanges(hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, ``train``."""
-    return train_exchange(NAMES, "M", averaged=True)
+    return train_exchange(NAMES, "M", hparams.average, averaged=True)
 
 
 def broadcast(_hparams: L2pHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -28,6 +28,7 @@ from fcil_adapters.contract import (
     late_cap_ignored_reason,
     separable,
 )
+from fcil_adapters.numerics.weighted_sums import weighted_sums
 
 
 class RunningMeanHparams(LateHparams):
@@ -48,7 +49,9 @@ def exchanges(h: RunningMeanHparams, _backbone: BackboneInfo) -> tuple[Exchange,
             )
         )
 
-    return h.with_late_exchange(Exchange("train", upload("c"), check=check_upload), upload("s"))
+    sums = weighted_sums([(upload("c").tensors[0], "classes")])
+    train = Exchange("train", upload("c"), check=check_upload, additive=sums)
+    return h.with_late_exchange(train, upload("s"))
 
 
 def check_upload(payload: Payload, _task: TaskInfo) -> list[str]:

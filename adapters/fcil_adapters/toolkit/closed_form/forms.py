@@ -11,10 +11,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Payload, TaskInfo
+from fcil_adapters.contract import Kind, Payload, TaskInfo, TensorSpec
+from fcil_adapters.contract.averaging import Additive, Sums
 from fcil_adapters.numerics.class_reports import count_faults
+from fcil_adapters.numerics.weighted_sums import COUNT, IMAGES, count_sum, sum_spec
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
-from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, ProductSums, joined, pack_triangle
+from fcil_adapters.toolkit.closed_form.sums import (
+    F64,
+    I64,
+    LOW,
+    ProductSums,
+    joined,
+    pack_triangle,
+    split,
+)
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 
@@ -62,6 +72,42 @@ def read_upload(h: AnalyticHparams, payload: Payload) -> ProductSums:
         counts.astype(np.float64),
         float(group_counts(h, counts).sum()),
     )
+
+
+def additive_sums(h: AnalyticHparams) -> Additive | None:
+    """Return the sums of uploads in any form; None where the options make them no sums."""
+    if h.group or h.truncate or h.counts_unlabelled or h.weights == "capped":
+        return None  # groups are counted client by client, and a truncated factor is cut by each
+    specs = (
+        sum_spec(TensorSpec(TRIANGLE, Kind.GRAM, ("triangle_size",))),
+        sum_spec(TensorSpec("sum", Kind.GRAM, ("c", "D"))),
+        count_sum(COUNT, "c"),
+        count_sum(IMAGES),
+    )
+
+    def read(payload: Payload) -> dict[str, F64]:
+        sums = read_upload(h, payload)
+        images = payload.i64("n").astype(np.float64)
+        order = np.argsort(np.argsort(payload.i64("classes")))  # back to the task's
+        return {
+            TRIANGLE: sums.triangle,
+            "sum": sums.sums[order],
+            COUNT: sums.counts[order],
+            IMAGES: images,
+        }
+
+    def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
+        tensors = split({TRIANGLE: sums[TRIANGLE], "sum": sums["sum"]})
+        return Payload(
+            {
+                **tensors,
+                "classes": np.asarray(classes, np.int64),
+                COUNT: np.rint(sums[COUNT]).astype(np.int64),
+                "n": np.rint(sums[IMAGES]).astype(np.int64),
+            }
+        )
+
+    return Additive(specs, read, write)
 
 
 def group_counts(h: AnalyticHparams, counts: I64) -> I64:

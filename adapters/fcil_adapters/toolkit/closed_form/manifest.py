@@ -28,6 +28,7 @@ from fcil_adapters.toolkit.closed_form.forms import (
     FACTOR,
     REST,
     TRIANGLE,
+    additive_sums,
     largest_height,
     upload_faults,
 )
@@ -66,7 +67,8 @@ def sums_exchanges(
     """
     upload = _upload(h, more, height, "c")
     check = partial(upload_faults, h)
-    sums = Exchange(kind, upload, rounds=1, check=check)
+    additive = None if more else additive_sums(h)
+    sums = Exchange(kind, upload, rounds=1, check=check, additive=additive)
     if not h.counts_unlabelled:
         return h.with_late_exchange(sums, _upload(h, more, height, "s"))
     pseudo = Exchange(

@@ -8,19 +8,20 @@ this module does not. A method states its differences in its options' properties
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.averaging import AveragingRule, every_rule, mean_only
+from fcil_adapters.contract.averaging import Additive, AveragingRule, every_rule, mean_only
 from fcil_adapters.contract.privacy import Statistic
 from fcil_adapters.contract.traffic import Cadence, Economy, Largest
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
-from fcil_adapters.toolkit.heads.rows import F32, HeadRows, head_specs, row_specs
+from fcil_adapters.numerics.weighted_sums import Weight, weighted_sums
+from fcil_adapters.toolkit.heads.rows import F32, HEAD, HeadRows, head_specs, row_specs
 from fcil_adapters.toolkit.lora.options import LoraHparams
 from fcil_adapters.toolkit.lora.tensors import lora_names, lora_of, lora_places, lora_specs
 from fcil_protocol.payloads.payload import Payload
@@ -120,7 +121,23 @@ def train_exchange(
     )
     schema = PayloadSchema(upload, meta, at_most=at_most)
     averaged = averaged and len(round_factors(h)) == 1  # factors in turns depend on the round
-    return Exchange("train", schema, check=partial(_upload_faults, h, check), averaged=averaged)
+    return Exchange(
+        "train",
+        schema,
+        check=partial(_upload_faults, h, check),
+        averaged=averaged,
+        additive=_additive(h, upload) if averaged and not more and not meta else None,
+    )
+
+
+def _additive(h: LoraHparams, specs: Iterable[TensorSpec]) -> Additive:
+    """Return the sums of uploads that `server.average_round` averages."""
+    usual: Weight = "images" if h.weights == "samples" else "clients"
+    head: Weight = "classes" if h.head_average == "rows" else usual
+    weights: dict[str, Weight] = {"mean": "lone_class", **dict.fromkeys(HEAD, head)}
+    counts = {spec.name for spec in tally_specs()}
+    trained = (spec for spec in specs if spec.name not in counts)
+    return weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
 
 
 def broadcast_schemas(

@@ -22,7 +22,8 @@ from fcil_adapters.contract import (
     every_rule,
 )
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
-from fcil_adapters.toolkit.heads.rows import head_specs, row_specs
+from fcil_adapters.numerics.weighted_sums import Weight, weighted_sums
+from fcil_adapters.toolkit.heads.rows import HEAD, head_specs, row_specs
 from fcil_adapters.toolkit.prompts.options import PoolHparams
 from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, pool_names
 
@@ -60,18 +61,24 @@ def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
 
 
 def train_exchange(
-    names: Iterable[str], rows: str, *, averaged: bool = False
+    names: Iterable[str], rows: str, average: str, *, averaged: bool = False
 ) -> tuple[Exchange, ...]:
     """Return the only exchange of a task: prompts, the task's head rows, image counts.
 
     Args:
         names: of prompts and keys.
         rows: the symbol of their number.
+        average: weights of the clients (`options.PromptHparams.average`).
         averaged: True if the aggregator averages as `server.averaged` does, and has
             `server.start_of` as its ``start``.
     """
-    schema = PayloadSchema((*prompt_specs(names, rows), *head_specs("c"), *tally_specs()))
-    return (Exchange("train", schema, check=count_faults, averaged=averaged),)
+    trained = (*prompt_specs(names, rows), *head_specs("c"))
+    schema = PayloadSchema((*trained, *tally_specs()))
+    usual: Weight = "images" if average == "samples" else "clients"
+    weights: dict[str, Weight] = {} if usual == "images" else {HEAD[0]: "clients_or_lone"}
+    sums = weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
+    additive = sums if averaged else None
+    return (Exchange("train", schema, check=count_faults, averaged=averaged, additive=additive),)
 
 
 def head_schemas() -> dict[str, PayloadSchema]:
@@ -159,7 +166,8 @@ def pool_method(
 
     def exchanges(h: PoolHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
         check_blocks(name, h.blocks, backbone)
-        return train_exchange(pool_names(h.blocks), "M", averaged="aggregator" not in more)
+        names, averaged = pool_names(h.blocks), "aggregator" not in more
+        return train_exchange(names, "M", h.average, averaged=averaged)
 
     def broadcast(h: PoolHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
         check_blocks(name, h.blocks, backbone)

@@ -9,6 +9,7 @@ from typing import Any
 from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.masks.exchanges import kinds_without_sums
 from fcil_protocol.errors import UsageError
 from fcil_server.federation.config import Config, load
 from fcil_server.federation.environment import environment_settings
@@ -98,6 +99,7 @@ def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -
             "clients": setting.clients,
             "rounds": setting.rounds,
         },
+        "masks": not kinds_without_sums(method, hparams, setting.backbone),
         "traffic": _traffic_fields(predict(method, hparams, setting)),
     }
 

@@ -262,6 +262,7 @@ class MethodAnswer(AnswerModel):
     title: str
     citation: str
     presets: dict[str, Fields]
+    masks: bool  # its rounds can be masked ([privacy] secure)
     options: dict[str, Fields]
     setting: Fields
     traffic: Fields

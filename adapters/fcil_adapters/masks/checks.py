@@ -1,0 +1,126 @@
+"""Checks of single uploads of a masked round, before a server takes them.
+
+A share or a signature that is wrong must not be counted on: the round would close with too few.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fcil_adapters.masks.exchanges import HIDDEN, KEYS, SHARES, UNMASK, VOTE
+from fcil_adapters.masks.record import (
+    HIDING,
+    SHARED,
+    VOTED,
+    MaskList,
+    MaskRecord,
+    about,
+    ballot,
+    hiding,
+    letter,
+    share_name,
+)
+from fcil_adapters.masks.shares import commitment
+from fcil_protocol.errors import BadSignature
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.trust.keys import verify_signature
+
+
+def upload_faults(
+    record: MaskRecord | None, key: RoundKey, client: ClientId, signing: bytes, payload: Payload
+) -> list[str]:
+    """Return one sentence for every fault of an upload in a masked round.
+
+    Args:
+        record: of the state that the round starts from; None before there is one.
+        key: of the round.
+        client: the sender.
+        signing: the key that signs what it sends.
+        payload: the upload, which keeps its schema.
+    """
+    if key.kind == KEYS:
+        return _keys_faults(key, client, signing, payload)
+    if record is None or client not in record.members.clients:
+        return ["it is not in the list of this masked round"]
+    own, digest = record.members.clients.index(client), record.members.digest(key.run, key.task)
+    if key.kind == SHARES:
+        return _shares_faults(record, digest, own, payload)
+    if not record.delivered[own]:
+        return ["it has sent no shares in this masked round"]
+    if key.kind == VOTE:
+        return _vote_faults(record, digest, own, payload)
+    if key.kind == UNMASK:
+        return _unmask_faults(record, digest, own, payload)
+    signed = hiding(digest, record.delivered)
+    return _signature_faults(record, own, HIDING, signed, payload, HIDDEN)
+
+
+def _keys_faults(key: RoundKey, client: ClientId, signing: bytes, payload: Payload) -> list[str]:
+    sent = (np.asarray(payload.tensors[n], np.uint8) for n in ("keys", "signing", "signature"))
+    alone = MaskList(key.round, (client,), *sent)
+    if alone.signing[0].tobytes() != signing:
+        return ["'signing' is not the key that it signs its messages with"]
+    fault = alone.fault(key.run, key.task, 0)
+    return [fault] if fault else []
+
+
+def _shares_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload) -> list[str]:
+    around = record.members.around(digest)[own]
+    wanted = dict.fromkeys(("letters", "committed", "signed"), len(around))
+    wanted["pairs"] = sum(i > own for i in around)
+    faults = [
+        f"{name!r}: expected {count} rows, got {len(payload.tensors[name])}"
+        for name, count in wanted.items()
+        if len(payload.tensors[name]) != count
+    ]
+    if faults:
+        return faults
+    sealed, both, pairs, signed = (
+        [row.tobytes() for row in np.asarray(payload.tensors[n], np.uint8)]
+        for n in ("letters", "committed", "pairs", "signed")
+    )
+    signing, rest = record.members.signing[own].tobytes(), iter(pairs)
+    for place, other in enumerate(around):
+        pair = next(rest) if other > own else b""
+        said = letter(digest, own, other, sealed[place], both[place], pair)
+        try:
+            verify_signature(signing, SHARED, said, signed[place])
+        except BadSignature as error:
+            return [f"a letter: {error.message}"]
+    return []
+
+
+def _vote_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload) -> list[str]:
+    signed = ballot(digest, record.delivered, record.survivors)
+    return _signature_faults(record, own, VOTED, signed, payload, "signature")
+
+
+def _signature_faults(
+    record: MaskRecord, own: int, purpose: str, signed: bytes, payload: Payload, name: str
+) -> list[str]:
+    """Compare with the key in the list: a client may have another one since."""
+    signature = np.asarray(payload.tensors[name], np.uint8)[0].tobytes()
+    try:
+        verify_signature(record.members.signing[own].tobytes(), purpose, signed, signature)
+    except BadSignature as error:
+        return [error.message]
+    return []
+
+
+def _unmask_faults(record: MaskRecord, digest: bytes, holder: int, payload: Payload) -> list[str]:
+    around = record.members.around(digest)
+    owners = [i for i in around[holder] if record.delivered[i]]
+    shares = np.asarray(payload.tensors["shares"], np.uint8)
+    if payload.i64("owners").tolist() != owners or len(shares) != len(owners):
+        return [f"expected shares of its {len(owners)} neighbours that have sent some"]
+    rows = {owner: row for row, owner in enumerate(np.flatnonzero(record.delivered).tolist())}
+    wrong = []
+    for owner, share in zip(owners, shares, strict=True):
+        both = record.committed[rows[owner], around[owner].index(holder)].tobytes()
+        survived = bool(record.survivors[owner])
+        wanted = both[: len(both) // 2] if survived else both[len(both) // 2 :]
+        name = share_name(survived=survived)
+        if commitment(share.tobytes(), about(digest, owner, holder), name) != wanted:
+            wrong.append(f"its share of client {record.members.clients[owner]} is another one")
+    return wrong[:3]

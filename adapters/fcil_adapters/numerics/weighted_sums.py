@@ -1,0 +1,136 @@
+"""Uploads of means as sums, which a server can add up without seeing one of them (torch-free).
+
+A server that sees sums alone cannot weight clients by what they sent, so each client sends n_k
+times its means, and the server divides the sum by the sum of the n_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from fcil_adapters.contract.averaging import F64, Additive, Sums, SumSpec
+from fcil_protocol.errors import DataError
+from fcil_protocol.payloads.payload import Array, Payload
+from fcil_protocol.payloads.schema import Dim, Kind, TensorSpec
+
+COUNT = "count"  # images of each class (c,)
+IMAGES = "images"  # images of all classes (1,)
+_LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
+_CLIENTS = "clients"  # clients with an image (1,)
+
+# By what a client weights a tensor, so that the server can divide the sum by the sum of these:
+# - images: all of the client's images;
+# - classes: its images of each class, for a tensor whose last c rows are the task's classes;
+# - clients: 1, if it has an image;
+# - lone_class: its images, if the tensor is there; it is in tasks of one class alone;
+# - clients_or_lone: as ``images`` in a task of one class, else as ``clients``.
+Weight = Literal["images", "classes", "clients", "lone_class", "clients_or_lone"]
+
+
+# Bits and bound by kind: (values of one image or a mean's, times 2^26 images) fit.
+_POINTS = {
+    Kind.LORA: (30, 2.0**32),
+    Kind.HEAD: (30, 2.0**32),
+    Kind.PROMPT: (30, 2.0**32),
+    Kind.KEY: (30, 2.0**32),
+    Kind.GRAM: (30, 2.0**32),
+    Kind.PROTOTYPE: (28, 2.0**34),
+    Kind.IMPORTANCE: (24, 2.0**38),
+    Kind.COUNT: (0, 2.0**40),
+}
+
+
+def sum_spec(spec: TensorSpec) -> SumSpec:
+    """Return the sum of a tensor, with the bits and the bound of its kind."""
+    bits, bound = _POINTS[spec.kind]
+    return SumSpec(spec.name, spec.shape, bits, bound)
+
+
+def count_sum(name: str, rows: Dim = 1) -> SumSpec:
+    """Return the sum of a vector of counts."""
+    bits, bound = _POINTS[Kind.COUNT]
+    return SumSpec(name, (rows,), bits, bound)
+
+
+def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]], classes: str = "c") -> Additive:
+    """Return the sums of uploads of means, each weighted by images, and of a ``tally``.
+
+    Args:
+        weights: the tensors, each with its weight.
+        classes: the symbol of the number of the task's classes.
+    """
+    tensors = dict(weights)
+    used = {*tensors.values()}
+    specs = [*map(sum_spec, tensors), count_sum(COUNT, classes), count_sum(IMAGES)]
+    specs += [count_sum(_LONE)] if "lone_class" in used else []
+    specs += [count_sum(_CLIENTS)] if used & {"clients", "clients_or_lone"} else []
+
+    def read(payload: Payload) -> dict[str, F64]:
+        counts, images = (payload.i64(n).astype(np.float64) for n in (COUNT, "n"))
+        lone = [spec.name for spec, weight in tensors.items() if weight == "lone_class"]
+        there = all(name in payload.tensors for name in lone)
+        known = {
+            COUNT: counts,
+            IMAGES: images,
+            _LONE: images * (there and len(counts) == 1),
+            _CLIENTS: (images > 0).astype(np.float64),
+        }
+        sums = {spec.name: known[spec.name] for spec in specs if spec.name in known}
+        for spec, weight in tensors.items():
+            values = payload.tensors.get(spec.name)
+            if values is None or (weight == "lone_class" and len(counts) > 1):
+                sums[spec.name] = np.zeros(0)  # `dense` knows its shape
+            else:
+                factor = _factors(weight, known, len(values), values.ndim)
+                sums[spec.name] = factor * np.asarray(values, np.float64)
+        return sums
+
+    def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
+        out: dict[str, Array] = {
+            "classes": np.asarray(classes, np.int64),
+            COUNT: np.rint(sums[COUNT]).astype(np.int64),
+            "n": np.rint(sums[IMAGES]).astype(np.int64),
+        }
+        for spec, weight in tensors.items():
+            if weight == "lone_class" and not sums[_LONE].any():
+                continue
+            total = sums[spec.name]
+            factor = _factors(weight, sums, len(total), total.ndim)
+            out[spec.name] = (total / np.maximum(factor, 1)).astype(np.float32)
+        return Payload(out)
+
+    of_classes = [
+        spec.name
+        for spec, weight in tensors.items()
+        if weight == "classes" and spec.kind is Kind.PROTOTYPE
+    ]
+    return Additive(tuple(specs), read, write, tuple(of_classes))
+
+
+def _factors(weight: Weight, known: Sums, rows: int, dims: int) -> F64:
+    """Return the weight of each row of a tensor, in a shape that multiplies it."""
+    if weight == "classes":
+        counts = known[COUNT]
+        column = np.concatenate([np.zeros(rows - len(counts)), counts])
+        return column.reshape((-1,) + (1,) * (dims - 1))
+    if weight == "clients_or_lone":
+        weight = "images" if len(known[COUNT]) == 1 else "clients"
+    name = {"images": IMAGES, "clients": _CLIENTS, "lone_class": _LONE}[weight]
+    return known[name].reshape((1,) * dims)
+
+
+def dense(sums: Mapping[str, F64], spec: SumSpec, shape: tuple[int, ...]) -> F64:
+    """Return one client's sum in the shape that all clients send; zeros if it has none.
+
+    Raises:
+        DataError: it has another shape.
+    """
+    values = sums[spec.name]
+    if values.size == 0:
+        return np.zeros(shape)
+    if values.shape != shape:
+        raise DataError(f"the sum {spec.name!r}: expected shape {shape}, got {values.shape}.")
+    return values

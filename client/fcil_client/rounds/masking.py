@@ -1,0 +1,197 @@
+"""A client's part in masked rounds: its durable secrets, and the pure work of `masks.member`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract.privacy import system_normal
+from fcil_adapters.masks.exchanges import (
+    KEYS,
+    LIST,
+    SETS,
+    SHARES,
+    VOTE,
+    VOTES,
+    is_summed_once,
+)
+from fcil_adapters.masks.member import Bounds, Member, keys_upload
+from fcil_adapters.masks.record import Letters, MaskList, letters_part
+from fcil_client.link.handshake import Terms
+from fcil_client.state.home import Home
+from fcil_client.state.mask_secrets import MaskFile
+from fcil_client.state.peers import PeerBook
+from fcil_protocol.errors import SchemaMismatch
+from fcil_protocol.ids import ClientId, sha256_of
+from fcil_protocol.messages.messages import RoundOpen
+from fcil_protocol.payloads.payload import Payload, pieces
+from fcil_protocol.payloads.schema import class_key
+from fcil_protocol.trust.keys import PrivateKeys
+
+Parts = Mapping[str, Payload]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Masking:
+    """The masked rounds of one client; all methods read and write the disk."""
+
+    home: Home
+    client: ClientId
+    keys: PrivateKeys
+    file: MaskFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", MaskFile(self.home.directory))
+
+    def upload(self, order: RoundOpen, terms: Terms, parts: Parts) -> Payload:
+        """Return the upload of a round of keys, shares, votes or unmasking.
+
+        Raises:
+            TrustError: the server asks for what would show an update.
+            SchemaMismatch: a part is missing.
+            CorruptFile, DiskFull, StorageError: the secrets cannot be read or kept.
+        """
+        with self.file.lock:
+            if order.kind == KEYS:
+                secrets = self.file.begin(order.key)
+                return keys_upload(
+                    secrets, self.keys, order.run, order.task, order.round, self.client
+                )
+            member = self._member(order, terms, parts)
+            if order.kind == SHARES:
+                return member.shares_upload(self.keys)
+            delivered, letters = self._letters(member, parts)
+            sets = _part(parts, SETS)
+            survivors, hidden = sets.i64("survivors"), np.asarray(sets.tensors["hidden"], np.uint8)
+            member.check_survivors(delivered, survivors, hidden)
+            self.file.settle_survivors(_digest(survivors))
+            if order.kind == VOTE:
+                return member.vote_upload(self.keys, delivered, survivors)
+            votes = _part(parts, VOTES)
+            signatures = np.asarray(votes.tensors["signatures"], np.uint8)
+            member.check_votes(delivered, survivors, votes.i64("voted"), signatures)
+            return member.unmask_upload(delivered, survivors, letters)
+
+    def check_unused(
+        self, order: RoundOpen, terms: Terms, parts: Parts, classes: Iterable[str]
+    ) -> None:
+        """Check, before any work, that nothing of an update is in another sum of the run.
+
+        Raises:
+            TrustError: something is.
+        """
+        members = MaskList.read(_part(parts, LIST))
+        cycle = (order.task, members.cycle)
+        self.file.check_unused(order.run, cycle, _once(order, terms, classes))
+
+    def masked(
+        self,
+        order: RoundOpen,
+        terms: Terms,
+        task: TaskInfo,
+        parts: Parts,
+        classes: Iterable[str],
+        upload: Payload,
+    ) -> Payload:
+        """Return the masked sums of an upload, which has passed its own checks.
+
+        Args:
+            order: the server's.
+            terms: the run's.
+            task: of the order.
+            parts: of the masked round under way.
+            classes: names of the classes that the upload is about.
+            upload: the method's own.
+
+        Raises:
+            DataError: a sum is too large to be masked.
+            TrustError, SchemaMismatch, CorruptFile, DiskFull, StorageError: as `upload`.
+        """
+        exchange = terms.exchange(order.kind)
+        assert exchange is not None, "the order is of the run's method"
+        assert exchange.additive is not None, "its rounds are masked"
+        dims, specs = terms.dims(task, order.kind), exchange.additive.sums
+        shapes = {
+            spec.name: tuple(size if isinstance(size, int) else dims[size] for size in spec.shape)
+            for spec in specs
+        }
+        sums = exchange.additive.read(upload)
+        with self.file.lock:
+            member = self._member(order, terms, parts)
+            delivered, letters = self._letters(member, parts)
+            if noises_sum(terms, order.kind, task):
+                deviation = terms.privacy.noise_multiplier * terms.privacy.clip
+                share = deviation / np.sqrt(member.bounds.fewest(int(delivered.sum())))
+                for name in exchange.additive.class_sums:
+                    sums[name] = sums[name] + share * system_normal(sums[name].shape)
+            hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys)
+            self.file.settle_masked(sha256_of(*pieces(hidden)), _once(order, terms, classes))
+        return hidden
+
+    def _member(self, order: RoundOpen, terms: Terms, parts: Parts) -> Member:
+        members = MaskList.read(_part(parts, LIST))
+        secrets = self.file.of(order.run, order.task, members.cycle)
+        book = PeerBook(self.home.directory)
+        bounds = Bounds(
+            terms.privacy.secure_min_clients,
+            terms.privacy.secure_threshold,
+            book.pinned(),
+            book.known(),
+        )
+        member = Member.of(secrets, members, order.run, order.task, self.client, bounds)
+        self.file.settle_members(member.digest.hex())
+        book.meet(members, self.client)
+        return member
+
+    def _letters(self, member: Member, parts: Parts) -> tuple[I64, Letters]:
+        """Return the checked set of clients that have sent shares, and their letters."""
+        delivered = _part(parts, SETS).i64("delivered")
+        part = _part(parts, letters_part(self.client))
+        letters = Letters.read(part)
+        member.check_delivered(delivered, letters)
+        self.file.settle_delivered(sha256_of(_digest(delivered).encode(), *pieces(part)))
+        return delivered, letters
+
+
+def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
+    """Return True if clients add parts of one noise to class sums, instead of a whole one each.
+
+    The least number of clients of a sum add up to the whole: variances are added. Rows of classes
+    without images get it too, since the others' rows need it.
+    """
+    exchange = terms.exchange(kind)
+    if exchange is None or exchange.additive is None or not exchange.masking:
+        return False
+    statistics = terms.method.statistics(terms.hparams, kind, task)
+    noised = {name for one in statistics for name in one.tensors}
+    own = set(exchange.additive.class_sums)
+    return terms.privacy.noise_multiplier > 0 and bool(noised) and noised <= own
+
+
+def _digest(flags: I64) -> str:
+    return hashlib.sha256(flags.tobytes()).hexdigest()
+
+
+def _once(order: RoundOpen, terms: Terms, classes: Iterable[str]) -> list[str]:
+    """Return names, by this client's own folders, of what an update holds and may be summed once.
+
+    Ids of classes and tasks are the server's, and it could give others.
+    """
+    exchange = terms.exchange(order.kind)
+    assert exchange is not None, "the order is of the run's method"
+    if not is_summed_once(terms.method, exchange):
+        return []
+    keys = sorted(class_key(name) for name in classes)
+    return [hashlib.sha256(f"{order.kind}/{key}".encode()).hexdigest()[:32] for key in keys]
+
+
+def _part(parts: Parts, name: str) -> Payload:
+    if name not in parts:
+        raise SchemaMismatch(f"the server's order of a masked round names no part {name!r}.")
+    return parts[name]

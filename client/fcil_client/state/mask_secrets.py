@@ -1,0 +1,268 @@
+"""The secrets of the newest masked round, and a record of the use that was made of them.
+
+``masks.json`` in the client's directory (0600). It is on disk before anything that depends on it
+can leave the device: a mask hides one vector, a client signs one set of survivors, and of two sums
+that differ by one client the difference is that client's update.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters.masks.shares import RoundSecrets
+from fcil_protocol.errors import CorruptFile, TrustError
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+
+NAME = "masks.json"
+MOST_RUNS = 100  # that are remembered, the newest ones
+
+
+@dataclass(frozen=True)
+class RunNotes:
+    """The masked rounds of one run.
+
+    Attributes:
+        newest: task and cycle of the newest one.
+        summed: what can be summed once -> task and cycle of the masked round that it was hidden in.
+    """
+
+    newest: tuple[int, int]
+    summed: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MaskNotes:
+    """The newest masked round.
+
+    Attributes:
+        run, task, cycle: which one it is.
+        mask, own, letters: seeds of its secrets (hex); empty once they are erased.
+        members: digest of the list that shares were made for; empty: none yet.
+        delivered: digest of the letters, and of the set of clients that have sent shares.
+        masked: digest of the vector that the masks hide.
+        survivors: digest of the set that was signed, and that shares are given for.
+    """
+
+    run: str
+    task: int
+    cycle: int
+    mask: str = field(repr=False)
+    own: str = field(repr=False)
+    letters: str = field(repr=False)
+    members: str = ""
+    delivered: str = ""
+    masked: str = ""
+    survivors: str = ""
+
+    @property
+    def secrets(self) -> RoundSecrets:
+        """The secrets."""
+        return RoundSecrets(*(bytes.fromhex(text) for text in (self.mask, self.own, self.letters)))
+
+
+class MaskFile:
+    """The file with a client's `MaskNotes`; each change is on disk when its method returns.
+
+    Attributes:
+        lock: held around several calls that belong together; threads of one client may work on two
+            rounds, of which one was abandoned.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.lock = threading.RLock()
+        self._path = directory / NAME
+        self._known: tuple[MaskNotes | None, dict[str, RunNotes]] | None = None
+
+    def begin(self, key: RoundKey) -> RoundSecrets:
+        """Return the secrets of a masked round, drawn at the first call for it.
+
+        Args:
+            key: of the round of keys; its number is that of the masked round.
+
+        Raises:
+            TrustError: a later one has begun, so the secrets of this one are gone.
+        """
+        with self.lock:
+            notes, runs = self._read()
+            this = (key.task, key.round)
+            before = runs.get(key.run)
+            if before is not None and before.newest >= this:
+                if notes is None or (notes.run, notes.task, notes.cycle) != (key.run, *this):
+                    raise _over(key.task, key.round)
+                return _secrets(notes)
+            drawn = RoundSecrets.draw()
+            texts = (drawn.mask.hex(), drawn.own.hex(), drawn.letters.hex())
+            runs = {run: of for run, of in runs.items() if run != key.run}
+            runs[key.run] = RunNotes(this, {} if before is None else before.summed)
+            runs = dict(list(runs.items())[-MOST_RUNS:])
+            self._write(MaskNotes(key.run, key.task, key.round, *texts), runs)
+            return drawn
+
+    def of(self, run: str, task: int, cycle: int) -> RoundSecrets:
+        """Return the secrets of the newest masked round, which must be this one.
+
+        Raises:
+            TrustError: it is another one.
+        """
+        with self.lock:
+            notes, _ = self._read()
+            if notes is None or (notes.run, notes.task, notes.cycle) != (run, task, cycle):
+                raise _over(task, cycle)
+            return _secrets(notes)
+
+    def erase(self) -> None:
+        """Erase the secrets of a masked round that is over."""
+        with self.lock:
+            notes, runs = self._read()
+            if notes is not None and notes.mask:
+                self._write(replace(notes, mask="", own="", letters=""), runs)
+
+    def check_unused(self, run: str, cycle: tuple[int, int], once: Collection[str]) -> None:
+        """Check that nothing of this was hidden in another masked round of the run.
+
+        Its sum may have been opened, and two sums that differ by one client show its part.
+
+        Args:
+            run: id of the run.
+            cycle: task and number of the masked round under way.
+            once: names of what can be summed once.
+
+        Raises:
+            TrustError: something was.
+        """
+        with self.lock:
+            _, runs = self._read()
+            before = runs[run].summed if run in runs else {}
+            if any(before.get(name, cycle) != cycle for name in once):
+                raise TrustError(
+                    "masked round: images of these classes are in a sum of this run already, and "
+                    "of two sums that differ by one client the difference is its update.",
+                    action="Nothing was sent. The client takes part again in the next task.",
+                )
+
+    def settle_members(self, digest: str) -> None:
+        """Note the list of clients that shares are made for.
+
+        Raises:
+            TrustError: they were made for another list.
+        """
+        self._settle("members", digest, "shares were made for another list of clients")
+
+    def settle_delivered(self, digest: str) -> None:
+        """Note the letters that masks and shares come from.
+
+        Raises:
+            TrustError: others were used before.
+        """
+        self._settle("delivered", digest, "another set of clients or letters was shown before")
+
+    def settle_masked(self, vector: str, once: Collection[str] = ()) -> None:
+        """Note the vector that the masks hide, before it can leave.
+
+        Args:
+            vector: its digest.
+            once: names of its parts that can be summed once in a run.
+
+        Raises:
+            TrustError: they hide another one; some of it was in another sum; or the set of
+                survivors was signed before, so that shares may have been given.
+        """
+        with self.lock:
+            notes, runs = self._read()
+            assert notes is not None, "begin or of comes first"
+            this = (notes.task, notes.cycle)
+            self.check_unused(notes.run, this, once)
+            if notes.survivors and not notes.masked:
+                raise TrustError(
+                    "masked round: it was voted or unmasked before this client was asked for its "
+                    "sums.",
+                    action="Nothing was sent: ask the server's operator.",
+                )
+            self._settle("masked", vector, "another update was hidden with the same masks")
+            notes, runs = self._read()
+            assert notes is not None
+            of = runs[notes.run]
+            summed = {**of.summed, **dict.fromkeys(once, this)}
+            if summed != of.summed:
+                self._write(notes, {**runs, notes.run: replace(of, summed=summed)})
+
+    def settle_survivors(self, digest: str) -> None:
+        """Note the set of clients that is signed, before it is.
+
+        Raises:
+            TrustError: another one was signed.
+        """
+        self._settle("survivors", digest, "another set of clients was signed or opened")
+
+    def _settle(self, name: str, value: str, other: str) -> None:
+        """Set a field once; a second, different value is refused."""
+        with self.lock:
+            notes, runs = self._read()
+            assert notes is not None, "begin or of comes first"
+            before = getattr(notes, name)
+            if before and before != value:
+                raise TrustError(
+                    f"masked round: {other}.",
+                    action="Nothing was sent. The server asks for more than the protocol allows, "
+                    "or was restored from a backup: ask its operator.",
+                )
+            if not before:
+                changed: dict[str, Any] = {name: value}
+                self._write(replace(notes, **changed), runs)
+
+    def _read(self) -> tuple[MaskNotes | None, dict[str, RunNotes]]:
+        if self._known is not None:
+            return self._known
+        with storage_errors("read", self._path):
+            data = self._path.read_bytes() if self._path.exists() else None
+        if data is None:
+            return None, {}
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            notes = MaskNotes(**fields["newest"])
+            _ = notes.secrets
+            runs = {
+                str(run): RunNotes(
+                    _pair(of["newest"]), {str(k): _pair(v) for k, v in of["summed"].items()}
+                )
+                for run, of in fields["runs"].items()
+            }
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise CorruptFile(
+                f"{self._path} is damaged ({type(error).__name__}).",
+                action="Do not restore it from a backup: masks that were used since would be used "
+                "again. Remove it when this run is over; until then this client takes no part in "
+                "masked rounds.",
+            ) from error
+        self._known = (notes, runs)
+        return self._known
+
+    def _write(self, notes: MaskNotes, runs: dict[str, RunNotes]) -> None:
+        fields = {"newest": asdict(notes), "runs": {run: asdict(of) for run, of in runs.items()}}
+        write_atomic(self._path, json.dumps(fields, indent=1).encode())
+        self._known = (notes, runs)
+
+
+def _pair(numbers: list[int]) -> tuple[int, int]:
+    task, cycle = numbers
+    return int(task), int(cycle)
+
+
+def _secrets(notes: MaskNotes) -> RoundSecrets:
+    if not notes.mask:
+        raise _over(notes.task, notes.cycle)
+    return notes.secrets
+
+
+def _over(task: int, cycle: int) -> TrustError:
+    return TrustError(
+        f"this client has no secrets of the masked round {cycle} of task {task}: it took no part "
+        "in it, or it is over.",
+        action="Nothing to do: it takes part in the next one.",
+    )

@@ -1,0 +1,133 @@
+"""The other clients of masked rounds, as far as this one has met them, and those that are pinned.
+
+``peers.json`` in the client's directory (0600): client id -> fingerprint of its signing key, and
+whether the owner of this device has confirmed it. A server could list clients that it made up; pins
+are what it cannot make up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters.masks.record import MaskList
+from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.ids import ClientId, is_client_id
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_protocol.trust.keys import FINGERPRINT_DIGITS, fingerprint_of
+
+NAME = "peers.json"
+MOST_PEERS = 10_000
+LEAST_DIGITS = 16  # of a fingerprint: fewer could be found by trying keys
+_WHOLE = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
+
+
+@dataclass(frozen=True)
+class OtherClient:
+    """Another client.
+
+    Attributes:
+        client: its id; empty: it was pinned before it was met.
+        fingerprint: of the key that signs what it sends.
+        pinned: the owner of this device has confirmed the fingerprint.
+    """
+
+    client: ClientId
+    fingerprint: str
+    pinned: bool
+
+
+class PeerBook:
+    """The file of the peers that one client has met."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+
+    def peers(self) -> list[OtherClient]:
+        """Return the peers, by their ids.
+
+        Raises:
+            CorruptFile, StorageError: the file cannot be read.
+        """
+        with storage_errors("read", self._path):
+            data = self._path.read_bytes() if self._path.exists() else b"[]"
+        try:
+            entries: list[dict[str, Any]] = json.loads(data)
+            found = [
+                OtherClient(ClientId(e["client"]), str(e["fingerprint"]), bool(e["pinned"]))
+                for e in entries
+            ]
+            if not all(p.client == "" or is_client_id(p.client) for p in found):
+                raise ValueError("client id")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptFile(
+                f"{self._path} is damaged ({type(error).__name__}).",
+                action="Restore it from a backup, or remove it: its peers are met again in the "
+                "next masked round, and are to be pinned again.",
+            ) from error
+        return found
+
+    def pinned(self) -> frozenset[str]:
+        """Return the pinned fingerprints."""
+        return frozenset(peer.fingerprint for peer in self.peers() if peer.pinned)
+
+    def known(self) -> dict[ClientId, str]:
+        """Return client id -> fingerprint of the pinned peers that were met."""
+        return {p.client: p.fingerprint for p in self.peers() if p.pinned and p.client}
+
+    def meet(self, members: MaskList, own: ClientId) -> None:
+        """Record the clients of a checked list; those that are pinned stay as they are.
+
+        Raises:
+            CorruptFile, DiskFull, StorageError: the file cannot be read or written.
+        """
+        peers = self.peers()
+        met = {p.client: p for p in peers if p.client}
+        early = {p.fingerprint: p for p in peers if not p.client}  # pinned before they were met
+        changed = False
+        for name, key in zip(members.clients, members.signing, strict=True):
+            fingerprint, before = fingerprint_of(key.tobytes()), met.get(name)
+            new = before is None or (before.fingerprint != fingerprint and not before.pinned)
+            if name != own and new and len(met) < MOST_PEERS:
+                pinned = early.pop(fingerprint, None) is not None
+                met[name] = OtherClient(name, fingerprint, pinned)
+                changed = True
+        if changed:
+            self._write([*met.values(), *early.values()])
+
+    def pin(self, fingerprint: str, *, pinned: bool) -> None:
+        """Pin a fingerprint, or take that back.
+
+        Args:
+            fingerprint: of a peer's key, or the first `LEAST_DIGITS` or more of one that was met;
+                a whole one may be pinned before its owner is met.
+            pinned: True to pin it.
+
+        Raises:
+            UsageError: no peer has it, or several have.
+            CorruptFile, DiskFull, StorageError: the file cannot be read or written.
+        """
+        peers, wanted = self.peers(), fingerprint.lower()
+        found = [
+            p for p in peers if len(wanted) >= LEAST_DIGITS and p.fingerprint.startswith(wanted)
+        ]
+        if not found and pinned and _WHOLE.fullmatch(wanted):
+            found = [OtherClient(ClientId(""), wanted, pinned=False)]
+        if len(found) != 1:
+            raise UsageError(
+                f"{len(found)} peers have a fingerprint that begins with {fingerprint[:40]!r}, "
+                "expected one.",
+                action=f"fcil-client peers lists them; give {LEAST_DIGITS} digits or more, or all "
+                f"{FINGERPRINT_DIGITS} of a peer that was not met yet.",
+            )
+        rest = [p for p in peers if p != found[0]]
+        self._write([*rest, OtherClient(found[0].client, found[0].fingerprint, pinned)])
+
+    def _write(self, peers: Iterable[OtherClient]) -> None:
+        entries = [vars(p) for p in sorted(peers, key=lambda p: (p.client, p.fingerprint))]
+        kept = [entry for entry in entries if entry["client"] or entry["pinned"]]
+        write_atomic(self._path, json.dumps(kept, indent=1).encode())

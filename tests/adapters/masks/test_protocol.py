@@ -1,0 +1,458 @@
+"""Masked rounds on numbers alone: drop-outs, and what a server may not get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from adapters.kit import Federation, client_id, make_tasks, toy_images
+from adapters.masks.mask_kit import RUN, USUAL, MaskedRounds
+from fcil_adapters.contract.averaging import SumSpec
+from fcil_adapters.masks import graph
+from fcil_adapters.masks.exchanges import SETS, SHARES, UNMASK, VOTES
+from fcil_adapters.masks.member import Bounds, Member, keys_upload
+from fcil_adapters.masks.record import (
+    Letters,
+    MaskList,
+    MaskRecord,
+    about,
+    ballot,
+    hiding,
+)
+from fcil_adapters.masks.ring import add_stream, from_ring, to_ring
+from fcil_adapters.masks.shares import (
+    RoundSecrets,
+    commitment,
+    join,
+    seal,
+    sealing_key,
+    split,
+    stream_of_self,
+)
+from fcil_protocol.errors import DataError, InternalError, TrustError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.trust.keys import SEALING_BYTES, PrivateKeys, fingerprint_of
+
+(TASK,) = make_tasks([0, 1])
+
+
+def begun(n):
+    """Return the masked rounds of n clients, with one class mean each, the task open."""
+    toy = Federation.of("running_mean", [toy_images({0: k + 1, 1: 2}, k) for k in range(n)])
+    toy.open(TASK)
+    return MaskedRounds(toy)
+
+
+def plain_state(n, who):
+    toy = Federation.of("running_mean", [toy_images({0: k + 1, 1: 2}, k) for k in range(n)])
+    toy.open(TASK)
+    toy.asleep = set(range(n)) - set(who)
+    toy.round("train")
+    return toy.state
+
+
+# --- ring, shares, graph ------------------------------------------------------------------------
+
+SPEC = SumSpec("x", (2,), 30, 2.0**32)
+
+
+def test_the_sum_of_rings_is_the_sum_of_numbers_whatever_the_order():
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 1e3, (30, 2))
+    rings = [to_ring(v, SPEC, 30) for v in values]
+    assert (sum(rings) == sum(reversed(rings))).all()
+    assert np.allclose(from_ring(sum(rings), SPEC), values.sum(0), rtol=0, atol=30 * 2**-31)
+
+
+@pytest.mark.parametrize("value", [2.0**32 / 3 * 1.001, -(2.0**32), np.nan, np.inf])
+def test_a_number_that_could_overflow_is_refused(value):
+    with pytest.raises(DataError, match="may reach"):
+        to_ring(np.array([value, 0]), SPEC, 3)
+
+
+def test_a_sum_beyond_its_bound_is_no_result():
+    with pytest.raises(InternalError, match="a mask is left, or a client|beyond its part"):
+        from_ring(np.array([2**62 + 2**40, 0]), SPEC)
+
+
+def test_a_stream_is_aes_in_counter_mode_and_cancels():
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    seed = bytes(range(32))
+    vector = {"b": np.zeros((2, 2), np.int64), "a": np.array([5], np.int64)}
+    add_stream(vector, seed, 1)
+    stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(40))
+    numbers = np.frombuffer(stream, "<i8")
+    assert vector["a"][0] == numbers[0] + 5
+    assert vector["b"].ravel().tolist() == numbers[1:].tolist()
+    add_stream(vector, seed, -1)
+    assert vector["a"].tolist() == [5]
+    assert not vector["b"].any()
+
+
+def test_any_shares_of_the_threshold_give_the_secret_and_fewer_do_not():
+    secret = bytes(range(32))
+    shares = split(secret, 3, 5)
+    for some in combinations(range(5), 3):
+        assert join([(i, shares[i]) for i in some]) == secret
+    assert join([(i, shares[i]) for i in (0, 1)]) != secret
+
+
+@pytest.mark.parametrize("n", [3, 4, 7, 30, 31, 60, 100, 300])
+def test_neighbours_are_mutual_and_many(n):
+    clients = tuple(ClientId(f"{'a' * 22}{i:04d}".translate(str.maketrans("0189", "wxyz")))
+                    for i in range(n))  # fmt: skip
+    clients = tuple(sorted(clients))
+    around = graph.circle(clients, b"digest")
+    assert {len(some) for some in around} == {graph.degree(n)}
+    assert all(i in around[j] for i in range(n) for j in around[i])
+    assert all(i not in around[i] for i in range(n))
+    assert graph.is_connected(around, range(n))
+    k, t = graph.degree(n), graph.threshold(graph.degree(n))
+    if n >= 7:  # a third of the neighbours cannot have both secrets of a client
+        assert 2 * t > k + k // 3
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 10, 31, 100])
+def test_two_sets_cannot_both_have_enough_votes_of_clients_of_which_a_third_lies(n):
+    honest = n - n // 3
+    assert 2 * graph.votes_needed(n) > honest + 2 * (n // 3)
+
+
+# --- drop-outs ----------------------------------------------------------------------------------
+
+
+def test_every_pattern_of_drop_outs_gives_the_sum_of_those_that_stayed_or_no_sum():
+    """For seven clients: who is gone after its shares, and who after its sum."""
+    n = 7
+    opened = 0
+    patterns = [(before, after) for before in range(2) for after in range(2)]
+    for before, after in patterns:
+        for gone in combinations(range(n), before):
+            rest = [k for k in range(n) if k not in gone]
+            for late in combinations(range(n), after):
+                if before + after == 2 and (gone[0] + late[0]) % 3:
+                    continue  # a third of the pairs
+                rounds = begun(n)
+                holders = [k for k in range(n) if k not in late]
+                enough = MaskRecord.can_be_opened
+                rounds.give_keys(range(n))
+                rounds.give_shares(range(n))
+                rounds.give_sums(rest)
+                rounds.give_votes(holders)
+                record = MaskRecord.read(rounds.toy.state)
+                digest = record.members.digest(RUN, 0)
+                assert enough(record, digest, {client_id(k) for k in holders})
+                state = rounds.give_unmasked(holders)
+                wanted = plain_state(n, rest)
+                assert np.allclose(state.tensors["task.0.mean"], wanted.tensors["task.0.mean"],
+                                   rtol=1e-6, atol=1e-7)  # fmt: skip
+                assert (state.tensors["task.0.count"] == wanted.tensors["task.0.count"]).all()
+                opened += 1
+    assert opened > 20
+
+
+def test_clients_that_gave_keys_and_no_shares_are_left_out():
+    rounds = begun(7)
+    state = rounds.all("train", range(7), shared=range(6))
+    assert np.allclose(
+        state.tensors["task.0.mean"], plain_state(7, range(6)).tensors["task.0.mean"]
+    )
+
+
+def test_too_few_holders_open_nothing():
+    rounds = begun(7)
+    for step in (rounds.give_keys, rounds.give_shares, rounds.give_sums, rounds.give_votes):
+        step(range(7))
+    record = MaskRecord.read(rounds.toy.state)
+    digest = record.members.digest(RUN, 0)
+    few = range(5)  # of six neighbours five must hold, and each is no holder of its own
+    assert not record.can_be_opened(digest, {client_id(k) for k in few})
+    before = rounds.toy.state
+    with pytest.raises(InternalError, match="gave a share"):
+        rounds.give_unmasked(few)
+    assert rounds.toy.state is before
+
+
+def test_a_sparse_graph_of_40_clients_gives_the_sum_with_drop_outs():
+    n = 40
+    rounds = begun(n)
+    summed = [k for k in range(n) if k not in (3, 17)]
+    state = rounds.all("train", range(n), summed=summed, last=[k for k in summed if k != 8])
+    wanted = plain_state(n, summed)
+    assert np.allclose(state.tensors["task.0.mean"], wanted.tensors["task.0.mean"], rtol=1e-6)
+
+
+# --- what a server may not get ------------------------------------------------------------------
+
+
+def upto(rounds, n, step):
+    rounds.give_keys(range(n))
+    rounds.give_shares(range(n))
+    if step in (VOTES, UNMASK):
+        rounds.give_sums(range(n))
+    if step == UNMASK:
+        rounds.give_votes(range(n))
+    return rounds
+
+
+def test_no_masked_vector_is_near_its_plain_one_and_a_resend_is_the_same():
+    rounds = upto(begun(5), 5, SHARES)
+    upload = rounds.toy.upload("train", 0)
+    one, again = (rounds.masked_upload(0, upload, "train") for _ in range(2))
+    other = rounds.masked_upload(1, upload, "train")
+    assert all((one.tensors[n] == again.tensors[n]).all() for n in one.tensors)
+    numbers = one.tensors["mean"].ravel()
+    assert np.abs(numbers.astype(float)).mean() > 2.0**60
+    assert not (numbers == other.tensors["mean"].ravel()).any()
+
+
+def test_a_client_hides_among_all_neighbours_whose_shares_have_come_or_not_at_all():
+    """A server that shows no letters would get an upload with the self-mask alone."""
+    rounds = upto(begun(5), 5, SHARES)
+    member, letters = rounds.member(0), rounds.letters(0)
+    delivered, _ = rounds.sets()
+    fields = ("senders", "letters", "committed", "signed", "lower", "pairs")
+    none = Letters(*(getattr(letters, name)[:0] for name in fields))
+    fewer = replace(letters, **{name: getattr(letters, name)[1:] for name in fields[:4]})
+    for shown in (none, fewer):
+        with pytest.raises(TrustError, match="letters are not those"):
+            member.check_delivered(delivered, shown)
+    without = delivered.copy()
+    without[0] = 0
+    with pytest.raises(TrustError, match="shares are not counted"):
+        member.check_delivered(without, letters)
+    many = delivered * 10**12
+    with pytest.raises(TrustError, match="not of this list"):
+        member.check_delivered(many, letters)
+    with pytest.raises(TrustError, match="not of this list"):
+        member.check_delivered(delivered[:-1], letters)
+
+
+def lists(rounds, **change):
+    record = MaskRecord.read(rounds.toy.state)
+    return replace(record.members, **change)
+
+
+def seen_by(rounds, k, members, bounds=USUAL):
+    return Member.of(rounds.secrets[k], members, RUN, 0, client_id(k), bounds)
+
+
+def test_a_list_with_other_keys_or_without_this_client_is_refused():
+    rounds = begun(4)
+    rounds.give_keys(range(4))
+    members = lists(rounds)
+    keys = members.keys.copy()
+    keys[0] = keys[1]
+    with pytest.raises(TrustError, match="other keys of this client"):
+        seen_by(rounds, 0, replace(members, keys=keys))
+    with pytest.raises(TrustError, match="same key"):
+        seen_by(rounds, 2, replace(members, keys=keys))
+    keys = members.keys.copy()
+    keys[1, 0] ^= 1
+    with pytest.raises(TrustError, match="not signed by it"):
+        seen_by(rounds, 0, replace(members, keys=keys))
+    with pytest.raises(TrustError, match="not signed by it"):  # replayed from another round
+        seen_by(rounds, 0, replace(members, cycle=7))
+    some = MaskList(0, members.clients[1:], *(a[1:] for a in (members.keys, members.signing,
+                                                              members.signatures)))  # fmt: skip
+    with pytest.raises(TrustError, match="not in it"):
+        seen_by(rounds, 0, some)
+    with pytest.raises(TrustError, match="4 clients, and 5 are the least"):
+        seen_by(rounds, 0, members, Bounds(5, 0.6))
+
+
+def invented(members, names, run=RUN):
+    """Return the list with clients that a server made up in place of some."""
+    keys, signing, signatures = (a.copy() for a in (members.keys, members.signing,
+                                                    members.signatures))  # fmt: skip
+    for name in names:
+        i = members.clients.index(name)
+        secrets, own = RoundSecrets.draw(), PrivateKeys.generate()
+        sent = keys_upload(secrets, own, run, 0, members.cycle, name)
+        for rows, tensor in ((keys, "keys"), (signing, "signing"), (signatures, "signature")):
+            rows[i] = sent.tensors[tensor][0]
+    return replace(members, keys=keys, signing=signing, signatures=signatures)
+
+
+def test_pins_refuse_made_up_clients_and_made_up_keys_of_known_ones():
+    rounds = begun(7)
+    rounds.give_keys(range(7))
+    members = lists(rounds)
+    prints = [fingerprint_of(row.tobytes()) for row in members.signing]
+    pinned = prints[1:5]
+    known = dict(zip(members.clients[1:5], pinned, strict=True))
+    bounds = Bounds(3, 0.6, pinned, known)
+    seen_by(rounds, 0, members, bounds)  # two strangers of six neighbours are a third
+    seen_by(rounds, 0, invented(members, members.clients[5:]), bounds)
+    with pytest.raises(TrustError, match="pinned with another key"):
+        seen_by(rounds, 0, invented(members, members.clients[1:2]), bounds)
+    fewer = Bounds(3, 0.6, pinned[:3])
+    with pytest.raises(TrustError, match="3 of this client's 6 neighbours are not among"):
+        seen_by(rounds, 0, members, fewer)
+
+
+def test_one_client_under_many_names_is_refused():
+    rounds = begun(4)
+    rounds.give_keys(range(4))
+    members = lists(rounds)
+    signing = members.signing.copy()
+    signing[2] = signing[3]
+    with pytest.raises(TrustError, match="same key"):
+        seen_by(rounds, 0, replace(members, signing=signing))
+
+
+def test_a_sum_of_too_few_is_not_signed():
+    rounds = upto(begun(10), 10, VOTES)
+    delivered, survivors = rounds.sets()
+    hidden = rounds.hidden()
+    member = rounds.member(0)
+    for count in (2, 5):
+        few = survivors.copy()
+        few[count:] = 0
+        with pytest.raises(TrustError, match=f"of {count} clients"):
+            member.check_survivors(delivered, few, hidden)
+    strangers = survivors.copy()
+    gone = delivered.copy()
+    gone[9] = 0
+    with pytest.raises(TrustError, match="has sent no shares"):
+        member.check_survivors(gone, strangers, hidden)
+    demanding = rounds.member(0, Bounds(9, 0.6))
+    eight = survivors.copy()
+    eight[8:] = 0
+    with pytest.raises(TrustError, match="9 are the least"):
+        demanding.check_survivors(delivered, eight, hidden)
+
+
+def test_survivors_that_fall_into_two_groups_are_not_signed():
+    n = 60
+    rounds = begun(n)
+    rounds.give_keys(range(n))
+    member = rounds.member(0, Bounds(3, 0.5))
+    around = member.members.around(member.digest)
+    ring = [0]
+    while len(ring) < n:  # along the circle: the next one shares most neighbours
+        ring.append(max(set(range(n)) - set(ring),
+                        key=lambda i: (len(set(around[i]) & set(around[ring[-1]])),
+                                       len(set(around[i]) & set(ring[-8:])))))  # fmt: skip
+    half = graph.degree(n) // 2
+    cut = set(ring[10 : 10 + half]) | set(ring[40 : 40 + half])
+    flags = np.array([int(i not in cut) for i in range(n)])
+    left = np.flatnonzero(flags)
+    assert not graph.is_connected(around, left)
+    with pytest.raises(TrustError, match="one group|half of a client"):
+        member.check_survivors(np.ones(n, np.int64), flags, np.zeros((0, 64), np.uint8))
+
+
+def test_a_seed_or_letter_that_the_server_wrote_is_not_taken_for_a_neighbours():
+    """Sealing needs public keys alone: without signatures the server would know all the masks."""
+    rounds = upto(begun(5), 5, SHARES)
+    victim = 4
+    member, letters = rounds.member(victim), rounds.letters(victim)
+    delivered, _ = rounds.sets()
+    member.check_delivered(delivered, letters)
+    pairs = letters.pairs.copy()
+    public = sealing_key(member.members.keys[victim].tobytes()[:SEALING_BYTES])
+    forged = seal(public, bytes(32), about(member.digest, int(letters.lower[0]), victim))
+    pairs[0] = np.frombuffer(forged, np.uint8)
+    with pytest.raises(TrustError, match="letter of client .* is not signed by it"):
+        member.check_delivered(delivered, replace(letters, pairs=pairs))
+    both = letters.committed.copy()
+    both[1, 0] ^= 1
+    with pytest.raises(TrustError, match="letter of client .* is not signed by it"):
+        member.check_delivered(delivered, replace(letters, committed=both))
+
+
+def test_a_client_that_hides_among_others_than_the_rest_is_in_no_sum():
+    """A server that shows some clients fewer neighbours would open the sum of these alone."""
+    rounds = upto(begun(6), 6, VOTES)
+    delivered, survivors = rounds.sets()
+    member, hidden = rounds.member(0), rounds.hidden()
+    member.check_survivors(delivered, survivors, hidden)
+    fewer = delivered.copy()
+    fewer[5] = 0
+    said = hiding(member.digest, fewer)
+    other = np.frombuffer(rounds.keys[3].sign("mask_sums", said), np.uint8)
+    shown = hidden.copy()
+    shown[3] = other
+    with pytest.raises(TrustError, match="set of clients of client d+ is not signed"):
+        member.check_survivors(delivered, survivors, shown)
+    with pytest.raises(TrustError, match="has not signed whom it hides among"):
+        member.check_survivors(delivered, survivors, hidden[:5])
+
+
+def test_shares_are_given_for_the_set_that_two_thirds_have_signed_and_no_other():
+    rounds = upto(begun(6), 6, UNMASK)
+    delivered, survivors = rounds.sets()
+    votes = rounds.parts()[VOTES]
+    voted, signatures = votes.i64("voted"), votes.tensors["signatures"]
+    member = rounds.member(0)
+    member.check_votes(delivered, survivors, voted, signatures)
+    other = survivors.copy()
+    other[5] = 0
+    with pytest.raises(TrustError, match="vote for this set of client .* is not signed"):
+        member.check_votes(delivered, other, voted, signatures)
+    few = voted.copy()
+    few[4:] = 0
+    with pytest.raises(TrustError, match="4 clients have voted, and 5"):
+        member.check_votes(delivered, survivors, few, signatures[:4])
+    forged = signatures.copy()
+    forged[1] = forged[0]
+    with pytest.raises(TrustError, match="vote for this set of client .* is not signed"):
+        member.check_votes(delivered, survivors, voted, forged)
+
+
+def test_all_that_a_server_stores_and_the_shares_of_too_few_liars_open_no_update():
+    """All spools, the state, and t - 1 holders that give the server both of their shares."""
+    n, victim = 7, 0
+    rounds = upto(begun(n), n, UNMASK)
+    t = graph.threshold(graph.degree(n))
+    liars = {k: rounds.member(k).open_letters(rounds.letters(k))[victim] for k in range(1, t)}
+    digest = rounds.member(victim).digest
+    rounds.give_unmasked(range(n))
+    spooled, name = rounds.sent, client_id(victim)
+    # Its self-mask is what the protocol opens: every holder gave that share.
+    shares = {k: spooled[UNMASK][client_id(k)] for k in range(1, n)}
+    own = join([
+        (k - 1, given.tensors["shares"][given.i64("owners").tolist().index(victim)].tobytes())
+        for k, given in shares.items()
+    ])  # fmt: skip
+    assert own == rounds.secrets[victim].own
+    vector = {s: spooled["train"][name].tensors[s].copy() for s in ("mean", "count", "images")}
+    add_stream(vector, stream_of_self(own, digest, name), -1)
+    assert abs(int(vector["images"][0])) > 2**40, "the masks with its neighbours are left"
+    # Its mask key, which would remove these, is one share short.
+    assert len(liars) == t - 1
+    assert join([(k - 1, both[1]) for k, both in liars.items()]) != rounds.secrets[victim].mask
+
+
+def test_wrong_uploads_are_refused_at_the_door():
+    rounds = begun(4)
+    rounds.give_keys(range(4))
+    stranger = PrivateKeys.generate()
+    forged = keys_upload(RoundSecrets.draw(), stranger, RUN, 0, 0, client_id(0))
+    assert "'signing' is not the key" in rounds.faults("mask_keys", 0, forged)[0]
+    replayed = keys_upload(RoundSecrets.draw(), rounds.keys[0], RUN, 0, 5, client_id(0))
+    assert "signature" in rounds.faults("mask_keys", 0, replayed)[0]
+    shares = rounds.member(0).shares_upload(rounds.keys[0])
+    short = Payload({**shares.tensors, "letters": shares.tensors["letters"][1:]})
+    assert "expected 3 rows" in rounds.faults(SHARES, 0, short)[0]
+    upto(rounds, 4, UNMASK)
+    delivered, survivors = rounds.sets()
+    vote = rounds.vote_upload(0)
+    assert rounds.faults("mask_vote", 1, vote) != []
+    assert rounds.faults("mask_vote", 0, vote) == []
+    given = rounds.unmask_upload(0)
+    wrong = given.tensors["shares"].copy()
+    wrong[1, 5] ^= 1
+    bad = Payload({**given.tensors, "shares": wrong})
+    assert "is another one" in rounds.faults(UNMASK, 0, bad)[0]
+    fewer = Payload({**given.tensors, "shares": wrong[:2], "owners": given.tensors["owners"][:2]})
+    assert "expected shares of its 3 neighbours" in rounds.faults(UNMASK, 0, fewer)[0]
+    assert ballot(b"d", delivered, survivors) != ballot(b"d", survivors * 0, survivors)
+    assert commitment(b"x", b"c", "own") != commitment(b"x", b"c", "own share")
+    assert SETS in rounds.parts()
