@@ -65,6 +65,15 @@ def uneven(train: Images) -> list[Images]:
     return [train.where(owner == k) for k in range(len(UNEVEN))]
 
 
+def even(train: Images, clients: int) -> list[Images]:
+    """Give each client an equal share of every class."""
+    owner = np.zeros(len(train), dtype=np.int64)
+    for c in np.unique(train.labels):
+        rows = np.flatnonzero(train.labels == c)
+        owner[rows] = np.arange(len(rows)) % clients
+    return [train.where(owner == k) for k in range(clients)]
+
+
 def digits(p: Preprocessing, seed: int, train: int, test: int, groups: tuple[int, int]) -> Data:
     """Return the digits in their order, so many train and test images per class."""
     everything = digit_images(p)

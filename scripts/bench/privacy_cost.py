@@ -9,7 +9,11 @@ federation it must come from pictures that nobody has to protect.
 * hgp-diag, hgp-lowrank: HGP with the preset ``short``, one round of 2 epochs per task; its prompts
   and head rows are trained as always, and noise does not cover them.
 
+With ``--masks`` rounds are as if masked (docs/secure-aggregation.md): each client adds its part of
+the noise of one sum, and nobody sees its own. Rounding to fixed point is left out: it is 1e-9.
+
     python scripts/bench/privacy_cost.py [--seeds 3] [--only CASE ...] [--noise Z ...]
+    python scripts/bench/privacy_cost.py --only thumbnails --clients 10 --masks
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_data import all_digits, uneven
+from bench_data import all_digits, even, uneven
 from simulation import Simulation
 
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract.privacy import OFF, Privacy
 from fcil_client.state.privacy_budget import gaussian_epsilon
+from fcil_protocol.messages.messages import PrivacyTerms
 
 DELTA = 1e-5
 FROZEN = {
@@ -70,7 +75,11 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--noise", type=float, nargs="+", default=[0, 0.5, 1, 2, 4, 8])
     parser.add_argument("--clip", type=float, help="C in place of each case's own")
+    parser.add_argument("--clients", type=int, default=0, help="with equal shares; 0: three uneven")
+    parser.add_argument("--masks", action="store_true", help="noise of the sum, not of each client")
     args = parser.parse_args()
+    count = args.clients or 3
+    part = PrivacyTerms(secure="masks").fewest(count) ** -0.5 if args.masks else 1.0
     torch.set_num_threads(1)
     backbone = load_backbone()
     print("| case | C | noise multiplier | epsilon | FAA % | seeds |")
@@ -82,12 +91,13 @@ def main() -> None:
             final = []
             for seed in range(args.seeds):
                 data = all_digits(backbone.info.preprocessing, seed)
-                privacy = Privacy(noise, clip) if noise else OFF
+                privacy = Privacy(noise * part, clip) if noise else OFF
+                shares = even(data.train, count) if args.clients else uneven(data.train)
                 simulation = Simulation.of(
                     case.method,
                     case.options,
                     backbone,
-                    uneven(data.train),
+                    shares,
                     seed=seed,
                     privacy=privacy,
                 )
