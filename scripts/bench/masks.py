@@ -51,6 +51,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 
 RUN = RunId("r20260101-000000-0000")
 CLASSES = 10
+ABOUT = bytes(32)
 SPEC = TensorSpec("lora.0.q.A", Kind.LORA, ("r", "width"))
 SUMS = weighted_sums([(SPEC, "images")])
 TRAIN = Exchange("train", PayloadSchema((SPEC, *tally_specs())), additive=SUMS)
@@ -161,7 +162,7 @@ class Bench:
             for name, data in sent.items():
                 payload = unpack(data)
                 key, signing = RoundKey(RUN, 0, kind, 0), self.keys[name].public.signing
-                assert upload_faults(record, key, name, signing, payload) == []
+                assert upload_faults(record, key, name, signing, payload, ABOUT) == []
                 updates.append(Update(name, payload))
             return self.server.aggregate(self.context(kind), self.state, UpdateList.of(updates))
 
@@ -199,7 +200,7 @@ class Bench:
             delivered, letters = parts[SETS].i64("delivered"), parts[letters_part(name)]
             sums, mail = SUMS.read(self.plain[name]), Letters.read(letters)
             return self.member(name, parts).masked(
-                sums, SUMS.sums, shapes, delivered, mail, self.keys[name]
+                sums, SUMS.sums, shapes, delivered, mail, self.keys[name], ABOUT
             )
 
         self.round("train", there, masked)
@@ -209,7 +210,7 @@ class Bench:
 
         def vote(name: ClientId) -> Payload:
             member = self.member(name, shown)
-            member.check_survivors(*sets, hidden)
+            member.check_survivors(*sets, hidden, ABOUT)
             return member.vote_upload(self.keys[name], *sets)
 
         self.round(VOTE, there, vote)

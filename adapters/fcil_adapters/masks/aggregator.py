@@ -19,15 +19,15 @@ from fcil_adapters.contract import (
     Updates,
 )
 from fcil_adapters.contract.averaging import Additive
-from fcil_adapters.masks.exchanges import HIDDEN, KEYS, SHARES, UNMASK, VOTE
+from fcil_adapters.masks.exchanges import ABOUT, HIDDEN, KEYS, SHARES, UNMASK, VOTE
 from fcil_adapters.masks.graph import LEAST_MEMBERS, degree, threshold, with_enough_holders
 from fcil_adapters.masks.record import (
     I64,
     U8,
     MaskList,
     MaskRecord,
-    about,
     about_owner,
+    tied,
     without_record,
 )
 from fcil_adapters.masks.ring import add_stream, added, from_ring
@@ -119,11 +119,15 @@ class MaskedAggregator:
         sums = [s.name for s in _additive(self.exchanges[ctx.kind]).sums]
         vectors = ({name: u.payload.i64(name) for name in sums} for u in updates)
         survivors = np.array([int(c in clients) for c in record.members.clients], np.int64)
-        hidden = [np.asarray(u.payload.tensors[HIDDEN], np.uint8) for u in updates]
+        signed = [
+            (np.array(u.payload.tensors[HIDDEN], np.uint8), np.array(u.payload.tensors[ABOUT]))
+            for u in updates
+        ]
         return replace(
             record,
             survivors=survivors,
-            hidden=np.concatenate(hidden),
+            hidden=np.concatenate([one for one, _ in signed]),
+            about=np.asarray(signed[0][1], np.uint8),
             total=added(vectors),
             of=f"{ctx.kind}/{ctx.round}",
         )
@@ -179,7 +183,7 @@ class MaskedAggregator:
                 if low == owner:
                     pair = pair_seed(secret, digest, *names)
                 else:
-                    pair = unseal(key, pairs[low, high], about(digest, low, high))
+                    pair = unseal(key, pairs[low, high], tied(digest, low, high))
                 # The survivor has added (if it is the lower) or subtracted it; nobody else has.
                 sign = -1 if other == low else 1
                 add_stream(vector, stream_of_pair(pair, digest, *names), sign)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.masks.exchanges import HIDDEN, KEYS, SHARES, UNMASK, VOTE
+from fcil_adapters.masks.exchanges import ABOUT, HIDDEN, KEYS, SHARES, UNMASK, VOTE
 from fcil_adapters.masks.record import (
     HIDING,
     SHARED,
     VOTED,
     MaskList,
     MaskRecord,
-    about,
     ballot,
     hiding,
     letter,
     share_name,
+    tied,
 )
 from fcil_adapters.masks.shares import commitment
 from fcil_protocol.errors import BadSignature
@@ -28,7 +28,12 @@ from fcil_protocol.trust.keys import verify_signature
 
 
 def upload_faults(
-    record: MaskRecord | None, key: RoundKey, client: ClientId, signing: bytes, payload: Payload
+    record: MaskRecord | None,
+    key: RoundKey,
+    client: ClientId,
+    signing: bytes,
+    payload: Payload,
+    about: bytes = b"",
 ) -> list[str]:
     """Return one sentence for every fault of an upload in a masked round.
 
@@ -38,6 +43,7 @@ def upload_faults(
         client: the sender.
         signing: the key that signs what it sends.
         payload: the upload, which keeps its schema.
+        about: `record.context_of` a round of masked sums.
     """
     if key.kind == KEYS:
         return _keys_faults(key, client, signing, payload)
@@ -52,7 +58,9 @@ def upload_faults(
         return _vote_faults(record, digest, own, payload)
     if key.kind == UNMASK:
         return _unmask_faults(record, digest, own, payload)
-    signed = hiding(digest, record.delivered)
+    if np.asarray(payload.tensors[ABOUT], np.uint8).tobytes() != about:
+        return ["'about' is not this round with this model and these classes"]
+    signed = hiding(digest, record.delivered, about)
     return _signature_faults(record, own, HIDING, signed, payload, HIDDEN)
 
 
@@ -121,6 +129,6 @@ def _unmask_faults(record: MaskRecord, digest: bytes, holder: int, payload: Payl
         survived = bool(record.survivors[owner])
         wanted = both[: len(both) // 2] if survived else both[len(both) // 2 :]
         name = share_name(survived=survived)
-        if commitment(share.tobytes(), about(digest, owner, holder), name) != wanted:
+        if commitment(share.tobytes(), tied(digest, owner, holder), name) != wanted:
             wrong.append(f"its share of client {record.members.clients[owner]} is another one")
     return wrong[:3]

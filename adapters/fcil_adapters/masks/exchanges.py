@@ -30,11 +30,21 @@ from fcil_protocol.trust.keys import SIGNATURE_BYTES, SIGNING_BYTES
 KEYS, SHARES, VOTE, UNMASK = "mask_keys", "mask_shares", "mask_vote", "unmask"
 MASKING = (KEYS, SHARES, VOTE, UNMASK)  # rounds without images
 AFTER_KEYS = (SHARES, VOTE, UNMASK)  # those of them whose clients are fixed
-LIST, SETS, VOTES, LETTERS = "mask_list", "mask_sets", "mask_votes", "letters"  # kinds of parts
-PARTS = (LIST, SETS, VOTES, LETTERS)
+# Kinds of parts.
+LIST, NAMES, SETS, VOTES, LETTERS = (
+    "mask_list",
+    "mask_names",
+    "mask_sets",
+    "mask_votes",
+    "letters",
+)
+PARTS = (LIST, NAMES, SETS, VOTES, LETTERS)
 
-HIDDEN = "hidden"  # in masked sums: the signature of the clients that their sender hides among
+# In masked sums: a digest of all that they are about, and the signature of it and of the clients
+# that their sender hides among.
+ABOUT, HIDDEN = "about", "hidden"
 MOST_MEMBERS = 1000
+MOST_CLASSES = 10_000
 ID_BYTES = 26
 DIGEST_BYTES = 32
 
@@ -90,8 +100,12 @@ BROADCAST: Mapping[str, PayloadSchema] = {
             _counts("delivered", "members"),
             _counts("survivors", "members"),
             _bytes("hidden", "counted", SIGNATURE_BYTES),
+            _bytes("about", 1, DIGEST_BYTES),
         ),
         at_most=(*_MEMBERS, ("counted", "most_members")),
+    ),
+    NAMES: PayloadSchema(
+        (_bytes("names", "named", DIGEST_BYTES),), at_most=(("named", "most_classes"),)
     ),
     VOTES: PayloadSchema(
         (_counts("voted", "members"), _bytes("signatures", "votes", SIGNATURE_BYTES)),
@@ -122,10 +136,11 @@ _MASKING_UPLOADS = {
 def masked_upload(additive: Additive) -> PayloadSchema:
     """Return the schema of masked sums: 64-bit numbers that are uniform to all but their sender.
 
-    With them travels its signature of the set of clients that it hides among.
+    With them travels its signature of all that they are about, and of the clients it hides among.
     """
     sums = tuple(TensorSpec(s.name, Kind.MASKED, s.shape, "I64") for s in additive.sums)
-    return PayloadSchema((*sums, _bytes(HIDDEN, 1, SIGNATURE_BYTES), _ONE))
+    signed = (_bytes(ABOUT, 1, DIGEST_BYTES), _bytes(HIDDEN, 1, SIGNATURE_BYTES))
+    return PayloadSchema((*sums, *signed, _ONE))
 
 
 def kinds_without_sums(method: Method, hparams: Hparams, backbone: BackboneInfo) -> list[str]:
@@ -173,7 +188,7 @@ def with_masks(method: Method) -> Method:
 
     def exchanges(hparams: Any, backbone: BackboneInfo) -> tuple[Exchange, ...]:
         check_masks(method, hparams, backbone)
-        own = [_masked(e) for e in method.exchanges(hparams, backbone)]
+        own = [_masked(method, e) for e in method.exchanges(hparams, backbone)]
         masking = (
             Exchange(kind, upload, rounds=0, masking=True)
             for kind, upload in _MASKING_UPLOADS.items()
@@ -184,17 +199,21 @@ def with_masks(method: Method) -> Method:
         return {**method.broadcast(hparams, backbone), **BROADCAST}
 
     def dims(hparams: Any, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-        return {**method.dims(hparams, backbone, task), "most_members": MOST_MEMBERS}
+        return {
+            **method.dims(hparams, backbone, task),
+            "most_members": MOST_MEMBERS,
+            "most_classes": MOST_CLASSES,
+        }
 
     return replace(method, exchanges=exchanges, broadcast=broadcast, dims=dims, plain=method)
 
 
-def _masked(exchange: Exchange) -> Exchange:
+def _masked(method: Method, exchange: Exchange) -> Exchange:
     assert exchange.additive is not None, "check_masks"
     return Exchange(
         exchange.kind,
         masked_upload(exchange.additive),
-        rounds=exchange.rounds,
+        rounds=1 if is_summed_once(method, exchange) else exchange.rounds,
         first_task=exchange.first_task,
         trains=exchange.trains,
         additive=exchange.additive,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fcil_adapters.contract.averaging import Sums, SumSpec
-from fcil_adapters.masks.exchanges import HIDDEN
+from fcil_adapters.masks.exchanges import ABOUT, HIDDEN
 from fcil_adapters.masks.graph import (
     LEAST_MEMBERS,
     degree,
@@ -26,14 +26,15 @@ from fcil_adapters.masks.record import (
     VOTED,
     Letters,
     MaskList,
-    about,
     about_owner,
     as_rows,
     ballot,
     hiding,
     letter,
+    name_digest,
     share_name,
     statement,
+    tied,
 )
 from fcil_adapters.masks.ring import add_stream, to_ring
 from fcil_adapters.masks.shares import (
@@ -213,7 +214,7 @@ class Member:
         of_key = split(self.secrets.mask, self.threshold, len(around))
         letters, committed, pairs, signed = [], [], [], []
         for other, a, b in zip(around, of_self, of_key, strict=True):
-            info, pair = about(self.digest, own, other), b""
+            info, pair = tied(self.digest, own, other), b""
             letters.append(seal(self._letters_key(other), a + b, info))
             committed.append(
                 commitment(a, info, share_name(survived=True))
@@ -238,6 +239,25 @@ class Member:
             }
         )
 
+    def check_names(self, names: U8, own: Mapping[str, int], classes: Sequence[int]) -> None:
+        """Check that this client's classes have the ids that they have for all clients.
+
+        Args:
+            names: (c, 32), salted digests of the names of the task's classes.
+            own: name -> id, as the server gave them to this client.
+            classes: ids of the task's classes.
+
+        Raises:
+            TrustError: a class has another id, or two have the same name.
+        """
+        rows = [row.tobytes() for row in names]
+        if len(rows) != len(classes) or len(set(rows)) != len(rows):
+            raise _refused("the classes of the task do not have one name each")
+        places = {number: place for place, number in enumerate(classes)}
+        for name, number in own.items():
+            if number in places and rows[places[number]] != name_digest(self.digest, name):
+                raise _refused(f"class {name!r} has another id for this client than for others")
+
     def _names(self, other: int) -> tuple[ClientId, ClientId]:
         low, high = sorted((self.own, other))
         return self.members.clients[low], self.members.clients[high]
@@ -258,6 +278,7 @@ class Member:
         delivered: I64,
         letters: Letters,
         keys: PrivateKeys,
+        about: bytes,
     ) -> Payload:
         """Return sums in fixed point, with this client's masks added.
 
@@ -268,6 +289,7 @@ class Member:
             delivered: (n,), 1 for clients whose shares have come.
             letters: to this client, from each of its neighbours among them.
             keys: this client's; it signs the clients that it hides among.
+            about: `record.context_of` the round.
 
         Raises:
             DataError: a sum is larger than a client's part of the bound.
@@ -285,8 +307,9 @@ class Member:
         for other, pair in self._pairs(letters).items():
             sign = 1 if self.own < other else -1
             add_stream(vector, stream_of_pair(pair, self.digest, *self._names(other)), sign)
-        signature = keys.sign(HIDING, hiding(self.digest, delivered))
-        return Payload({**vector, HIDDEN: as_rows([signature]), "n": _one()})
+        signature = keys.sign(HIDING, hiding(self.digest, delivered, about))
+        signed = {ABOUT: as_rows([about]), HIDDEN: as_rows([signature])}
+        return Payload({**vector, **signed, "n": _one()})
 
     def _pairs(self, letters: Letters) -> dict[int, bytes]:
         """Return the seed of the masks with each neighbour that has delivered its shares."""
@@ -299,7 +322,7 @@ class Member:
             if other > self.own:
                 found[other] = pair_seed(self.secrets.mask, self.digest, *self._names(other))
             elif other in sealed:
-                found[other] = unseal(key, sealed[other], about(self.digest, other, self.own))
+                found[other] = unseal(key, sealed[other], tied(self.digest, other, self.own))
             else:
                 raise _refused(f"client {self.members.clients[other]} has sent no seed of a mask")
         return found
@@ -316,7 +339,7 @@ class Member:
         for sender, sealed, both in zip(
             letters.senders.tolist(), letters.letters, letters.committed, strict=True
         ):
-            info = about(self.digest, sender, self.own)
+            info = tied(self.digest, sender, self.own)
             plain = unseal(reader, sealed.tobytes(), info)
             shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
             digests = b"".join(
@@ -381,14 +404,16 @@ class Member:
             raise _refused("a set of clients is not of this list")
         return set(np.flatnonzero(flags).tolist())
 
-    def check_survivors(self, delivered: I64, survivors: I64, hidden: U8) -> None:
+    def check_survivors(self, delivered: I64, survivors: I64, hidden: U8, about: bytes) -> None:
         """Check a set of clients whose sum is to be opened.
 
         Args:
             delivered: (n,), 1 for clients whose shares have come.
             survivors: (n,), 1 for clients whose masked sums have come.
-            hidden: (s, 64), their signatures of ``delivered``: a client that was shown another set
-                has fewer masks than this one would think.
+            hidden: (s, 64), their signatures of ``delivered`` and ``about``: a client that was
+                shown another set has fewer masks than this one would think.
+            about: the digest of all that the sums are about; one that has sent sums compares it
+                with its own.
 
         Raises:
             TrustError: it would be a sum of too few.
@@ -409,7 +434,7 @@ class Member:
             )
         if len(hidden) != len(stayed):
             raise _refused("a client that counts has not signed whom it hides among")
-        said = hiding(self.digest, delivered)
+        said = hiding(self.digest, delivered, about)
         for index, row in zip(sorted(stayed), hidden, strict=True):
             self._verify(index, HIDING, said, row, "set of clients")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Part, State
-from fcil_adapters.masks.exchanges import DIGEST_BYTES, LETTERS, LIST, PARTS, SETS, SHARES, VOTES
+from fcil_adapters.masks.exchanges import (
+    DIGEST_BYTES,
+    LETTERS,
+    LIST,
+    NAMES,
+    PARTS,
+    SETS,
+    SHARES,
+    VOTES,
+)
 from fcil_adapters.masks.graph import circle, degree, is_together, threshold, with_enough_holders
 from fcil_adapters.masks.shares import LETTER_BYTES, PAIR_BYTES
 from fcil_protocol.errors import BadSignature, WireError
-from fcil_protocol.ids import ClientId, is_client_id
-from fcil_protocol.payloads.payload import Array, Payload
+from fcil_protocol.ids import ClientId, is_client_id, sha256_of
+from fcil_protocol.payloads.payload import Array, Payload, pieces
+from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import SIGNATURE_BYTES, verify_signature
 
 U8 = NDArray[np.uint8]
@@ -36,12 +46,55 @@ def letter(
     digest: bytes, owner: int, holder: int, sealed: bytes, both: bytes, pair: bytes
 ) -> bytes:
     """Return what the sender of a letter signs: all that is in it, from whom and for whom."""
-    return b"\0".join((about(digest, owner, holder), sealed, both, pair))
+    return b"\0".join((tied(digest, owner, holder), sealed, both, pair))
 
 
-def hiding(digest: bytes, delivered: I64) -> bytes:
-    """Return what a client signs with its masked sums: the clients that have sent shares."""
-    return digest + delivered.astype("u1").tobytes()
+def context_of(
+    stamp: Sequence[str], classes: Sequence[int], past: Sequence[int], parts: Mapping[str, Payload]
+) -> bytes:
+    """Return a digest of all that the sums of a round are about, for all clients the same.
+
+    A server that gave one client another model, or other ids for its classes, would find that
+    client's part in the total.
+
+    Args:
+        stamp: kind and number of the round, and the digest of the run's schemas.
+        classes: ids of the task's classes.
+        past: ids of earlier ones.
+        parts: the method's, and the names of the classes (`NAMES`).
+    """
+    words = [*stamp, ",".join(map(str, classes)), ",".join(map(str, past))]
+    words += [f"{name} {sha256_of(*pieces(parts[name]))}" for name in sorted(parts)]
+    return hashlib.sha256("\n".join(words).encode()).digest()
+
+
+def names_part(digest: bytes, names: Iterable[str]) -> Part:
+    """Return the names of a task's classes, in order of their ids there, as salted digests.
+
+    All clients get the same, so a name has the same id for each of them.
+
+    Args:
+        digest: of the list, as salt.
+        names: of the classes.
+    """
+    rows = [name_digest(digest, name) for name in names]
+    return Part(NAMES, Payload({"names": as_rows(rows)}))
+
+
+def name_digest(digest: bytes, name: str) -> bytes:
+    """Return the salted digest of a class's name."""
+    return hashlib.sha256(digest + class_key(name).encode()).digest()
+
+
+def hiding(digest: bytes, delivered: I64, about: bytes) -> bytes:
+    """Return what a client signs with its masked sums.
+
+    Args:
+        digest: of the list.
+        delivered: the clients that have sent shares, among which it hides.
+        about: `context_of` the round.
+    """
+    return digest + delivered.astype("u1").tobytes() + about
 
 
 def ballot(digest: bytes, delivered: I64, survivors: I64) -> bytes:
@@ -49,7 +102,7 @@ def ballot(digest: bytes, delivered: I64, survivors: I64) -> bytes:
     return digest + delivered.astype("u1").tobytes() + survivors.astype("u1").tobytes()
 
 
-def about(digest: bytes, owner: int, holder: int) -> bytes:
+def tied(digest: bytes, owner: int, holder: int) -> bytes:
     """Return what ties a letter or a share to a list, its owner and its holder."""
     return digest + f"{owner}/{holder}".encode()
 
@@ -176,7 +229,7 @@ class Letters:
 
 
 _FLAGS = ("delivered", "survivors", "voted")
-_ROWS = ("letters", "committed", "signed", "pairs", "own", "hidden", "votes")
+_ROWS = ("letters", "committed", "signed", "pairs", "own", "hidden", "about", "votes")
 
 
 @dataclass(frozen=True)
@@ -193,6 +246,7 @@ class MaskRecord:
         pairs: (p, 1168), to its higher neighbours in order, client after client.
         own: (m, 32), commitments to self-masks.
         hidden: (s, 64), the survivors' signatures of the set that they hide among.
+        about: (1, 32), the digest of all that the sums are about.
         voted: (n,), 1 for clients that have signed the set of survivors.
         votes: (v, 64), their signatures.
         total: the sum of the masked vectors.
@@ -209,6 +263,7 @@ class MaskRecord:
     pairs: U8
     own: U8
     hidden: U8
+    about: U8
     voted: I64
     votes: U8
     total: Mapping[str, Array]
@@ -220,7 +275,8 @@ class MaskRecord:
         """Return the record of a list whose clients have delivered nothing yet."""
         none, empty = np.zeros(len(members.clients), np.int64), np.zeros((0, 0), np.uint8)
         unsigned = np.zeros((0, SIGNATURE_BYTES), np.uint8)
-        return cls(members, none, none, *(empty,) * 5, unsigned, none, unsigned, {}, run)
+        nothing = np.zeros((1, DIGEST_BYTES), np.uint8)
+        return cls(members, none, none, *(empty,) * 5, unsigned, nothing, none, unsigned, {}, run)
 
     @classmethod
     def read(cls, state: State) -> MaskRecord | None:
@@ -303,7 +359,12 @@ class MaskRecord:
             digest: of the list.
         """
         sets = Payload(
-            {"delivered": self.delivered, "survivors": self.survivors, "hidden": self.hidden}
+            {
+                "delivered": self.delivered,
+                "survivors": self.survivors,
+                "hidden": self.hidden,
+                "about": self.about,
+            }
         )
         found = [Part(LIST, self.members.payload())]
         if self.delivered.any():

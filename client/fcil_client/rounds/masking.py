@@ -14,6 +14,7 @@ from fcil_adapters.contract.privacy import system_normal
 from fcil_adapters.masks.exchanges import (
     KEYS,
     LIST,
+    NAMES,
     SETS,
     SHARES,
     VOTE,
@@ -21,7 +22,7 @@ from fcil_adapters.masks.exchanges import (
     is_summed_once,
 )
 from fcil_adapters.masks.member import Bounds, Member, keys_upload
-from fcil_adapters.masks.record import Letters, MaskList, letters_part
+from fcil_adapters.masks.record import Letters, MaskList, context_of, is_of_masks, letters_part
 from fcil_client.link.handshake import Terms
 from fcil_client.state.home import Home
 from fcil_client.state.mask_secrets import MaskFile
@@ -29,7 +30,7 @@ from fcil_client.state.peers import PeerBook
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.ids import ClientId, sha256_of
 from fcil_protocol.messages.messages import RoundOpen
-from fcil_protocol.payloads.payload import Payload, pieces
+from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import PrivateKeys
 
@@ -69,7 +70,9 @@ class Masking:
             delivered, letters = self._letters(member, parts)
             sets = _part(parts, SETS)
             survivors, hidden = sets.i64("survivors"), np.asarray(sets.tensors["hidden"], np.uint8)
-            member.check_survivors(delivered, survivors, hidden)
+            about = np.asarray(sets.tensors["about"], np.uint8).tobytes()
+            self.file.check_about(about.hex())
+            member.check_survivors(delivered, survivors, hidden, about)
             self.file.settle_survivors(_digest(survivors))
             if order.kind == VOTE:
                 return member.vote_upload(self.keys, delivered, survivors)
@@ -96,7 +99,7 @@ class Masking:
         terms: Terms,
         task: TaskInfo,
         parts: Parts,
-        classes: Iterable[str],
+        names: Mapping[str, int],
         upload: Payload,
     ) -> Payload:
         """Return the masked sums of an upload, which has passed its own checks.
@@ -105,8 +108,8 @@ class Masking:
             order: the server's.
             terms: the run's.
             task: of the order.
-            parts: of the masked round under way.
-            classes: names of the classes that the upload is about.
+            parts: of the order.
+            names: of this client's classes, with the ids that the server gave them.
             upload: the method's own.
 
         Raises:
@@ -122,16 +125,23 @@ class Masking:
             for spec in specs
         }
         sums = exchange.additive.read(upload)
+        classes = [name for name, number in names.items() if number in order.classes]
         with self.file.lock:
             member = self._member(order, terms, parts)
             delivered, letters = self._letters(member, parts)
+            shown = np.asarray(_part(parts, NAMES).tensors["names"], np.uint8)
+            member.check_names(shown, names, order.classes)
+            about = _context(order, terms, parts)
+            if (kept := self.file.kept(about.hex())) is not None:
+                return unpack(kept)  # the bytes that its masks hide; others would show the change
             if noises_sum(terms, order.kind, task):
                 deviation = terms.privacy.noise_multiplier * terms.privacy.clip
                 share = deviation / np.sqrt(member.bounds.fewest(int(delivered.sum())))
                 for name in exchange.additive.class_sums:
                     sums[name] = sums[name] + share * system_normal(sums[name].shape)
-            hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys)
-            self.file.settle_masked(sha256_of(*pieces(hidden)), _once(order, terms, classes))
+            hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys, about)
+            once = _once(order, terms, classes)
+            self.file.settle_masked(b"".join(pieces(hidden)), about.hex(), once)
         return hidden
 
     def _member(self, order: RoundOpen, terms: Terms, parts: Parts) -> Member:
@@ -176,6 +186,12 @@ def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
 
 def _digest(flags: I64) -> str:
     return hashlib.sha256(flags.tobytes()).hexdigest()
+
+
+def _context(order: RoundOpen, terms: Terms, parts: Parts) -> bytes:
+    stamp = (order.kind, str(order.round), terms.schema_digest)
+    own = {n: part for n, part in parts.items() if n == NAMES or not is_of_masks(n)}
+    return context_of(stamp, order.classes, order.past, own)
 
 
 def _once(order: RoundOpen, terms: Terms, classes: Iterable[str]) -> list[str]:

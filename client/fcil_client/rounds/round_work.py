@@ -323,7 +323,8 @@ class RoundWork:
         """Check the method's own upload as if it were sent, and hide it."""
         assert terms.method.plain is not None, "the run's rounds are masked"
         self._guard(replace(terms, method=terms.method.plain), order.kind, payload, task)
-        return self._masking.masked(order, terms, task, begun.masks, begun.classes, payload)
+        parts = {**begun.parts, **begun.masks}
+        return self._masking.masked(order, terms, task, parts, self.names, payload)
 
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget.

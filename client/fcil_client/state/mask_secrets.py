@@ -7,6 +7,7 @@ that differ by one client the difference is that client's update.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Collection
@@ -20,6 +21,7 @@ from fcil_protocol.ids import RoundKey
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 NAME = "masks.json"
+HIDDEN_NAME = "masked.safetensors"  # the upload that the newest masks hide
 MOST_RUNS = 100  # that are remembered, the newest ones
 
 
@@ -45,7 +47,8 @@ class MaskNotes:
         mask, own, letters: seeds of its secrets (hex); empty once they are erased.
         members: digest of the list that shares were made for; empty: none yet.
         delivered: digest of the letters, and of the set of clients that have sent shares.
-        masked: digest of the vector that the masks hide.
+        masked: digest of the upload that the masks hide.
+        about: digest of all that it is about.
         survivors: digest of the set that was signed, and that shares are given for.
     """
 
@@ -58,6 +61,7 @@ class MaskNotes:
     members: str = ""
     delivered: str = ""
     masked: str = ""
+    about: str = ""
     survivors: str = ""
 
     @property
@@ -77,6 +81,7 @@ class MaskFile:
     def __init__(self, directory: Path) -> None:
         self.lock = threading.RLock()
         self._path = directory / NAME
+        self._hidden = directory / HIDDEN_NAME
         self._known: tuple[MaskNotes | None, dict[str, RunNotes]] | None = None
 
     def begin(self, key: RoundKey) -> RoundSecrets:
@@ -122,6 +127,7 @@ class MaskFile:
             notes, runs = self._read()
             if notes is not None and notes.mask:
                 self._write(replace(notes, mask="", own="", letters=""), runs)
+                self._hidden.unlink(missing_ok=True)
 
     def check_unused(self, run: str, cycle: tuple[int, int], once: Collection[str]) -> None:
         """Check that nothing of this was hidden in another masked round of the run.
@@ -162,11 +168,47 @@ class MaskFile:
         """
         self._settle("delivered", digest, "another set of clients or letters was shown before")
 
-    def settle_masked(self, vector: str, once: Collection[str] = ()) -> None:
-        """Note the vector that the masks hide, before it can leave.
+    def kept(self, about: str) -> bytes | None:
+        """Return the upload that the masks hide, for this process may not make the same again.
 
         Args:
-            vector: its digest.
+            about: digest of all that it is to be about.
+
+        Raises:
+            TrustError: it is about something else.
+            CorruptFile: it is gone or damaged.
+        """
+        with self.lock:
+            notes, _ = self._read()
+            if notes is None or not notes.masked:
+                return None
+            self.check_about(about)
+            with storage_errors("read", self._hidden):
+                data = self._hidden.read_bytes() if self._hidden.exists() else b""
+            if hashlib.sha256(data).hexdigest() != notes.masked:
+                raise CorruptFile(
+                    f"{self._hidden} is damaged, and its masks can hide nothing else.",
+                    action="Nothing to do: this client takes part again in the next masked round.",
+                )
+            return data
+
+    def check_about(self, about: str) -> None:
+        """Check that what a server says the sums are about is what this client's are about.
+
+        Raises:
+            TrustError: they are about something else.
+        """
+        with self.lock:
+            notes, _ = self._read()
+            if notes is not None and notes.about and notes.about != about:
+                raise _refused("another model, or other classes, were shown before")
+
+    def settle_masked(self, upload: bytes, about: str, once: Collection[str] = ()) -> None:
+        """Keep the upload that the masks hide, and note it, before it can leave.
+
+        Args:
+            upload: its bytes.
+            about: digest of all that it is about.
             once: names of its parts that can be summed once in a run.
 
         Raises:
@@ -179,18 +221,15 @@ class MaskFile:
             this = (notes.task, notes.cycle)
             self.check_unused(notes.run, this, once)
             if notes.survivors and not notes.masked:
-                raise TrustError(
-                    "masked round: it was voted or unmasked before this client was asked for its "
-                    "sums.",
-                    action="Nothing was sent: ask the server's operator.",
-                )
-            self._settle("masked", vector, "another update was hidden with the same masks")
-            notes, runs = self._read()
-            assert notes is not None
+                raise _refused("it was voted or unmasked before this client was asked for its sums")
+            digest = hashlib.sha256(upload).hexdigest()
+            if notes.masked and (notes.masked, notes.about) != (digest, about):
+                raise _refused("another update was hidden with the same masks")
+            write_atomic(self._hidden, upload)
             of = runs[notes.run]
             summed = {**of.summed, **dict.fromkeys(once, this)}
-            if summed != of.summed:
-                self._write(notes, {**runs, notes.run: replace(of, summed=summed)})
+            runs = {**runs, notes.run: replace(of, summed=summed)}
+            self._write(replace(notes, masked=digest, about=about), runs)
 
     def settle_survivors(self, digest: str) -> None:
         """Note the set of clients that is signed, before it is.
@@ -207,11 +246,7 @@ class MaskFile:
             assert notes is not None, "begin or of comes first"
             before = getattr(notes, name)
             if before and before != value:
-                raise TrustError(
-                    f"masked round: {other}.",
-                    action="Nothing was sent. The server asks for more than the protocol allows, "
-                    "or was restored from a backup: ask its operator.",
-                )
+                raise _refused(other)
             if not before:
                 changed: dict[str, Any] = {name: value}
                 self._write(replace(notes, **changed), runs)
@@ -247,6 +282,14 @@ class MaskFile:
         fields = {"newest": asdict(notes), "runs": {run: asdict(of) for run, of in runs.items()}}
         write_atomic(self._path, json.dumps(fields, indent=1).encode())
         self._known = (notes, runs)
+
+
+def _refused(why: str) -> TrustError:
+    return TrustError(
+        f"masked round: {why}.",
+        action="Nothing was sent. The server asks for more than the protocol allows, or was "
+        "restored from a backup: ask its operator.",
+    )
 
 
 def _pair(numbers: list[int]) -> tuple[int, int]:

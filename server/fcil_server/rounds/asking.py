@@ -9,7 +9,7 @@ import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS
-from fcil_adapters.masks.record import is_for, members_of
+from fcil_adapters.masks.record import MaskRecord, is_for, members_of, names_part
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
@@ -104,6 +104,15 @@ async def ask(
             verdict=verdict,
         ),
     )
+
+
+def mask_names(context: RunContext, progress: RunProgress, task: TaskInfo) -> tuple[Part, ...]:
+    """Return the part with the digests of a task's names, for a masked round after its list."""
+    step, record = progress.step, MaskRecord.read(progress.state)
+    if record is None or step is None or step.kind not in context.masked_kinds:
+        return ()
+    digest, names = record.members.digest(context.run, task.index), context.classes.names()
+    return (names_part(digest, (names[c] for c in task.classes)),)
 
 
 def _members(context: RunContext, progress: RunProgress) -> frozenset[ClientId] | None:

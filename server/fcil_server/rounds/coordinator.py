@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import TaskInfo
-from fcil_adapters.masks.exchanges import AFTER_KEYS, UNMASK, VOTE
+from fcil_adapters.masks.exchanges import AFTER_KEYS, UNMASK, VOTE, is_summed_once
 from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
@@ -29,6 +29,7 @@ from fcil_server.rounds.asking import (
     describe_pause,
     describe_wait,
     list_available,
+    mask_names,
     oldest_base,
 )
 from fcil_server.rounds.closing import Closing, needed_updates, save
@@ -251,13 +252,15 @@ class Coordinator:
             for row in rounds.closed_of(context.run, task)
         ]
         attempts = 1 + context.config.round.max_reopens
-        step = next_masked_step(steps, past, context.masked_kinds, attempts)
+        once = {e.kind for e in context.exchanges if is_summed_once(context.method, e)}
+        step = next_masked_step(steps, past, context.masked_kinds, attempts, once)
         after_list = step is not None and step.kind in {*AFTER_KEYS, *context.masked_kinds}
         record = MaskRecord.read(self.progress.state)
         if past and after_list and (record is None or record.run != context.run):
             # The list is of the run that this one was forked from: no client has its secrets here.
             past[-1] = replace(past[-1], worked=False)
-            return next_masked_step(steps, past, context.masked_kinds, attempts)
+            attempts += 1
+            return next_masked_step(steps, past, context.masked_kinds, attempts, once)
         return step
 
     async def _load_state(self) -> None:
@@ -372,8 +375,9 @@ class Coordinator:
                 method_context(context, task, step), progress.state
             )
         before = {r.digest for r in progress.refs}
+        progress.names = mask_names(context, progress, task)
         progress.refs = await context.publisher.publish(
-            progress.parts, header_stamp(context, progress.base, task, step)
+            (*progress.parts, *progress.names), header_stamp(context, progress.base, task, step)
         )
         progress.oldest_base = oldest_base(context, progress)
         key = RoundKey(context.run, task.index, step.kind, step.round)

@@ -384,7 +384,7 @@ class Round:
         return self.rules.suffices([c for c, a in self.answers.items() if a is Answer.UPDATED])
 
     def _close_if_it_suffices(self, now: float, counts: Counter[Answer]) -> list[Instruction]:
-        """Close a round by the clients that have answered; others may still connect."""
+        """Close a round by the clients that have answered; others may connect meanwhile."""
         outstanding = counts[Answer.NONE] > 0
         if self._has_enough():
             if self.rules.eager:
@@ -393,9 +393,6 @@ class Round:
                 why = Why.DEADLINE if outstanding else Why.ANSWERED
                 return self._close(Outcome.DONE, why)
             return []
-        may_come = outstanding or counts[Answer.LOST] or self.resting or self.rules.endless
-        if not may_come:
-            return self._close(Outcome.SKIPPED, Why.ANSWERED)
         if now < self.deadline:
             return []
         reopens = self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens

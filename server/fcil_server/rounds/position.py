@@ -121,6 +121,7 @@ class RunProgress:
         waiting_for: what the run waits for, one phrase; empty while busy.
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
+        names: the part of a masked round that is of the run and not of the state.
         mode: the operator's choice; lasts until the server ends.
         held_for: why the run is paused, if the operator did not pause it.
         oldest_base: oldest state that an update of the round under way may start from; -1: `base`
@@ -139,6 +140,7 @@ class RunProgress:
     number: int = -1
     digest: Digest | None = None
     parts: tuple[Part, ...] = ()
+    names: tuple[Part, ...] = ()
     refs: list[PartRef] = field(default_factory=list)
     mode: Mode = Mode.RUNNING
     held_for: str = ""

@@ -111,15 +111,18 @@ def _masked_rules(
         suffices = partial(record.votes_suffice, digest, votes)
     elif kind == UNMASK:
         suffices = partial(record.can_be_opened, digest)
-    exchange = context.exchange(kind)
+    # Whose sums the votes are about.
+    exchange = context.exchange(record.of.partition("/")[0] if kind == VOTE else kind)
     once = exchange is not None and is_summed_once(context.method, exchange)
-    endless = kind == UNMASK or (kind in context.masked_kinds and once)
+    sent = kind == VOTE or kind in context.masked_kinds
+    endless = kind == UNMASK or (sent and once)
     return replace(
         rules,
         clients_per_round=0,
         min_clients=0,
         min_updates=1,
         no_holder_s=None if endless else rules.deadline_s,
+        max_reopens=0,  # a new attempt is as good
         joinable=True,
         suffices=suffices,
         eager=kind in (VOTE, UNMASK),

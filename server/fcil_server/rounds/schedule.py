@@ -60,7 +60,11 @@ class Past:
 
 
 def next_masked_step(
-    steps: Sequence[Step], past: Sequence[Past], masked: Collection[str], attempts: int
+    steps: Sequence[Step],
+    past: Sequence[Past],
+    masked: Collection[str],
+    attempts: int,
+    once: Collection[str] = (),
 ) -> Step | None:
     """Return the step after some closed rounds of a task whose rounds are masked.
 
@@ -73,6 +77,7 @@ def next_masked_step(
         past: its closed rounds, the oldest first.
         masked: the kinds of the rounds that are masked.
         attempts: most attempts at one round.
+        once: the kinds of which clients send sums once: no attempt follows one that asked for them.
     """
     rounds = deque(past)
     numbers: Counter[str] = Counter()  # closed rounds of each kind
@@ -104,7 +109,8 @@ def next_masked_step(
             found = attempt(step)
             if isinstance(found, Step):
                 return found
-            if found.worked or found.last or found.kind == UNMASK:
+            sent = step.kind in once and found.kind in (step.kind, VOTE)
+            if found.worked or found.last or found.kind == UNMASK or sent:
                 break
             if rounds and rounds[0].kind != KEYS:
                 break  # nothing more was tried

@@ -34,6 +34,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 RUN = "r20261127-120000-0000"
 
 USUAL = Bounds(3, 0.6)
+ABOUT = b"the same round, model and classes"[:32]
 
 
 @dataclass
@@ -81,7 +82,7 @@ class MaskedRounds:
         """Return the server's objections to an upload of client k."""
         key = RoundKey(RUN, self.toy.task.index, kind, self.cycle)
         record, signing = MaskRecord.read(self.toy.state), self.keys[k].public.signing
-        return upload_faults(record, key, client_id(k), signing, payload)
+        return upload_faults(record, key, client_id(k), signing, payload, ABOUT)
 
     def parts(self) -> dict[str, Payload]:
         """Return the broadcast, checked by its schemas."""
@@ -142,7 +143,7 @@ class MaskedRounds:
         delivered, _ = self.sets()
         sums = additive.read(upload)
         return self.member(k).masked(
-            sums, additive.sums, shapes, delivered, self.letters(k), self.keys[k]
+            sums, additive.sums, shapes, delivered, self.letters(k), self.keys[k], ABOUT
         )
 
     def give_sums(self, who: Collection[int], kind: str = "train") -> None:
@@ -156,7 +157,7 @@ class MaskedRounds:
     def vote_upload(self, k: int) -> Payload:
         """Return client k's signature of the survivors that the server has published."""
         member, sets = self.member(k), self.sets()
-        member.check_survivors(*sets, self.hidden())
+        member.check_survivors(*sets, self.hidden(), ABOUT)
         return member.vote_upload(self.keys[k], *sets)
 
     def unmask_upload(self, k: int) -> Payload:

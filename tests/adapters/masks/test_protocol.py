@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, client_id, make_tasks, toy_images
-from adapters.masks.mask_kit import RUN, USUAL, MaskedRounds
+from adapters.masks.mask_kit import ABOUT, RUN, USUAL, MaskedRounds
 from fcil_adapters.contract.averaging import SumSpec
 from fcil_adapters.masks import graph
 from fcil_adapters.masks.exchanges import SETS, SHARES, UNMASK, VOTES
@@ -18,9 +18,11 @@ from fcil_adapters.masks.record import (
     Letters,
     MaskList,
     MaskRecord,
-    about,
     ballot,
+    context_of,
     hiding,
+    names_part,
+    tied,
 )
 from fcil_adapters.masks.ring import add_stream, from_ring, to_ring
 from fcil_adapters.masks.shares import (
@@ -315,17 +317,17 @@ def test_a_sum_of_too_few_is_not_signed():
         few = survivors.copy()
         few[count:] = 0
         with pytest.raises(TrustError, match=f"of {count} clients"):
-            member.check_survivors(delivered, few, hidden)
+            member.check_survivors(delivered, few, hidden, ABOUT)
     strangers = survivors.copy()
     gone = delivered.copy()
     gone[9] = 0
     with pytest.raises(TrustError, match="has sent no shares"):
-        member.check_survivors(gone, strangers, hidden)
+        member.check_survivors(gone, strangers, hidden, ABOUT)
     demanding = rounds.member(0, Bounds(9, 0.6))
     eight = survivors.copy()
     eight[8:] = 0
     with pytest.raises(TrustError, match="9 are the least"):
-        demanding.check_survivors(delivered, eight, hidden)
+        demanding.check_survivors(delivered, eight, hidden, ABOUT)
 
 
 def test_survivors_that_fall_into_two_groups_are_not_signed():
@@ -345,7 +347,7 @@ def test_survivors_that_fall_into_two_groups_are_not_signed():
     left = np.flatnonzero(flags)
     assert not graph.is_connected(around, left)
     with pytest.raises(TrustError, match="one group|half of a client"):
-        member.check_survivors(np.ones(n, np.int64), flags, np.zeros((0, 64), np.uint8))
+        member.check_survivors(np.ones(n, np.int64), flags, np.zeros((0, 64), np.uint8), ABOUT)
 
 
 def test_a_seed_or_letter_that_the_server_wrote_is_not_taken_for_a_neighbours():
@@ -357,7 +359,7 @@ def test_a_seed_or_letter_that_the_server_wrote_is_not_taken_for_a_neighbours():
     member.check_delivered(delivered, letters)
     pairs = letters.pairs.copy()
     public = sealing_key(member.members.keys[victim].tobytes()[:SEALING_BYTES])
-    forged = seal(public, bytes(32), about(member.digest, int(letters.lower[0]), victim))
+    forged = seal(public, bytes(32), tied(member.digest, int(letters.lower[0]), victim))
     pairs[0] = np.frombuffer(forged, np.uint8)
     with pytest.raises(TrustError, match="letter of client .* is not signed by it"):
         member.check_delivered(delivered, replace(letters, pairs=pairs))
@@ -372,17 +374,52 @@ def test_a_client_that_hides_among_others_than_the_rest_is_in_no_sum():
     rounds = upto(begun(6), 6, VOTES)
     delivered, survivors = rounds.sets()
     member, hidden = rounds.member(0), rounds.hidden()
-    member.check_survivors(delivered, survivors, hidden)
+    member.check_survivors(delivered, survivors, hidden, ABOUT)
     fewer = delivered.copy()
     fewer[5] = 0
-    said = hiding(member.digest, fewer)
+    said = hiding(member.digest, fewer, ABOUT)
     other = np.frombuffer(rounds.keys[3].sign("mask_sums", said), np.uint8)
     shown = hidden.copy()
     shown[3] = other
     with pytest.raises(TrustError, match="set of clients of client d+ is not signed"):
-        member.check_survivors(delivered, survivors, shown)
+        member.check_survivors(delivered, survivors, shown, ABOUT)
+    with pytest.raises(TrustError, match="set of clients of client a+ is not signed"):
+        member.check_survivors(delivered, survivors, hidden, b"another model".ljust(32))
     with pytest.raises(TrustError, match="has not signed whom it hides among"):
-        member.check_survivors(delivered, survivors, hidden[:5])
+        member.check_survivors(delivered, survivors, hidden[:5], ABOUT)
+
+
+def test_a_class_has_the_same_id_for_all_clients():
+    """A server that gave one client ids of its own would find its rows in the total."""
+    rounds = begun(3)
+    rounds.give_keys(range(3))
+    member = rounds.member(0)
+    names = names_part(member.digest, ["cat", "dog"]).payload.tensors["names"]
+    member.check_names(names, {"Cat": 4, "dog": 7, "emu": 2}, [4, 7])
+    for own in ({"cat": 7}, {"dog": 4}, {"cat": 4, "emu": 7}):
+        with pytest.raises(TrustError, match="another id for this client"):
+            member.check_names(names, own, [4, 7])
+    twice = names_part(member.digest, ["cat", "dog", "cat"]).payload.tensors["names"]
+    for shown, classes in ((twice, [4, 7, 9]), (names, [4, 7, 9])):
+        with pytest.raises(TrustError, match="one name each"):
+            member.check_names(shown, {"cat": 9}, classes)
+
+
+def test_sums_are_about_one_model_and_one_set_of_classes():
+    def part(value):
+        return {"current": Payload({"w": np.array([value], np.float32)})}
+
+    usual = context_of(("train", "0", "s"), [0, 1], [], part(1.0))
+    others = [
+        context_of(("train", "1", "s"), [0, 1], [], part(1.0)),
+        context_of(("train", "0", "t"), [0, 1], [], part(1.0)),
+        context_of(("train", "0", "s"), [1, 0], [], part(1.0)),
+        context_of(("train", "0", "s"), [0], [1], part(1.0)),
+        context_of(("train", "0", "s"), [0, 1], [], part(2.0)),
+        context_of(("train", "0", "s"), [0, 1], [], {**part(1.0), "x": Payload()}),
+    ]
+    assert len({usual, *others}) == 7
+    assert usual == context_of(("train", "0", "s"), [0, 1], [], part(1.0))
 
 
 def test_shares_are_given_for_the_set_that_two_thirds_have_signed_and_no_other():

@@ -22,7 +22,7 @@ def settled(path, *, cycle=0):
     file.begin(key(cycle))
     file.settle_members("list")
     file.settle_delivered("letters")
-    file.settle_masked("vector", ["cats", "dogs"])
+    file.settle_masked(b"vector", "round", ["cats", "dogs"])
     file.settle_survivors("all")
     return file
 
@@ -64,7 +64,10 @@ def test_not_even_when_another_run_was_asked_for_between(tmp_path):
     [
         ("settle_members", ("another",)),
         ("settle_delivered", ("others",)),
-        ("settle_masked", ("another", ["cats", "dogs"])),
+        ("settle_masked", (b"another", "round", ["cats", "dogs"])),
+        ("settle_masked", (b"vector", "another", ["cats", "dogs"])),
+        ("kept", ("another",)),
+        ("check_about", ("another",)),
         ("settle_survivors", ("fewer",)),
     ],
 )
@@ -90,8 +93,20 @@ def test_images_of_a_class_are_in_one_sum_of_a_run(tmp_path):
         with pytest.raises(TrustError, match="in a sum of this run already"):
             file.check_unused(RUN, (3, 0), once)
         with pytest.raises(TrustError, match="in a sum of this run already"):
-            file.settle_masked("other", once)
-    file.settle_masked("other", ["birds"])
+            file.settle_masked(b"other", "round", once)
+    file.settle_masked(b"other", "round", ["birds"])
+
+
+def test_the_very_bytes_that_masks_hide_are_kept(tmp_path):
+    assert settled(tmp_path).kept("round") == b"vector"
+    assert MaskFile(tmp_path).kept("round") == b"vector"
+    assert (tmp_path / "masked.safetensors").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "masked.safetensors").write_bytes(b"other")
+    with pytest.raises(CorruptFile, match="its masks can hide nothing else"):
+        MaskFile(tmp_path).kept("round")
+    fresh = MaskFile(tmp_path)
+    fresh.begin(key(1))
+    assert fresh.kept("round") is None
 
 
 def test_sums_are_not_sent_after_votes_or_shares(tmp_path):
@@ -100,7 +115,7 @@ def test_sums_are_not_sent_after_votes_or_shares(tmp_path):
     file.settle_delivered("letters")
     file.settle_survivors("all")
     with pytest.raises(TrustError, match="before this client was asked for its sums"):
-        file.settle_masked("vector", ["cats"])
+        file.settle_masked(b"vector", "round", ["cats"])
 
 
 def test_erased_secrets_are_gone_and_the_record_stays(tmp_path):

@@ -1300,9 +1300,6 @@ class TestMaskedRounds:
         (close,) = machine.handle(Tick(machine.deadline))
         assert isinstance(close, Close)
         assert close.outcome is Outcome.SKIPPED
-        machine = opened(rules, (A, B, C))
-        declined = [machine.handle(Declined(c, "no", 1.0, final=True)) for c in (A, B, C)]
-        assert isinstance(declined[-1][0], Close)
 
     def test_a_member_that_connects_while_it_is_open_is_asked_too(self) -> None:
         machine = opened(self.SHARES, (A, B, C))

@@ -145,3 +145,19 @@ def test_attempts_end() -> None:
 def test_the_rest_of_a_task_is_not_attempted_again() -> None:
     past = [Past("mask_keys", worked=False, last=True)]
     assert next_masked_step([OWN], past, {"train"}, 3) is None
+
+
+@pytest.mark.parametrize("kind", FIVE[2:4])
+def test_sums_that_clients_send_once_are_not_asked_for_again(kind: str) -> None:
+    past = [Past(k, k != kind) for k in FIVE[: FIVE.index(kind) + 1]]
+    assert next_masked_step([OWN], past, {"train"}, 3, {"train"}) is None
+    again = next_masked_step([OWN], past, {"train"}, 3)
+    assert again == Step("mask_keys", 1, 2)
+
+
+def test_an_attempt_that_was_given_up_is_passed_over() -> None:
+    """Of a fork, the first rounds of a masked one are of its parent."""
+    past = [Past("mask_keys", True), Past("mask_shares", True)]
+    forked = [*past, *(Past(k, True) for k in FIVE)]
+    assert next_masked_step([OWN], forked, {"train"}, 3) is None
+    assert next_masked_step([OWN], [*forked, *past], {"train"}, 3) is None
