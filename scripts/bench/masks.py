@@ -213,6 +213,7 @@ class Bench:
             member.check_survivors(*sets, hidden, ABOUT)
             return member.vote_upload(self.keys[name], *sets)
 
+        self.sets_bytes = len(pack(shown[SETS]))
         self.round(VOTE, there, vote)
         voted = self.parts()[VOTES]
 
@@ -254,7 +255,7 @@ def measure(clients: int, numbers: int) -> dict[str, Any]:
         "up, the other four": f"{around / 1e3:,.1f} kB",
         "down, beside the model": f"{_fetched(bench) / 1e3:,.1f} kB",
         "client CPU": f"{sum(costs.client_s.values()):.2f} s",
-        "of which masks": f"{costs.client_s['train']:.2f} s",
+        "of which the own round": f"{costs.client_s['train']:.2f} s",
         "server CPU": f"{sum(costs.server_s.values()):.2f} s",
         "of which unmasking": f"{costs.server_s[UNMASK]:.2f} s",
         "server CPU, plain": f"{bench.plain_s:.2f} s",
@@ -265,7 +266,7 @@ def measure(clients: int, numbers: int) -> dict[str, Any]:
 def _fetched(bench: Bench) -> int:
     """Return the bytes of parts that a client fetches: those that changed, once each."""
     down = bench.costs.down
-    return down[SHARES] + (down["train"] - down[SHARES]) + (down[UNMASK] - down[VOTE]) + 200
+    return down["train"] + bench.sets_bytes + down[UNMASK] - down[VOTE]
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ class Additive:
 
     Attributes:
         sums: all of them, with shapes that are the same for all clients.
-        read: one client's upload -> its sums.
+        read: one client's upload -> its sums, by name; an empty array where it has none.
         write: (sums over clients, ids of the task's classes) -> the upload of one client that had
             all their images.
         class_sums: names of those that are sums of clipped features, class by class: one image

@@ -115,7 +115,10 @@ class MaskedAggregator:
             c for c, came in zip(record.members.clients, record.delivered, strict=True) if came
         }
         if strangers:
-            raise InternalError("masked sums of clients that have sent no shares.")
+            raise InternalError(
+                f"masked sums came from {len(strangers)} clients that have sent no shares, first "
+                f"{min(strangers)}."
+            )
         sums = [s.name for s in _additive(self.exchanges[ctx.kind]).sums]
         vectors = ({name: u.payload.i64(name) for name in sums} for u in updates)
         survivors = np.array([int(c in clients) for c in record.members.clients], np.int64)

@@ -1,6 +1,7 @@
 """Checks of single uploads of a masked round, before a server takes them.
 
-A share or a signature that is wrong must not be counted on: the round would close with too few.
+The server refuses a wrong share or signature at once; counted, it would let a round close that
+cannot be opened.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def upload_faults(
         key: of the round.
         client: the sender.
         signing: the key that signs what it sends.
-        payload: the upload, which keeps its schema.
+        payload: the upload, which fits its schema.
         about: `record.context_of` a round of masked sums.
     """
     if key.kind == KEYS:
@@ -107,7 +108,7 @@ def _vote_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload) 
 def _signature_faults(
     record: MaskRecord, own: int, purpose: str, signed: bytes, payload: Payload, name: str
 ) -> list[str]:
-    """Compare with the key in the list: a client may have another one since."""
+    """Check a signature with the key in the list: the client may have another one by now."""
     signature = np.asarray(payload.tensors[name], np.uint8)[0].tobytes()
     try:
         verify_signature(record.members.signing[own].tobytes(), purpose, signed, signature)

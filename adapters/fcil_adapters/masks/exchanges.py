@@ -1,4 +1,4 @@
-"""The rounds that replace an additive exchange: keys, shares, masked sums, unmasking.
+"""The rounds that replace an additive exchange: keys, shares, masked sums, votes, unmasking.
 
 Each is a round of the run like any other: asked for, answered, on disk before its Ack, closed with
 a new state. So a server that is killed anywhere repeats the same round, and nothing is only in
@@ -29,7 +29,7 @@ from fcil_protocol.trust.keys import SIGNATURE_BYTES, SIGNING_BYTES
 
 KEYS, SHARES, VOTE, UNMASK = "mask_keys", "mask_shares", "mask_vote", "unmask"
 MASKING = (KEYS, SHARES, VOTE, UNMASK)  # rounds without images
-AFTER_KEYS = (SHARES, VOTE, UNMASK)  # those of them whose clients are fixed
+AFTER_KEYS = (SHARES, VOTE, UNMASK)  # those of them that go to the clients of the list alone
 # Kinds of parts.
 LIST, NAMES, SETS, VOTES, LETTERS = (
     "mask_list",
@@ -57,7 +57,7 @@ def _counts(name: str, rows: int | str) -> TensorSpec:
     return TensorSpec(name, Kind.COUNT, (rows,), "I64", non_negative=True)
 
 
-_ONE = _counts("n", 1)  # 1: how many images there are is masked, too
+_ONE = _counts("n", 1)  # always 1: the number of images is hidden too
 _MEMBERS = (("members", "most_members"),)
 
 KEYS_UPLOAD = PayloadSchema(

@@ -26,8 +26,9 @@ def degree(members: int) -> int:
 def threshold(neighbours: int) -> int:
     """Return t, the number of neighbours whose shares open a secret.
 
-    A neighbour gives one of a client's two secrets at most. To have both, 2 t honest answers are
-    needed, so as many as 2 t - k - 1 of the k neighbours may work for the server: a third.
+    An honest neighbour gives the share of one of a client's two secrets, a dishonest one both. Both
+    secrets take 2 t shares, so up to 2 t - k - 1 of the k neighbours may work for the server: about
+    a third.
     """
     return min(neighbours, math.ceil(2 * neighbours / 3) + 1)
 
@@ -35,8 +36,8 @@ def threshold(neighbours: int) -> int:
 def votes_needed(members: int) -> int:
     """Return the number of votes for one set of survivors; no other set can have as many.
 
-    Each honest client votes once. With a third of all voting twice, two sets would need more than
-    all the votes that there are.
+    Two sets would need more than 4/3 of the votes, and that is all there are if a third of the
+    clients vote twice.
     """
     return 2 * members // 3 + 1
 

@@ -151,15 +151,15 @@ class Member:
         """
         count, least = len(members.clients), max(bounds.least, LEAST_MEMBERS)
         if count < least:
-            raise _refused(f"it has {count} clients, and {least} are the least")
+            raise _refused(f"the list has {count} clients, expected {least} or more")
         if client not in members.clients:
-            raise _refused("this client is not in it")
+            raise _refused("this client is not in the list")
         own = members.clients.index(client)
         if members.keys[own].tobytes() != secrets.public():
-            raise _refused("it has other keys of this client than those that were sent")
+            raise _refused("the list has other keys of this client than it sent")
         for rows in (members.keys, members.signing):
             if len({row.tobytes() for row in rows}) < count:
-                raise _refused("two of its clients have the same key")
+                raise _refused("two clients of the list have the same key")
         for index, name in enumerate(members.clients):
             if fault := members.fault(run, task, index):
                 raise _refused(f"the keys of client {name} are not signed by it: {fault}")
@@ -173,15 +173,16 @@ class Member:
         for index, name in enumerate(self.members.clients):
             if name in self.bounds.known and index != self.own and not self._is_known(index):
                 raise _refused(
-                    f"client {name} is pinned with another key. If its owner says that it has a "
-                    "new one, unpin it (fcil-client peers)"
+                    f"client {name} is pinned with another key",
+                    "If its owner says that it has a new one, unpin it (fcil-client peers).",
                 )
         around = self.neighbours
         unknown = sum(not self._is_known(i) for i in around)
         if unknown > MOST_UNPINNED * len(around):
             raise _refused(
                 f"{unknown} of this client's {len(around)} neighbours are not among its pinned "
-                "peers, and a third of them may be others (fcil-client peers)"
+                "peers, and a third of them may be others",
+                _ASK_OWNERS,
             )
 
     def _is_known(self, index: int) -> bool:
@@ -364,7 +365,9 @@ class Member:
         if self.own not in came:
             raise _refused("this client's shares are not counted")
         if len(came) < self.bounds.fewest(0):
-            raise _refused(f"only {len(came)} clients have sent shares")
+            raise _refused(
+                f"{len(came)} clients have sent shares, expected {self.bounds.fewest(0)} or more"
+            )
         around = came.intersection(self.neighbours)
         if set(letters.senders.tolist()) != around or len(letters.senders) != len(around):
             raise _refused("the letters are not those of the neighbours that have sent shares")
@@ -462,7 +465,7 @@ class Member:
     def unmask_upload(self, delivered: I64, survivors: I64, letters: Letters) -> Payload:
         """Return, of each neighbour, the share of the one secret that removes its masks.
 
-        The caller has checked both sets and the votes for them.
+        The caller has checked the survivors and the votes for them.
 
         Raises:
             TrustError: a letter does not open, or is missing.
@@ -475,8 +478,13 @@ class Member:
         )
 
 
-def _refused(why: str) -> TrustError:
+def _refused(why: str, action: str = "") -> TrustError:
     return TrustError(
-        f"the server's list of a masked round: {why}.",
-        action="Nothing was sent. Ask the operator which clients take part.",
+        f"masked round: {why}.",
+        action=action
+        or "This client sends no more in this masked round. Ask the operator; if "
+        "others see the same, the server or its state is at fault.",
     )
+
+
+_ASK_OWNERS = "Ask the owners of these clients, not the operator (fcil-client peers)."

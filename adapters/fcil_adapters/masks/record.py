@@ -50,7 +50,12 @@ def letter(
 
 
 def context_of(
-    stamp: Sequence[str], classes: Sequence[int], past: Sequence[int], parts: Mapping[str, Payload]
+    kind: str,
+    number: int,
+    schema_digest: str,
+    classes: Sequence[int],
+    past: Sequence[int],
+    parts: Mapping[str, Payload],
 ) -> bytes:
     """Return a digest of all that the sums of a round are about, for all clients the same.
 
@@ -58,13 +63,23 @@ def context_of(
     client's part in the total.
 
     Args:
-        stamp: kind and number of the round, and the digest of the run's schemas.
+        kind: of the round.
+        number: of the round, within (task, kind).
+        schema_digest: of the run.
         classes: ids of the task's classes.
         past: ids of earlier ones.
-        parts: the method's, and the names of the classes (`NAMES`).
+        parts: of the broadcast; those of masks, but for the names of classes, differ and do not
+            count.
     """
-    words = [*stamp, ",".join(map(str, classes)), ",".join(map(str, past))]
-    words += [f"{name} {sha256_of(*pieces(parts[name]))}" for name in sorted(parts)]
+    words = [
+        kind,
+        str(number),
+        schema_digest,
+        ",".join(map(str, classes)),
+        ",".join(map(str, past)),
+    ]
+    own = sorted(name for name in parts if name == NAMES or not is_of_masks(name))
+    words += [f"{name} {sha256_of(*pieces(parts[name]))}" for name in own]
     return hashlib.sha256("\n".join(words).encode()).digest()
 
 

@@ -74,8 +74,7 @@ class RoundSecrets(Secret):
 
     def public(self) -> bytes:
         """Return the two public keys: of masks, then of letters."""
-        reader = PrivateKeys.derive(self.letters, b"fcil/1/masks/letters")
-        return mask_key(self.mask).public.sealing + reader.public.sealing
+        return mask_key(self.mask).public.sealing + self.reader().public.sealing
 
     def reader(self) -> PrivateKeys:
         """Return the key that opens letters."""

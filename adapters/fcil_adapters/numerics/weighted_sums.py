@@ -21,7 +21,7 @@ IMAGES = "images"  # images of all classes (1,)
 _LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
 _CLIENTS = "clients"  # clients with an image (1,)
 
-# By what a client weights a tensor, so that the server can divide the sum by the sum of these:
+# The weight by which a client multiplies a tensor; the server divides by the sum of these weights:
 # - images: all of the client's images;
 # - classes: its images of each class, for a tensor whose last c rows are the task's classes;
 # - clients: 1, if it has an image;
@@ -30,8 +30,8 @@ _CLIENTS = "clients"  # clients with an image (1,)
 Weight = Literal["images", "classes", "clients", "lone_class", "clients_or_lone"]
 
 
-# Bits and bound by kind: (values of one image or a mean's, times 2^26 images) fit.
-_POINTS = {
+# Kind -> (binary digits after the point, largest sum). For LoRA: means up to 2^6, 2^26 images.
+_FIXED_POINT = {
     Kind.LORA: (30, 2.0**32),
     Kind.HEAD: (30, 2.0**32),
     Kind.PROMPT: (30, 2.0**32),
@@ -45,26 +45,25 @@ _POINTS = {
 
 def sum_spec(spec: TensorSpec) -> SumSpec:
     """Return the sum of a tensor, with the bits and the bound of its kind."""
-    bits, bound = _POINTS[spec.kind]
+    bits, bound = _FIXED_POINT[spec.kind]
     return SumSpec(spec.name, spec.shape, bits, bound)
 
 
 def count_sum(name: str, rows: Dim = 1) -> SumSpec:
     """Return the sum of a vector of counts."""
-    bits, bound = _POINTS[Kind.COUNT]
+    bits, bound = _FIXED_POINT[Kind.COUNT]
     return SumSpec(name, (rows,), bits, bound)
 
 
-def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]], classes: str = "c") -> Additive:
+def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
     """Return the sums of uploads of means, each weighted by images, and of a ``tally``.
 
     Args:
         weights: the tensors, each with its weight.
-        classes: the symbol of the number of the task's classes.
     """
     tensors = dict(weights)
     used = {*tensors.values()}
-    specs = [*map(sum_spec, tensors), count_sum(COUNT, classes), count_sum(IMAGES)]
+    specs = [*map(sum_spec, tensors), count_sum(COUNT, "c"), count_sum(IMAGES)]
     specs += [count_sum(_LONE)] if "lone_class" in used else []
     specs += [count_sum(_CLIENTS)] if used & {"clients", "clients_or_lone"} else []
 

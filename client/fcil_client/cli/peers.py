@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def peers(
-    data: Annotated[Path, typer.Option(help="Its folder.")],
+    data: Annotated[Path, typer.Option(help="The client's data folder.")],
     pin: Annotated[
         list[str] | None,
         typer.Option(metavar="FINGERPRINT", help="Confirm a peer."),
     ] = None,
     unpin: Annotated[
         list[str] | None,
-        typer.Option(metavar="FINGERPRINT", help="Undo that."),
+        typer.Option(metavar="FINGERPRINT", help="Take back a pin."),
     ] = None,
     server: ServerOption = None,
     slot: SlotOption = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show the other clients of masked rounds, and pin those that their owners confirm."""
+    """Show the other clients of masked rounds, and pin those that this device's owner confirms."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.cli.member import enrolled

@@ -22,7 +22,7 @@ from fcil_adapters.masks.exchanges import (
     is_summed_once,
 )
 from fcil_adapters.masks.member import Bounds, Member, keys_upload
-from fcil_adapters.masks.record import Letters, MaskList, context_of, is_of_masks, letters_part
+from fcil_adapters.masks.record import Letters, MaskList, context_of, letters_part
 from fcil_client.link.handshake import Terms
 from fcil_client.state.home import Home
 from fcil_client.state.mask_secrets import MaskFile
@@ -105,11 +105,11 @@ class Masking:
         """Return the masked sums of an upload, which has passed its own checks.
 
         Args:
-            order: the server's.
+            order: of the method's own round.
             terms: the run's.
             task: of the order.
-            parts: of the order.
-            names: of this client's classes, with the ids that the server gave them.
+            parts: every part that the order names, those of masks included.
+            names: class name -> id, as the server gave them to this client.
             upload: the method's own.
 
         Raises:
@@ -131,14 +131,16 @@ class Masking:
             delivered, letters = self._letters(member, parts)
             shown = np.asarray(_part(parts, NAMES).tensors["names"], np.uint8)
             member.check_names(shown, names, order.classes)
-            about = _context(order, terms, parts)
+            about = context_of(
+                order.kind, order.round, terms.schema_digest, order.classes, order.past, parts
+            )
             if (kept := self.file.kept(about.hex())) is not None:
                 return unpack(kept)  # the bytes that its masks hide; others would show the change
             if noises_sum(terms, order.kind, task):
                 deviation = terms.privacy.noise_multiplier * terms.privacy.clip
-                share = deviation / np.sqrt(member.bounds.fewest(int(delivered.sum())))
+                part = deviation / np.sqrt(member.bounds.fewest(int(delivered.sum())))
                 for name in exchange.additive.class_sums:
-                    sums[name] = sums[name] + share * system_normal(sums[name].shape)
+                    sums[name] = sums[name] + part * system_normal(sums[name].shape)
             hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys, about)
             once = _once(order, terms, classes)
             self.file.settle_masked(b"".join(pieces(hidden)), about.hex(), once)
@@ -186,12 +188,6 @@ def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
 
 def _digest(flags: I64) -> str:
     return hashlib.sha256(flags.tobytes()).hexdigest()
-
-
-def _context(order: RoundOpen, terms: Terms, parts: Parts) -> bytes:
-    stamp = (order.kind, str(order.round), terms.schema_digest)
-    own = {n: part for n, part in parts.items() if n == NAMES or not is_of_masks(n)}
-    return context_of(stamp, order.classes, order.past, own)
 
 
 def _once(order: RoundOpen, terms: Terms, classes: Iterable[str]) -> list[str]:

@@ -169,14 +169,14 @@ class MaskFile:
         self._settle("delivered", digest, "another set of clients or letters was shown before")
 
     def kept(self, about: str) -> bytes | None:
-        """Return the upload that the masks hide, for this process may not make the same again.
+        """Return the upload that the masks hide, to be sent again; None: there is none yet.
 
         Args:
             about: digest of all that it is to be about.
 
         Raises:
             TrustError: it is about something else.
-            CorruptFile: it is gone or damaged.
+            CorruptFile, StorageError: it is gone or damaged, or cannot be read.
         """
         with self.lock:
             notes, _ = self._read()
@@ -188,7 +188,8 @@ class MaskFile:
             if hashlib.sha256(data).hexdigest() != notes.masked:
                 raise CorruptFile(
                     f"{self._hidden} is damaged, and its masks can hide nothing else.",
-                    action="Nothing to do: this client takes part again in the next masked round.",
+                    action="Tell the operator: a sum of a statistic waits for this client until "
+                    "fcil-server close-round gives it up. It takes part in later masked rounds.",
                 )
             return data
 
@@ -201,7 +202,7 @@ class MaskFile:
         with self.lock:
             notes, _ = self._read()
             if notes is not None and notes.about and notes.about != about:
-                raise _refused("another model, or other classes, were shown before")
+                raise _refused("the server showed another model, round or class ids before")
 
     def settle_masked(self, upload: bytes, about: str, once: Collection[str] = ()) -> None:
         """Keep the upload that the masks hide, and note it, before it can leave.
@@ -209,7 +210,7 @@ class MaskFile:
         Args:
             upload: its bytes.
             about: digest of all that it is about.
-            once: names of its parts that can be summed once in a run.
+            once: names of what it holds and may be summed once in a run.
 
         Raises:
             TrustError: they hide another one; some of it was in another sum; or the set of
@@ -287,8 +288,8 @@ class MaskFile:
 def _refused(why: str) -> TrustError:
     return TrustError(
         f"masked round: {why}.",
-        action="Nothing was sent. The server asks for more than the protocol allows, or was "
-        "restored from a backup: ask its operator.",
+        action="The server asks for more than the protocol allows, or was restored from a "
+        "backup: ask its operator.",
     )
 
 

@@ -27,7 +27,7 @@ _WHOLE = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
 
 
 @dataclass(frozen=True)
-class OtherClient:
+class KnownPeer:
     """Another client.
 
     Attributes:
@@ -47,7 +47,7 @@ class PeerBook:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
 
-    def peers(self) -> list[OtherClient]:
+    def peers(self) -> list[KnownPeer]:
         """Return the peers, by their ids.
 
         Raises:
@@ -58,7 +58,7 @@ class PeerBook:
         try:
             entries: list[dict[str, Any]] = json.loads(data)
             found = [
-                OtherClient(ClientId(e["client"]), str(e["fingerprint"]), bool(e["pinned"]))
+                KnownPeer(ClientId(e["client"]), str(e["fingerprint"]), bool(e["pinned"]))
                 for e in entries
             ]
             if not all(p.client == "" or is_client_id(p.client) for p in found):
@@ -82,6 +82,8 @@ class PeerBook:
     def meet(self, members: MaskList, own: ClientId) -> None:
         """Record the clients of a checked list; those that are pinned stay as they are.
 
+        Beyond `MOST_PEERS` new clients are not recorded.
+
         Raises:
             CorruptFile, DiskFull, StorageError: the file cannot be read or written.
         """
@@ -92,9 +94,9 @@ class PeerBook:
         for name, key in zip(members.clients, members.signing, strict=True):
             fingerprint, before = fingerprint_of(key.tobytes()), met.get(name)
             new = before is None or (before.fingerprint != fingerprint and not before.pinned)
-            if name != own and new and len(met) < MOST_PEERS:
+            if name != own and new and (before is not None or len(met) < MOST_PEERS):
                 pinned = early.pop(fingerprint, None) is not None
-                met[name] = OtherClient(name, fingerprint, pinned)
+                met[name] = KnownPeer(name, fingerprint, pinned)
                 changed = True
         if changed:
             self._write([*met.values(), *early.values()])
@@ -112,11 +114,15 @@ class PeerBook:
             CorruptFile, DiskFull, StorageError: the file cannot be read or written.
         """
         peers, wanted = self.peers(), fingerprint.lower()
-        found = [
-            p for p in peers if len(wanted) >= LEAST_DIGITS and p.fingerprint.startswith(wanted)
-        ]
+        if len(wanted) < LEAST_DIGITS:
+            raise UsageError(
+                f"the fingerprint {fingerprint[:40]!r} has {len(wanted)} digits, expected "
+                f"{LEAST_DIGITS} or more.",
+                action="fcil-client peers lists them.",
+            )
+        found = [p for p in peers if p.fingerprint.startswith(wanted)]
         if not found and pinned and _WHOLE.fullmatch(wanted):
-            found = [OtherClient(ClientId(""), wanted, pinned=False)]
+            found = [KnownPeer(ClientId(""), wanted, pinned=False)]
         if len(found) != 1:
             raise UsageError(
                 f"{len(found)} peers have a fingerprint that begins with {fingerprint[:40]!r}, "
@@ -125,9 +131,9 @@ class PeerBook:
                 f"{FINGERPRINT_DIGITS} of a peer that was not met yet.",
             )
         rest = [p for p in peers if p != found[0]]
-        self._write([*rest, OtherClient(found[0].client, found[0].fingerprint, pinned)])
+        self._write([*rest, KnownPeer(found[0].client, found[0].fingerprint, pinned)])
 
-    def _write(self, peers: Iterable[OtherClient]) -> None:
+    def _write(self, peers: Iterable[KnownPeer]) -> None:
         entries = [vars(p) for p in sorted(peers, key=lambda p: (p.client, p.fingerprint))]
         kept = [entry for entry in entries if entry["client"] or entry["pinned"]]
         write_atomic(self._path, json.dumps(kept, indent=1).encode())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fcil_adapters.contract import TaskInfo, registry
 from fcil_adapters.masks.checks import upload_faults
-from fcil_adapters.masks.record import MaskRecord, context_of, is_of_masks
+from fcil_adapters.masks.record import MaskRecord, context_of
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import (
     AlreadyHave,
@@ -194,14 +194,13 @@ class Reception:
         row, record = context.ledger.clients.get(client), MaskRecord.read(self.progress.state)
         signing = b"" if row is None else row.signing
 
-        shown = (*(p for p in self.progress.parts if not is_of_masks(p.name)), *self.progress.names)
-        parts = {part.name: part.payload for part in shown}
-        stamp, masked = (key.kind, str(key.round), context.schema_digest), context.masked_kinds
+        parts = {p.name: p.payload for p in (*self.progress.parts, *self.progress.names)}
+        schema, masked = context.schema_digest, context.masked_kinds
 
         def check(payload: Payload, task: TaskInfo) -> list[str]:
             about = b""
             if key.kind in masked:
-                about = context_of(stamp, task.classes, task.past, parts)
+                about = context_of(key.kind, key.round, schema, task.classes, task.past, parts)
             return upload_faults(record, key, client, signing, payload, about)
 
         return check
