@@ -34,7 +34,7 @@ accepted updates in ClientId order.
 
 from __future__ import annotations
 
-from fcil_adapters.contract.averaging import AveragingRule, every_rule, mean_only
+from fcil_adapters.contract.averaging import Additive, AveragingRule, every_rule, mean_only
 from fcil_adapters.contract.backbone_info import BackboneInfo, Preprocessing
 from fcil_adapters.contract.context import (
     Context,
@@ -78,6 +78,7 @@ from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 __all__ = [
+    "Additive",
     "Aggregator",
     "Array",
     "AveragingAggregator",

@@ -242,6 +242,11 @@ def _cross_checks(config: Config) -> Iterator[str]:
                 yield f"privacy.{key} does nothing while privacy.noise_multiplier is 0"
     if privacy.secure == "masks":
         yield from masks_faults(config)
+    else:
+        usual = PrivacySection()
+        for key in ("secure_threshold", "secure_min_clients"):
+            if getattr(privacy, key) != getattr(usual, key):
+                yield f"privacy.{key} does nothing while privacy.secure is 'off'"
     for address in (config.federation.listen, *config.federation.advertise):
         try:
             split_address(address)

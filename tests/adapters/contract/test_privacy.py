@@ -322,14 +322,23 @@ def test_means_of_a_model_that_trains_do_not_go_with_noise(name):
         check_privacy(method, hparams, backbone, NOISE.model_copy(update={"partial": True}))
 
 
+def masks_if(name: str) -> dict[str, str]:
+    """Numbers of masked rounds are no terms of a run without them, whose digest stays."""
+    return {"secure": "masks"} if name.startswith("secure_") else {}
+
+
 def test_every_term_is_in_the_digest_that_both_sides_compare():
     method, backbone = load_method("running_mean"), toy_backbone().info
     hparams = make_hparams(method, {})
     other = PrivacyTerms(
-        min_count=2, noise_multiplier=1, clip=2, delta=1e-6, max_epsilon=3, partial=True
-    ).model_dump()
+        min_count=2, noise_multiplier=1, clip=2, delta=1e-6, max_epsilon=3, partial=True,
+        secure="masks", secure_threshold=0.7, secure_min_clients=5,
+    ).model_dump()  # fmt: skip
     assert all(other[name] != getattr(NO_PRIVACY, name) for name in other)
-    terms = [NO_PRIVACY.model_copy(update={name: value}) for name, value in other.items()]
+    terms = [
+        NO_PRIVACY.model_copy(update={**masks_if(name), name: value})
+        for name, value in other.items()
+    ]
     digests = {schema_digest(method, hparams, backbone, t) for t in (NO_PRIVACY, *terms)}
     assert len(digests) == len(other) + 1
     assert schema_digest(method, hparams, backbone) in digests

@@ -42,7 +42,18 @@ def test_without_a_name_every_method_has_a_line_and_its_paper():
     assert "fcil-server methods NAME" in text
     (line,) = [x for x in text.splitlines() if x.startswith("running_mean ")]
     # 10 x 64 floats, 11 int64 up; 20 int64 down
-    assert line.split() == ["running_mean", "prototype,", "count", "2.65", "kB", "2.72", "kB"]
+    assert line.split() == [
+        "running_mean",
+        "yes",
+        "prototype,",
+        "count",
+        "2.65",
+        "kB",
+        "2.72",
+        "kB",
+    ]
+    (line,) = [x for x in text.splitlines() if x.startswith("hepco ")]
+    assert line.split()[1] == "no"  # its server distils single clients' models
 
 
 def test_a_name_shows_exchanges_parts_totals_presets_and_options():

@@ -318,10 +318,38 @@ class TestCrossChecks:
 
     def test_clients_are_told_the_terms_of_privacy_and_nothing_else(self) -> None:
         given = {"noise_multiplier": 1, "clip": 2, "delta": 1e-6, "max_epsilon": 3, "min_count": 4,
-                 "partial": True}  # fmt: skip
-        told = validate({"privacy": {**given, "evaluate_min_count": 5}}).privacy.terms
+                 "partial": True, "secure": "masks", "secure_threshold": 0.75,
+                 "secure_min_clients": 4}  # fmt: skip
+        rounds = {"min_clients": 4}
+        section = {**given, "evaluate_min_count": 5}
+        told = validate({"privacy": section, "round": rounds}).privacy.terms
         assert told.model_dump() == given
         assert validate({}).privacy.terms == NO_PRIVACY
+
+    @pytest.mark.parametrize(
+        ("section", "values", "words"),
+        [
+            ("round", {"mode": "async", "take": 3}, "round.mode is 'async'"),
+            ("round", {"take": 3}, "round.take is 3"),
+            ("round", {"min_clients": 2}, "round.min_clients is 2"),
+            ("trust", {"averaging": "median"}, "trust.averaging is 'median'"),
+            ("trust", {"max_weight_share": 0.3}, "trust.max_weight_share is 0.3"),
+            ("trust", {"outlier_factor": 3}, "trust.outlier_factor is 3"),
+            ("run", {"keep_updates": True}, "run.keep_updates"),
+        ],
+    )
+    def test_masks_hide_what_a_setting_needs(
+        self, section: str, values: dict[str, Any], words: str
+    ) -> None:
+        given = {"round": {"min_clients": 3}, "privacy": {"secure": "masks"}}
+        validate(given)
+        validate({**given, "trust": {"max_weight_share": 1, "outlier_factor": 0}})
+        assert words in fault({**given, section: {**given.get(section, {}), **values}})
+
+    def test_numbers_of_masks_do_nothing_without_them(self) -> None:
+        assert "does nothing while privacy.secure is 'off'" in fault(
+            {"privacy": {"secure_min_clients": 4}}
+        )
 
     def test_several_of_these_are_told_at_once(self) -> None:
         message = fault(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import (
+    Additive,
     BackboneInfo,
     Cadence,
     Exchange,
@@ -21,7 +22,6 @@ from fcil_adapters.contract import (
     TaskInfo,
     TensorSpec,
 )
-from fcil_adapters.contract.averaging import Additive
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
