@@ -171,7 +171,7 @@ def is_summed_once(method: Method, exchange: Exchange) -> bool:
     differ from round to round.
     """
     frozen = (method.frozen or not method.needs_backbone) and not exchange.trains
-    return exchange.rounds is not None or frozen
+    return exchange.rounds == 1 or frozen
 
 
 def in_terms(method: Method, terms: PrivacyTerms) -> Method:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
 from adapters.masks.mask_kit import MaskedRounds, close_to
 from adapters.small import SMALL
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names
-from fcil_adapters.masks.exchanges import check_masks
+from fcil_adapters.masks.exchanges import check_masks, with_masks
 from fcil_protocol.errors import ConfigError
 
 TASKS = make_tasks([1, 0], [4], [6, 2])
@@ -60,3 +62,29 @@ def test_a_masked_round_leads_to_the_state_of_a_plain_one(name, backbone):
             )
             masked.state = plain.state  # rounding does not add up
         rounds.cycle = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "given", "wanted"),
+    [
+        ("fedncm", "train", None, 1),  # sums of the same images, whenever they are made
+        ("fedncm", "train", 3, 1),
+        ("ewc", "finish", 1, 1),
+        ("fedavg_lora", "train", None, None),  # trained anew in each round
+        ("fedavg_lora", "train", 3, 3),
+    ],
+)
+def test_a_statistic_is_summed_once_and_what_is_trained_as_often_as_without_masks(
+    name, kind, given, wanted
+):
+    method = load_method(name)
+    hparams, info = make_hparams(method, SMALL[name]), toy_backbone().info
+
+    def exchanges(hparams, backbone):
+        return tuple(
+            replace(e, rounds=given) if e.kind == kind else e
+            for e in method.exchanges(hparams, backbone)
+        )
+
+    masked = with_masks(replace(method, exchanges=exchanges)).exchanges(hparams, info)
+    assert next(e for e in masked if e.kind == kind).rounds == wanted
