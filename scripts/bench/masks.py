@@ -45,6 +45,7 @@ from fcil_adapters.numerics.class_reports import tally_specs
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.numerics.weighted_sums import weighted_sums
 from fcil_protocol.ids import ClientId, RoundKey, RunId, named_client_id
+from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.payloads.schema import Kind, TensorSpec
 from fcil_protocol.trust.keys import PrivateKeys
@@ -55,6 +56,8 @@ ABOUT = bytes(32)
 SPEC = TensorSpec("lora.0.q.A", Kind.LORA, ("r", "width"))
 SUMS = weighted_sums([(SPEC, "images")])
 TRAIN = Exchange("train", PayloadSchema((SPEC, *tally_specs())), additive=SUMS)
+
+BOUNDS = Bounds(PrivacyTerms(secure="masks"))
 
 T = TypeVar("T")
 
@@ -171,7 +174,7 @@ class Bench:
     def member(self, name: ClientId, parts: dict[str, Payload]) -> Member:
         """Return a client with the list that it has checked."""
         members = MaskList.read(parts[LIST])
-        return Member.of(self.secrets[name], members, RUN, 0, name, Bounds(3, 0.6))
+        return Member.of(self.secrets[name], members, RUN, 0, name, BOUNDS)
 
     def run(self) -> tuple[int, float]:
         """Run the five rounds; return how many clients dropped out, and the largest error."""

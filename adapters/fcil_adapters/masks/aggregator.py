@@ -156,11 +156,9 @@ class MaskedAggregator:
         around = members.around(digest)
         least = threshold(degree(len(members.clients)))
         held = self._held(members, digest, updates)
-        there = np.flatnonzero(record.delivered).tolist()
-        rows = {owner: row for row, owner in enumerate(there)}
-        pairs = record.pair_letters(digest)
-        for done, owner in enumerate(there):
-            ctx.progress(Progress(done, len(there)))  # a secret of shares takes a tenth of a second
+        rows, seeds = record.rows(), record.sealed_seeds(digest)
+        for owner, row in rows.items():
+            ctx.progress(Progress(row, len(rows)))  # a secret of shares takes a tenth of a second
             name = members.clients[owner]
             shares = held[owner][:least]
             if len(shares) < least:
@@ -170,13 +168,13 @@ class MaskedAggregator:
                 )
             secret = join(shares)
             if record.survivors[owner]:
-                wanted = record.own[rows[owner]].tobytes()
+                wanted = record.own[row].tobytes()
                 if commitment(secret, about_owner(digest, owner), "own") != wanted:
                     raise InternalError(f"the shares of client {name} do not give its self-mask.")
                 add_stream(vector, stream_of_self(secret, digest, name), -1)
                 continue
             key = mask_key(secret)
-            if key.public.sealing != _mask_public(members.keys[owner]):
+            if key.public.sealing != members.mask_public(owner):
                 raise InternalError(f"the shares of client {name} do not give its mask key.")
             for other in around[owner]:
                 if not record.survivors[other]:
@@ -186,7 +184,7 @@ class MaskedAggregator:
                 if low == owner:
                     pair = pair_seed(secret, digest, *names)
                 else:
-                    pair = unseal(key, pairs[low, high], tied(digest, low, high))
+                    pair = unseal(key, seeds[low, high].tobytes(), tied(digest, low, high))
                 # The survivor has added (if it is the lower) or subtracted it; nobody else has.
                 sign = -1 if other == low else 1
                 add_stream(vector, stream_of_pair(pair, digest, *names), sign)
@@ -258,7 +256,3 @@ def _flags(count: int, where: Collection[int]) -> I64:
     flags = np.zeros(count, np.int64)
     flags[list(where)] = 1
     return flags
-
-
-def _mask_public(keys: U8) -> bytes:
-    return keys.tobytes()[: len(keys) // 2]

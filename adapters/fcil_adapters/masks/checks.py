@@ -22,10 +22,10 @@ from fcil_adapters.masks.record import (
     tied,
 )
 from fcil_adapters.masks.shares import commitment
-from fcil_protocol.errors import BadSignature
+from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.trust.keys import verify_signature
+from fcil_protocol.trust.keys import PublicKeys, verify_signature
 
 
 def upload_faults(
@@ -62,7 +62,8 @@ def upload_faults(
     if np.asarray(payload.tensors[ABOUT], np.uint8).tobytes() != about:
         return ["'about' is not this round with this model and these classes"]
     signed = hiding(digest, record.delivered, about)
-    return _signature_faults(record, own, HIDING, signed, payload, HIDDEN)
+    signature = payload.tensors[HIDDEN].tobytes()
+    return _signature_faults(record, own, HIDING, signed, signature, f"{HIDDEN!r}")
 
 
 def _keys_faults(key: RoundKey, client: ClientId, signing: bytes, payload: Payload) -> list[str]:
@@ -70,8 +71,14 @@ def _keys_faults(key: RoundKey, client: ClientId, signing: bytes, payload: Paylo
     alone = MaskList(key.round, (client,), *sent)
     if alone.signing[0].tobytes() != signing:
         return ["'signing' is not the key that it signs its messages with"]
-    fault = alone.fault(key.run, key.task, 0)
-    return [fault] if fault else []
+    if fault := alone.fault(key.run, key.task, 0):
+        return [fault]
+    try:  # all its neighbours seal for these keys
+        for public in (alone.mask_public(0), alone.letters_public(0)):
+            PublicKeys.for_sealing(public)
+    except WireError as error:
+        return [f"'keys': {error.message}"]
+    return []
 
 
 def _shares_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload) -> list[str]:
@@ -89,31 +96,29 @@ def _shares_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload
         [row.tobytes() for row in np.asarray(payload.tensors[n], np.uint8)]
         for n in ("letters", "committed", "pairs", "signed")
     )
-    signing, rest = record.members.signing[own].tobytes(), iter(pairs)
+    rest = iter(pairs)
     for place, other in enumerate(around):
         pair = next(rest) if other > own else b""
         said = letter(digest, own, other, sealed[place], both[place], pair)
-        try:
-            verify_signature(signing, SHARED, said, signed[place])
-        except BadSignature as error:
-            return [f"a letter: {error.message}"]
+        if faults := _signature_faults(record, own, SHARED, said, signed[place], "a letter"):
+            return faults
     return []
 
 
 def _vote_faults(record: MaskRecord, digest: bytes, own: int, payload: Payload) -> list[str]:
     signed = ballot(digest, record.delivered, record.survivors)
-    return _signature_faults(record, own, VOTED, signed, payload, "signature")
+    signature = payload.tensors["signature"].tobytes()
+    return _signature_faults(record, own, VOTED, signed, signature, "'signature'")
 
 
 def _signature_faults(
-    record: MaskRecord, own: int, purpose: str, signed: bytes, payload: Payload, name: str
+    record: MaskRecord, own: int, purpose: str, signed: bytes, signature: bytes, what: str
 ) -> list[str]:
     """Check a signature with the key in the list: the client may have another one by now."""
-    signature = np.asarray(payload.tensors[name], np.uint8)[0].tobytes()
     try:
         verify_signature(record.members.signing[own].tobytes(), purpose, signed, signature)
     except BadSignature as error:
-        return [error.message]
+        return [f"{what}: {error.message}"]
     return []
 
 
@@ -123,8 +128,7 @@ def _unmask_faults(record: MaskRecord, digest: bytes, holder: int, payload: Payl
     shares = np.asarray(payload.tensors["shares"], np.uint8)
     if payload.i64("owners").tolist() != owners or len(shares) != len(owners):
         return [f"expected shares of its {len(owners)} neighbours that have sent some"]
-    rows = {owner: row for row, owner in enumerate(np.flatnonzero(record.delivered).tolist())}
-    wrong = []
+    rows, wrong = record.rows(), []
     for owner, share in zip(owners, shares, strict=True):
         both = record.committed[rows[owner], around[owner].index(holder)].tobytes()
         survived = bool(record.survivors[owner])

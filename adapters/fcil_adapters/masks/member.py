@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,13 +9,7 @@ import numpy as np
 
 from fcil_adapters.contract.averaging import Sums, SumSpec
 from fcil_adapters.masks.exchanges import ABOUT, HIDDEN
-from fcil_adapters.masks.graph import (
-    LEAST_MEMBERS,
-    degree,
-    is_together,
-    threshold,
-    votes_needed,
-)
+from fcil_adapters.masks.graph import degree, is_together, threshold, votes_needed
 from fcil_adapters.masks.record import (
     HIDING,
     I64,
@@ -45,7 +38,6 @@ from fcil_adapters.masks.shares import (
     mask_key,
     pair_seed,
     seal,
-    sealing_key,
     split,
     stream_of_pair,
     stream_of_self,
@@ -54,14 +46,9 @@ from fcil_adapters.masks.shares import (
 from fcil_adapters.numerics.weighted_sums import dense
 from fcil_protocol.errors import BadSignature, TrustError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.trust.keys import (
-    SEALING_BYTES,
-    PrivateKeys,
-    PublicKeys,
-    fingerprint_of,
-    verify_signature,
-)
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, fingerprint_of, verify_signature
 
 MOST_UNPINNED = 1 / 3  # of a client's neighbours, once its owner has pinned some
 
@@ -91,21 +78,15 @@ class Bounds:
     """The demands of a client on a masked round.
 
     Attributes:
-        least: fewest clients of a sum, itself included (``secure_min_clients``).
-        share: share of the clients that sent shares which a sum must have (``secure_threshold``).
+        terms: the run's, with the least number of clients of a sum.
         pinned: fingerprints of the signing keys that the owner of the device has confirmed; none:
             any client counts.
         known: client id -> pinned fingerprint, of the clients that were met with it.
     """
 
-    least: int
-    share: float
+    terms: PrivacyTerms
     pinned: Collection[str] = ()
     known: Mapping[ClientId, str] = field(default_factory=dict)
-
-    def fewest(self, delivered: int) -> int:
-        """Return the fewest of the clients that sent shares whose sum may be opened."""
-        return max(self.least, LEAST_MEMBERS, math.ceil(self.share * delivered))
 
 
 @dataclass(frozen=True)
@@ -149,7 +130,7 @@ class Member:
         Raises:
             TrustError: the list is not one that this client may hide among.
         """
-        count, least = len(members.clients), max(bounds.least, LEAST_MEMBERS)
+        count, least = len(members.clients), bounds.terms.secure_min_clients
         if count < least:
             raise _refused(f"the list has {count} clients, expected {least} or more")
         if client not in members.clients:
@@ -264,10 +245,10 @@ class Member:
         return self.members.clients[low], self.members.clients[high]
 
     def _letters_key(self, other: int) -> PublicKeys:
-        return sealing_key(self.members.keys[other].tobytes()[SEALING_BYTES:])
+        return PublicKeys.for_sealing(self.members.letters_public(other))
 
     def _mask_key(self, other: int) -> PublicKeys:
-        return sealing_key(self.members.keys[other].tobytes()[:SEALING_BYTES])
+        return PublicKeys.for_sealing(self.members.mask_public(other))
 
     # --- masked sums ------------------------------------------------------------------------
 
@@ -314,11 +295,7 @@ class Member:
 
     def _pairs(self, letters: Letters) -> dict[int, bytes]:
         """Return the seed of the masks with each neighbour that has delivered its shares."""
-        key = mask_key(self.secrets.mask)
-        sealed = {
-            int(i): row.tobytes() for i, row in zip(letters.lower, letters.pairs, strict=True)
-        }
-        found = {}
+        key, sealed, found = mask_key(self.secrets.mask), letters.seeds(), {}
         for other in letters.senders.tolist():
             if other > self.own:
                 found[other] = pair_seed(self.secrets.mask, self.digest, *self._names(other))
@@ -364,10 +341,9 @@ class Member:
         came = self._positions(delivered)
         if self.own not in came:
             raise _refused("this client's shares are not counted")
-        if len(came) < self.bounds.fewest(0):
-            raise _refused(
-                f"{len(came)} clients have sent shares, expected {self.bounds.fewest(0)} or more"
-            )
+        least = self.bounds.terms.secure_min_clients
+        if len(came) < least:
+            raise _refused(f"{len(came)} clients have sent shares, expected {least} or more")
         around = came.intersection(self.neighbours)
         if set(letters.senders.tolist()) != around or len(letters.senders) != len(around):
             raise _refused("the letters are not those of the neighbours that have sent shares")
@@ -380,7 +356,7 @@ class Member:
 
     def _check_signed(self, letters: Letters) -> None:
         """Check that each letter and seed is from its sender: the server could write one too."""
-        pairs = {int(i): row.tobytes() for i, row in zip(letters.lower, letters.pairs, strict=True)}
+        pairs = letters.seeds()
         rows = zip(
             letters.senders.tolist(),
             letters.letters,
@@ -424,8 +400,9 @@ class Member:
         came, stayed = self._positions(delivered), self._positions(survivors)
         if not stayed <= came:
             raise _refused("a client counts that has sent no shares")
-        known, fewest = sum(map(self._is_known, stayed)), self.bounds.fewest(len(came))
-        if len(stayed) < fewest or known < max(self.bounds.least, LEAST_MEMBERS):
+        terms, known = self.bounds.terms, sum(map(self._is_known, stayed))
+        fewest = terms.fewest(len(came))
+        if len(stayed) < fewest or known < terms.secure_min_clients:
             raise _refused(
                 f"the sum would be of {len(stayed)} clients, {known} of them known, and {fewest} "
                 "are the least"

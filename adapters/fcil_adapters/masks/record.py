@@ -27,7 +27,7 @@ from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.ids import ClientId, is_client_id, sha256_of
 from fcil_protocol.payloads.payload import Array, Payload, pieces
 from fcil_protocol.payloads.schema import class_key
-from fcil_protocol.trust.keys import SIGNATURE_BYTES, verify_signature
+from fcil_protocol.trust.keys import SEALING_BYTES, SIGNATURE_BYTES, verify_signature
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
@@ -198,6 +198,14 @@ class MaskList:
         """Return the positions of each client's neighbours."""
         return circle(self.clients, digest)
 
+    def mask_public(self, index: int) -> bytes:
+        """Return the public half of a client's mask key."""
+        return self.keys[index, :SEALING_BYTES].tobytes()
+
+    def letters_public(self, index: int) -> bytes:
+        """Return the public key that letters to a client are sealed for."""
+        return self.keys[index, SEALING_BYTES:].tobytes()
+
     def fault(self, run: str, task: int, index: int) -> str:
         """Return why a client's keys are not signed as they must be; empty: they are."""
         signed = statement(run, task, self.cycle, self.clients[index], self.keys[index].tobytes())
@@ -241,6 +249,10 @@ class Letters:
             payload.i64("lower"),
             np.asarray(payload.tensors["pairs"], np.uint8),
         )
+
+    def seeds(self) -> dict[int, bytes]:
+        """Return the sealed seed of each lower neighbour's masks, by its position."""
+        return {int(i): row.tobytes() for i, row in zip(self.lower, self.pairs, strict=True)}
 
 
 _FLAGS = ("delivered", "survivors", "voted")
@@ -394,45 +406,35 @@ class MaskRecord:
             ]
         return found
 
+    def rows(self) -> dict[int, int]:
+        """Return the row of each client that has delivered: position in the list -> row."""
+        return {own: row for row, own in enumerate(np.flatnonzero(self.delivered).tolist())}
+
+    def sealed_seeds(self, digest: bytes) -> dict[tuple[int, int], U8]:
+        """Return the sealed seed of each pair's masks: (lower, higher) position -> (1168,)."""
+        around = self.members.around(digest)
+        named = [(own, other) for own in self.rows() for other in around[own] if other > own]
+        return dict(zip(named, self.pairs, strict=True))
+
     def _mail(self, digest: bytes) -> dict[int, Payload]:
         """Return, for each client that has delivered, what the others have written to it."""
-        there = np.flatnonzero(self.delivered).tolist()
-        letters: dict[int, list[tuple[int, U8, U8, U8]]] = {i: [] for i in there}
-        pairs: dict[int, list[tuple[int, U8]]] = {i: [] for i in there}
-        around, taken = self.members.around(digest), 0
-        for row, sender in enumerate(there):
-            for place, to in enumerate(around[sender]):
-                if to in letters:
-                    rows = (self.letters, self.committed, self.signed)
-                    letters[to].append((sender, *(some[row, place] for some in rows)))
-                if to > sender:
-                    if to in pairs:
-                        pairs[to].append((sender, self.pairs[taken]))
-                    taken += 1
-        return {i: _mail_of(letters[i], pairs[i]) for i in there}
-
-    def pair_letters(self, digest: bytes) -> dict[tuple[int, int], bytes]:
-        """Return the sealed seed of each pair's masks: (lower, higher) position -> bytes."""
-        found, taken, around = {}, 0, self.members.around(digest)
-        for sender in np.flatnonzero(self.delivered).tolist():
-            for to in around[sender]:
-                if to > sender:
-                    found[sender, to] = self.pairs[taken].tobytes()
-                    taken += 1
+        around, rows, seeds = self.members.around(digest), self.rows(), self.sealed_seeds(digest)
+        found = {}
+        for to in rows:
+            senders = [i for i in around[to] if i in rows]
+            at = [(rows[i], around[i].index(to)) for i in senders]
+            lower = [i for i in senders if i < to]
+            found[to] = Payload(
+                {
+                    "senders": np.array(senders, np.int64),
+                    "letters": _stacked([self.letters[one] for one in at], LETTER_BYTES),
+                    "committed": _stacked([self.committed[one] for one in at], 2 * DIGEST_BYTES),
+                    "signed": _stacked([self.signed[one] for one in at], SIGNATURE_BYTES),
+                    "lower": np.array(lower, np.int64),
+                    "pairs": _stacked([seeds[i, to] for i in lower], PAIR_BYTES),
+                }
+            )
         return found
-
-
-def _mail_of(letters: list[tuple[int, U8, U8, U8]], pairs: list[tuple[int, U8]]) -> Payload:
-    return Payload(
-        {
-            "senders": np.array([one[0] for one in letters], np.int64),
-            "letters": _stacked([one[1] for one in letters], LETTER_BYTES),
-            "committed": _stacked([one[2] for one in letters], 2 * DIGEST_BYTES),
-            "signed": _stacked([one[3] for one in letters], SIGNATURE_BYTES),
-            "lower": np.array([s for s, _ in pairs], np.int64),
-            "pairs": _stacked([a for _, a in pairs], PAIR_BYTES),
-        }
-    )
 
 
 def _stacked(rows: Sequence[U8], width: int) -> U8:

@@ -42,17 +42,6 @@ def mask_key(seed: bytes) -> PrivateKeys:
     return PrivateKeys.derive(seed, b"fcil/1/masks/key")
 
 
-def sealing_key(public: bytes) -> PublicKeys:
-    """Return an X-Wing public key by its bytes, for HPKE.
-
-    Raises:
-        WireError: they are no such key.
-    """
-    keys = PublicKeys(curve=b"", signing=b"", sealing=public)
-    _ = keys.sealing_key
-    return keys
-
-
 @dataclass(frozen=True)
 class RoundSecrets(Secret):
     """A client's own secrets of one masked round. The repr shows none.

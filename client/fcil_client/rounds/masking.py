@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,17 +37,12 @@ Parts = Mapping[str, Payload]
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class Masking:
     """The masked rounds of one client; all methods read and write the disk."""
 
-    home: Home
-    client: ClientId
-    keys: PrivateKeys
-    file: MaskFile = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "file", MaskFile(self.home.directory))
+    def __init__(self, home: Home, client: ClientId, keys: PrivateKeys) -> None:
+        self.home, self.client, self.keys = home, client, keys
+        self.file = MaskFile(home.directory)
 
     def upload(self, order: RoundOpen, terms: Terms, parts: Parts) -> Payload:
         """Return the upload of a round of keys, shares, votes or unmasking.
@@ -138,7 +132,7 @@ class Masking:
                 return unpack(kept)  # the bytes that its masks hide; others would show the change
             if noises_sum(terms, order.kind, task):
                 deviation = terms.privacy.noise_multiplier * terms.privacy.clip
-                part = deviation / np.sqrt(member.bounds.fewest(int(delivered.sum())))
+                part = deviation / np.sqrt(terms.privacy.fewest(int(delivered.sum())))
                 for name in exchange.additive.class_sums:
                     sums[name] = sums[name] + part * system_normal(sums[name].shape)
             hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys, about)
@@ -150,12 +144,7 @@ class Masking:
         members = MaskList.read(_part(parts, LIST))
         secrets = self.file.of(order.run, order.task, members.cycle)
         book = PeerBook(self.home.directory)
-        bounds = Bounds(
-            terms.privacy.secure_min_clients,
-            terms.privacy.secure_threshold,
-            book.pinned(),
-            book.known(),
-        )
+        bounds = Bounds(terms.privacy, book.pinned(), book.known())
         member = Member.of(secrets, members, order.run, order.task, self.client, bounds)
         self.file.settle_members(member.digest.hex())
         book.meet(members, self.client)

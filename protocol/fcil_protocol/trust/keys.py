@@ -101,9 +101,23 @@ class PublicKeys:
             _key_field(fields, "sealing", SEALING_BYTES),
         )
         _check_x25519(keys.curve, "curve")
-        _check_x25519(keys.sealing[_MLKEM_PUBLIC_BYTES:], "sealing")
-        _ = keys.sealing_key
+        keys._check_sealing()
         return keys
+
+    @classmethod
+    def for_sealing(cls, sealing: bytes) -> Self:
+        """Return keys of which only the one for sealing is known, checked for use.
+
+        Raises:
+            WireError: it is no X-Wing key.
+        """
+        keys = cls(curve=b"", signing=b"", sealing=sealing)
+        keys._check_sealing()
+        return keys
+
+    def _check_sealing(self) -> None:
+        _check_x25519(self.sealing[_MLKEM_PUBLIC_BYTES:], "sealing")
+        _ = self.sealing_key
 
     @cached_property
     def sealing_key(self) -> MLKEM768X25519PublicKey:
@@ -118,9 +132,7 @@ class PublicKeys:
                 X25519PublicKey.from_public_bytes(self.sealing[_MLKEM_PUBLIC_BYTES:]),
             )
         except ValueError as error:
-            raise WireError(
-                f"public keys: 'sealing' of {self.fingerprint} is not an X-Wing key."
-            ) from error
+            raise WireError("public keys: 'sealing' is not an X-Wing key.") from error
 
 
 def _key_field(fields: Mapping[object, object], name: str, length: int) -> bytes:

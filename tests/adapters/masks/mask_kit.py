@@ -28,12 +28,13 @@ from fcil_adapters.masks.record import Letters, MaskList, MaskRecord, letters_pa
 from fcil_adapters.masks.shares import RoundSecrets
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.trust.keys import PrivateKeys
 
 RUN = "r20261127-120000-0000"
 
-USUAL = Bounds(3, 0.6)
+USUAL = Bounds(PrivacyTerms(secure="masks"))
 ABOUT = b"the same round, model and classes"[:32]
 
 
