@@ -79,8 +79,9 @@ class Privacy:
     """Protection of the statistics of images in a round.
 
     Attributes:
-        noise_multiplier: z; 0: nothing is clipped, and there is no noise.
-        clip: C, the largest length of one image's feature in a sum.
+        noise_multiplier: z; 0: there is no noise here. With a clip, it comes later: masked sums get
+            theirs from all clients together.
+        clip: C, the largest length of one image's feature in a sum; 0 without noise: any.
         draw: shape -> N(0, 1). Only tests give another one.
     """
 
@@ -90,8 +91,8 @@ class Privacy:
 
     @property
     def on(self) -> bool:
-        """True if statistics are clipped and noised."""
-        return self.noise_multiplier > 0
+        """True if statistics are clipped, and noised here or later."""
+        return self.noise_multiplier > 0 or self.clip > 0
 
     def clipped(self, features: NDArray[Any]) -> NDArray[Any]:
         """Return the rows (N, d), those longer than C shortened to C; as they are when off."""

@@ -53,7 +53,6 @@ from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
-_NO_NOISE = 1e-12  # a multiplier that leaves the clipping on
 KEPT_BYTES = 64 << 10  # parts up to this size, usually class names, stay open between rounds
 
 
@@ -516,10 +515,8 @@ def _refuse(what: str, faults: list[str]) -> None:
 
 def _privacy(terms: Terms, kind: str, task: TaskInfo) -> Privacy:
     """Return the clipping and noise of a learner's statistics."""
-    noise = terms.privacy.noise_multiplier
-    if noises_sum(terms, kind, task):
-        noise = _NO_NOISE  # it comes with the masks; features are clipped
-    return Privacy(noise, terms.privacy.clip)
+    with_masks = noises_sum(terms, kind, task)
+    return Privacy(0.0 if with_masks else terms.privacy.noise_multiplier, terms.privacy.clip)
 
 
 def withhold(results: Payload, min_count: int) -> Payload:

@@ -243,6 +243,12 @@ def refuse_weak(privacy: PrivacyTerms, limits: PrivacyLimits) -> None:
             f"asks for at least {limits.min_noise:g} (--min-noise).",
             action=PrivacyRefused.default_action(),
         )
+    if privacy.noise_multiplier and not privacy.clip:
+        raise PrivacyRefused(
+            f"the server's terms have noise multiplier {privacy.noise_multiplier:g} and no clip, "
+            "without which noise protects nothing.",
+            action="Ask the operator for privacy.clip.",
+        )
     if limits.min_masked and (not privacy.masks or privacy.secure_min_clients < limits.min_masked):
         what = f"sums of {privacy.secure_min_clients}" if privacy.masks else "no masks"
         raise PrivacyRefused(

@@ -94,6 +94,15 @@ def test_nothing_is_touched_without_noise():
     np.testing.assert_array_equal(got.factor, plain.factor)
 
 
+def test_a_clip_without_noise_clips_all_the_same():
+    """Masked sums get their noise later."""
+    x, later = features(4), Privacy(0.0, CLIP)
+    cut = later.clipped(x)
+    assert np.linalg.norm(x, axis=1).max() > CLIP
+    np.testing.assert_array_equal(cut, quiet().clipped(x))
+    np.testing.assert_array_equal(later.released_sums(cut, np.ones(4, np.int64)), cut)
+
+
 def test_one_image_moves_the_sums_by_no_more_than_the_clip():
     x, labels = features(20), np.arange(20) % 3
     cut = quiet().clipped(x)

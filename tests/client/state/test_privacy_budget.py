@@ -173,6 +173,7 @@ def test_weaker_terms_than_the_client_asks_for_are_refused(tmp_path):
         (PrivacyTerms(), PrivacyLimits(min_masked=3), "no masks"),
         (PrivacyTerms(secure="masks"), PrivacyLimits(min_masked=4), "have sums of 3"),
         (NOISE, PrivacyLimits(min_noise=2.5), "noise multiplier 2"),
+        (NOISE.model_copy(update={"clip": 0.0}), PrivacyLimits(), "2 and no clip"),
         (NOISE.model_copy(update={"partial": True}), PrivacyLimits(min_noise=1), "statistics only"),
     ):
         with pytest.raises(PrivacyRefused, match=words):
