@@ -9,7 +9,7 @@ import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS
-from fcil_adapters.masks.record import MaskRecord, is_for, members_of, names_part
+from fcil_adapters.masks.record import MaskRecord, context_of, is_for, members_of, names_part
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
@@ -39,6 +39,9 @@ def list_available(
     """
     if progress.step is not None and progress.step.kind == LATE:
         return [Available(peer.client, peer.client in late, now) for peer in peers]
+    members = _members(context, progress)
+    if progress.step is not None and progress.step.kind in AFTER_KEYS and members is not None:
+        return [Available(peer.client, peer.client in members, now) for peer in peers]
     keys: frozenset[str] = frozenset()
     unlabelled, done = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
     if unlabelled and progress.step is not None:
@@ -49,9 +52,6 @@ def list_available(
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
     part = "test" if evaluating else "train"
     task = progress.task.index if progress.task is not None and not evaluating else -1
-    members = _members(context, progress)
-    if progress.step is not None and progress.step.kind in AFTER_KEYS and members is not None:
-        return [Available(peer.client, peer.client in members, now) for peer in peers]
     return [
         Available(
             peer.client,
@@ -113,6 +113,16 @@ def mask_names(context: RunContext, progress: RunProgress, task: TaskInfo) -> tu
         return ()
     digest, names = record.members.digest(context.run, task.index), context.classes.names()
     return (names_part(digest, (names[c] for c in task.classes)),)
+
+
+def sums_are_about(context: RunContext, progress: RunProgress, task: TaskInfo) -> bytes:
+    """Return the digest that the masked sums of the round under way must name; empty: none."""
+    step = progress.step
+    if step is None or step.kind not in context.masked_kinds:
+        return b""
+    parts = {p.name: p.payload for p in (*progress.parts, *progress.names)}
+    schema = context.schema_digest
+    return context_of(step.kind, step.round, schema, task.classes, task.past, parts)
 
 
 def _members(context: RunContext, progress: RunProgress) -> frozenset[ClientId] | None:

@@ -31,6 +31,7 @@ from fcil_server.rounds.asking import (
     list_available,
     mask_names,
     oldest_base,
+    sums_are_about,
 )
 from fcil_server.rounds.closing import Closing, needed_updates, save
 from fcil_server.rounds.discovery import Discovery, OldClasses
@@ -376,6 +377,7 @@ class Coordinator:
             )
         before = {r.digest for r in progress.refs}
         progress.names = mask_names(context, progress, task)
+        progress.about = await asyncio.to_thread(sums_are_about, context, progress, task)
         progress.refs = await context.publisher.publish(
             (*progress.parts, *progress.names), header_stamp(context, progress.base, task, step)
         )

@@ -122,6 +122,7 @@ class RunProgress:
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
         names: the part of a masked round that is of the run and not of the state.
+        about: `fcil_adapters.masks.record.context_of` a round of masked sums; empty: it is another.
         mode: the operator's choice; lasts until the server ends.
         held_for: why the run is paused, if the operator did not pause it.
         oldest_base: oldest state that an update of the round under way may start from; -1: `base`
@@ -141,6 +142,7 @@ class RunProgress:
     digest: Digest | None = None
     parts: tuple[Part, ...] = ()
     names: tuple[Part, ...] = ()
+    about: bytes = b""
     refs: list[PartRef] = field(default_factory=list)
     mode: Mode = Mode.RUNNING
     held_for: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fcil_adapters.contract import TaskInfo, registry
 from fcil_adapters.masks.checks import upload_faults
-from fcil_adapters.masks.record import MaskRecord, context_of
+from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import (
     AlreadyHave,
@@ -192,15 +192,9 @@ class Reception:
         context, client = self.context, ClientId(core.sender)
         key = RoundKey(context.run, core.task, core.kind, core.round)
         row, record = context.ledger.clients.get(client), MaskRecord.read(self.progress.state)
-        signing = b"" if row is None else row.signing
+        signing, about = b"" if row is None else row.signing, self.progress.about
 
-        parts = {p.name: p.payload for p in (*self.progress.parts, *self.progress.names)}
-        schema, masked = context.schema_digest, context.masked_kinds
-
-        def check(payload: Payload, task: TaskInfo) -> list[str]:
-            about = b""
-            if key.kind in masked:
-                about = context_of(key.kind, key.round, schema, task.classes, task.past, parts)
+        def check(payload: Payload, _task: TaskInfo) -> list[str]:
             return upload_faults(record, key, client, signing, payload, about)
 
         return check

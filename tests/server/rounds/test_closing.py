@@ -18,7 +18,7 @@ from fcil_server.federation.sections import RoundSection, RunSection
 from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.round_views import RoundReader
-from fcil_server.rounds import closing, events
+from fcil_server.rounds import closing, events, notes
 from fcil_server.rounds.asking import describe_pause
 from fcil_server.rounds.events import RoundRules
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
@@ -374,6 +374,15 @@ def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):
     assert [n[1] for n in two.notes] == ["excluded", "too_few_updates"]
     assert {m.outcome for m in two.told} == {"skipped"}
     assert not two.closing.verdict(BOB).counted
+
+
+@pytest.mark.parametrize(
+    ("endless", "words"), [(False, "begins again with new keys"), (True, "is given up")]
+)
+def test_a_masked_round_of_too_few_says_if_it_begins_again(two, endless, words):
+    two.at.round.rules = RoundRules(suffices=lambda _: False, endless=endless)
+    assert words in notes.describe_masked_in_vain(two.at, 2)
+    assert "2 of its clients have answered, too few" in notes.describe_masked_in_vain(two.at, 2)
 
 
 @pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
