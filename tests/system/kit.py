@@ -1,6 +1,8 @@
 """What the system tests share: real digits as folders, and a federation of processes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +68,13 @@ def until_all_hold(federation: LocalFederation, names: str, classes: int) -> Non
     while missing:
         told = federation.until("announced", text=f"of {classes} classes")["text"]
         missing -= {name for name in missing if f":{name} holds" in told}
+
+
+def signal_workers(federation: LocalFederation, name: str, what: signal.Signals) -> None:
+    """Signal the workers of a client, which compute; the daemon itself stays awake."""
+    pid = federation.clients[name].pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), what)
 
 
 def open_ledger(federation: LocalFederation) -> Ledger:

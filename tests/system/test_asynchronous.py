@@ -1,8 +1,6 @@
 """Asynchronous rounds as processes: a slow client continues, and counts in a later round."""
 
-import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,7 @@ from fcil_protocol.process import control_socket
 from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import UpdateStatus
-from system.kit import open_ledger, settings, until_log, write_client
+from system.kit import open_ledger, settings, signal_workers, until_log, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -25,17 +23,6 @@ def asynchronous(**extra):
         "round__rounds_per_task": ROUNDS, "round__settle_s": 0.2,
     }  # fmt: skip
     return settings(**given | extra)
-
-
-def workers(process):
-    """Return the workers of a client, which compute; the daemon itself stays awake."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(pid) for pid in listed.split()]
-
-
-def signal_workers(federation, name, what):
-    for pid in workers(federation.clients[name]):
-        os.kill(pid, what)
 
 
 def begin(federation, tmp_path, **extra):
