@@ -20,7 +20,7 @@ from pathlib import Path
 from watchfiles import watch
 
 PORTS = (7710, 7780, 9464)  # what bare commands listen on
-WAIT_S = 600.0  # for words that come in seconds on a quiet machine
+WAIT_S = 600.0  # of silence, from commands that say something every few seconds when undisturbed
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A namespace with its own loopback, held open until the shell that holds it is ended.
 HOLD = (
@@ -71,14 +71,16 @@ class Background:
             self.process.wait(WAIT_S)
 
     def until(self, words: str) -> None:
-        """Wait until it has said these words."""
-        ends = time.monotonic() + WAIT_S
+        """Wait until it has said these words, for as long as it keeps saying something."""
+        ends, heard = time.monotonic() + WAIT_S, ""
         for _ in watch(self.log, rust_timeout=500, yield_on_timeout=True, force_polling=None):
             said = self.log.read_text(errors="replace")
             if words in said:
                 return
             code = self.process.poll()
             assert code is None, f"ended with code {code}: {said}"
+            if said != heard:
+                ends, heard = time.monotonic() + WAIT_S, said
             assert time.monotonic() < ends, f"did not say {words!r}: {said}"
 
 

@@ -26,7 +26,7 @@ OWN, STUDY = "docs/tutorials/own-images.md", "docs/tutorials/experiment.md"
 PAGES = (OWN, STUDY, "docs/predict.md", "docs/storage.md", "docs/page.md", "docs/metrics.md")
 
 # A lot of processes: on a machine with much else to do, minutes.
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(3600)]
 
 
 @dataclass(frozen=True)
