@@ -81,6 +81,21 @@ class SumSpec:
 
 
 @dataclass(frozen=True)
+class NoisedSum:
+    """A sum of clipped features or of their products, whose noise all clients can add together.
+
+    Attributes:
+        name: of the sum.
+        degree: one image changes it by `Privacy.clip` to this power at most.
+        made_of: the tensors of an upload that it is made of.
+    """
+
+    name: str
+    degree: int
+    made_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Additive:
     """The sums of an exchange's uploads.
 
@@ -89,11 +104,10 @@ class Additive:
         read: one client's upload -> its sums, by name; an empty array where it has none.
         write: (sums over clients, ids of the task's classes) -> the upload of one client that had
             all their images.
-        class_sums: names of those that are sums of clipped features, class by class: one image
-            changes them all together by `Privacy.clip` at most.
+        noised: those that get their noise as sums, if no other tensor of an upload is protected.
     """
 
     sums: tuple[SumSpec, ...]
     read: Callable[[Payload], dict[str, F64]]
     write: Callable[[Sums, tuple[int, ...]], Payload]
-    class_sums: tuple[str, ...] = ()
+    noised: tuple[NoisedSum, ...] = ()

@@ -7,11 +7,13 @@ times its means, and the server divides the sum by the sum of the n_k.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from fcil_adapters.contract.averaging import F64, Additive, Sums, SumSpec
+from fcil_adapters.contract.averaging import F64, Additive, NoisedSum, Sums, SumSpec
+from fcil_adapters.numerics.class_means import I64, class_positions
 from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Dim, Kind, TensorSpec
@@ -20,14 +22,18 @@ COUNT = "count"  # images of each class (c,)
 IMAGES = "images"  # images of all classes (1,)
 _LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
 _CLIENTS = "clients"  # clients with an image (1,)
+_DESCRIBED = "described"  # images of each class, of the clients that describe it (c,)
+_OWNED = "owned"  # ids of the classes that an upload describes
 
 # The weight by which a client multiplies a tensor; the server divides by the sum of these weights:
 # - images: all of the client's images;
 # - classes: its images of each class, for a tensor whose last c rows are the task's classes;
+# - described: its images of each class that it describes, for a tensor with a row for each of these
+#   (`class_reports.report_specs`);
 # - clients: 1, if it has an image;
 # - lone_class: its images, if the tensor is there; it is in tasks of one class alone;
 # - clients_or_lone: as ``images`` in a task of one class, else as ``clients``.
-Weight = Literal["images", "classes", "clients", "lone_class", "clients_or_lone"]
+Weight = Literal["images", "classes", "described", "clients", "lone_class", "clients_or_lone"]
 
 
 # Kind -> (binary digits after the point, largest sum). For LoRA: means up to 2^6, 2^26 images.
@@ -63,7 +69,9 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
     """
     tensors = dict(weights)
     used = {*tensors.values()}
-    specs = [*map(sum_spec, tensors), count_sum(COUNT, "c"), count_sum(IMAGES)]
+    specs = [_row_sums(sum_spec(s), w) for s, w in tensors.items()]
+    specs += [count_sum(COUNT, "c"), count_sum(IMAGES)]
+    specs += [count_sum(_DESCRIBED, "c")] if "described" in used else []
     specs += [count_sum(_LONE)] if "lone_class" in used else []
     specs += [count_sum(_CLIENTS)] if used & {"clients", "clients_or_lone"} else []
 
@@ -71,9 +79,13 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
         counts, images = (payload.i64(n).astype(np.float64) for n in (COUNT, "n"))
         lone = [spec.name for spec, weight in tensors.items() if weight == "lone_class"]
         there = all(name in payload.tensors for name in lone)
+        rows = np.zeros(0, np.int64)
+        if "described" in used:
+            rows = class_positions(payload.i64(_OWNED), payload.i64("classes").tolist())
         known = {
             COUNT: counts,
             IMAGES: images,
+            _DESCRIBED: _spread(counts[rows], rows, len(counts)),
             _LONE: images * (there and len(counts) == 1),
             _CLIENTS: (images > 0).astype(np.float64),
         }
@@ -83,6 +95,8 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
             if values is None or (weight == "lone_class" and len(counts) > 1):
                 sums[spec.name] = np.zeros(0)  # `dense` knows its shape
             else:
+                if weight == "described":
+                    values = _spread(values, rows, len(counts))
                 factor = _factors(weight, known, len(values), values.ndim)
                 sums[spec.name] = factor * np.asarray(values, np.float64)
         return sums
@@ -93,20 +107,55 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
             COUNT: np.rint(sums[COUNT]).astype(np.int64),
             "n": np.rint(sums[IMAGES]).astype(np.int64),
         }
+        described = np.flatnonzero(sums.get(_DESCRIBED, np.zeros(0)))
+        if "described" in used:
+            out[_OWNED] = np.asarray(classes, np.int64)[described]
         for spec, weight in tensors.items():
             if weight == "lone_class" and not sums[_LONE].any():
                 continue
             total = sums[spec.name]
             factor = _factors(weight, sums, len(total), total.ndim)
-            out[spec.name] = (total / np.maximum(factor, 1)).astype(np.float32)
+            mean = (total / np.maximum(factor, 1)).astype(np.float32)
+            out[spec.name] = mean[described] if weight == "described" else mean
         return Payload(out)
 
-    of_classes = [
-        spec.name
+    of_classes = (
+        NoisedSum(spec.name, 1, (spec.name,))
         for spec, weight in tensors.items()
-        if weight == "classes" and spec.kind is Kind.PROTOTYPE
-    ]
+        if weight in ("classes", "described") and spec.kind is Kind.PROTOTYPE
+    )
     return Additive(tuple(specs), read, write, tuple(of_classes))
+
+
+def with_common_bytes(additive: Additive, spec: TensorSpec) -> Additive:
+    """Return the sums of uploads that have a tensor of bytes too, the same for all clients.
+
+    The tensor of all is their mean: other bytes if they differ, so that a check of it fails.
+    """
+    specs = (*additive.sums, replace(count_sum(spec.name), shape=spec.shape), count_sum(_CLIENTS))
+
+    def read(payload: Payload) -> dict[str, F64]:
+        own = payload.tensors[spec.name].astype(np.float64)
+        return {**additive.read(payload), spec.name: own, _CLIENTS: np.ones(1)}
+
+    def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
+        made = additive.write(sums, classes)
+        mean = np.rint(sums[spec.name] / np.maximum(sums[_CLIENTS], 1)).clip(0, 255)
+        return Payload({**made.tensors, spec.name: mean.astype(np.uint8)})
+
+    return Additive(specs, read, write, additive.noised)
+
+
+def _spread(values: Array, rows: I64, count: int) -> F64:
+    """Return an array of ``count`` rows: the given ones at ``rows``, and zeros."""
+    spread = np.zeros((count, *values.shape[1:]))
+    spread[rows] = values
+    return spread
+
+
+def _row_sums(spec: SumSpec, weight: Weight) -> SumSpec:
+    """Return the spec with a row for each class of the task: nobody sees who describes which."""
+    return replace(spec, shape=("c", *spec.shape[1:])) if weight == "described" else spec
 
 
 def _factors(weight: Weight, known: Sums, rows: int, dims: int) -> F64:
@@ -117,8 +166,10 @@ def _factors(weight: Weight, known: Sums, rows: int, dims: int) -> F64:
         return column.reshape((-1,) + (1,) * (dims - 1))
     if weight == "clients_or_lone":
         weight = "images" if len(known[COUNT]) == 1 else "clients"
-    name = {"images": IMAGES, "clients": _CLIENTS, "lone_class": _LONE}[weight]
-    return known[name].reshape((1,) * dims)
+    name = {
+        "images": IMAGES, "described": _DESCRIBED, "clients": _CLIENTS, "lone_class": _LONE
+    }[weight]  # fmt: skip
+    return known[name].reshape((-1,) + (1,) * (dims - 1))
 
 
 def dense(sums: Mapping[str, F64], spec: SumSpec, shape: tuple[int, ...]) -> F64:

@@ -131,10 +131,12 @@ class Masking:
             if (kept := self.file.kept(about.hex())) is not None:
                 return unpack(kept)  # the bytes that its masks hide; others would show the change
             if noises_sum(terms, order.kind, task):
-                deviation = terms.privacy.noise_multiplier * terms.privacy.clip
-                part = deviation / np.sqrt(terms.privacy.fewest(int(delivered.sum())))
-                for name in exchange.additive.class_sums:
-                    sums[name] = sums[name] + part * system_normal(sums[name].shape)
+                fewest = terms.privacy.fewest(int(delivered.sum()))
+                part = terms.privacy.noise_multiplier / np.sqrt(fewest)
+                for one in exchange.additive.noised:
+                    deviation = part * terms.privacy.clip**one.degree
+                    values = sums[one.name]
+                    sums[one.name] = values + deviation * system_normal(values.shape)
             hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys, about)
             once = _once(order, terms, classes)
             self.file.settle_masked(b"".join(pieces(hidden)), about.hex(), once)
@@ -161,7 +163,7 @@ class Masking:
 
 
 def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
-    """Return True if clients add parts of one noise to class sums, instead of a whole one each.
+    """Return True if clients add parts of one noise to their sums, instead of a whole one each.
 
     The least number of clients of a sum add up to the whole: variances are added. Rows of classes
     without images get it too, since the others' rows need it.
@@ -171,7 +173,7 @@ def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
         return False
     statistics = terms.method.statistics(terms.hparams, kind, task)
     noised = {name for one in statistics for name in one.tensors}
-    own = set(exchange.additive.class_sums)
+    own = {name for one in exchange.additive.noised for name in one.made_of}
     return terms.privacy.noise_multiplier > 0 and bool(noised) and noised <= own
 
 

@@ -52,7 +52,14 @@ def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...
     at_most = (("owned", "c"),)
     return (
         train_exchange(
-            "fedproto", h, backbone, more=more, at_most=at_most, check=check, averaged=True
+            "fedproto",
+            h,
+            backbone,
+            more=more,
+            at_most=at_most,
+            check=check,
+            averaged=True,
+            weights={"proto": "described"},
         ),
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from fcil_adapters.contract import Kind, Payload, TaskInfo, TensorSpec
-from fcil_adapters.contract.averaging import Additive, Sums
+from fcil_adapters.contract.averaging import Additive, NoisedSum, Sums
 from fcil_adapters.numerics.class_reports import count_faults
 from fcil_adapters.numerics.weighted_sums import COUNT, IMAGES, count_sum, sum_spec
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
@@ -107,7 +107,11 @@ def additive_sums(h: AnalyticHparams) -> Additive | None:
             }
         )
 
-    return Additive(specs, read, write)
+    noised = (
+        NoisedSum("sum", 1, ("sum", "sum" + LOW)),
+        NoisedSum(TRIANGLE, 2, tuple(n + low for n in (TRIANGLE, FACTOR) for low in ("", LOW))),
+    )
+    return Additive(specs, read, write, noised)
 
 
 def group_counts(h: AnalyticHparams, counts: I64) -> I64:

@@ -22,6 +22,7 @@ from fcil_adapters.numerics.class_reports import (
     report_specs,
 )
 from fcil_adapters.numerics.task_parts import current_task, tagged
+from fcil_adapters.numerics.weighted_sums import weighted_sums
 from fcil_adapters.toolkit.heads.rows import F32, I64
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
@@ -34,8 +35,14 @@ _NAMES = (MEAN, "classes")
 
 def means_exchange(least: int) -> Exchange:
     """Return the exchange: means of the classes of which a client has ``least`` images or more."""
-    upload = PayloadSchema(report_specs(MEAN), at_most=REPORT_AT_MOST)
-    return Exchange("finish", upload, rounds=1, check=partial(report_faults, least))
+    specs = report_specs(MEAN)
+    return Exchange(
+        "finish",
+        PayloadSchema(specs, at_most=REPORT_AT_MOST),
+        rounds=1,
+        check=partial(report_faults, least),
+        additive=weighted_sums([(specs[0], "described")]),
+    )
 
 
 def means_schemas() -> dict[str, PayloadSchema]:

@@ -94,6 +94,7 @@ def train_exchange(
     at_most: tuple[tuple[str, str], ...] = (),
     check: Callable[[Payload, TaskInfo], list[str]] | None = None,
     averaged: bool = False,
+    weights: Mapping[str, Weight] | None = None,
 ) -> Exchange:
     """Return the training rounds: LoRA, head rows, counts, a lone class's mean, and ``more``.
 
@@ -107,6 +108,7 @@ def train_exchange(
         check: rules for them, in addition to those of the counts.
         averaged: True if the aggregator averages LoRA and rows as `server.average_round` does, and
             has `server.start_of` as its ``start``.
+        weights: those of the tensors of ``more`` in sums (`weighted_sums`); None: they are no sums.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
@@ -121,23 +123,23 @@ def train_exchange(
     )
     schema = PayloadSchema(upload, meta, at_most=at_most)
     averaged = averaged and len(round_factors(h)) == 1  # factors in turns depend on the round
+    summed = averaged and not meta and (not more or weights is not None)
     return Exchange(
         "train",
         schema,
         check=partial(_upload_faults, h, check),
         averaged=averaged,
-        additive=_additive(h, upload) if averaged and not more and not meta else None,
+        additive=_additive(h, upload, weights or {}) if summed else None,
     )
 
 
-def _additive(h: LoraHparams, specs: Iterable[TensorSpec]) -> Additive:
+def _additive(h: LoraHparams, specs: Iterable[TensorSpec], more: Mapping[str, Weight]) -> Additive:
     """Return the sums of uploads that `server.average_round` averages."""
     usual: Weight = "images" if h.weights == "samples" else "clients"
     head: Weight = "classes" if h.head_average == "rows" else usual
-    weights: dict[str, Weight] = {"mean": "lone_class", **dict.fromkeys(HEAD, head)}
-    counts = {spec.name for spec in tally_specs()}
-    trained = (spec for spec in specs if spec.name not in counts)
-    return weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
+    weights: dict[str, Weight] = {"mean": "lone_class", **dict.fromkeys(HEAD, head), **more}
+    told = (spec for spec in specs if spec.kind is not Kind.COUNT)
+    return weighted_sums((spec, weights.get(spec.name, usual)) for spec in told)
 
 
 def broadcast_schemas(
