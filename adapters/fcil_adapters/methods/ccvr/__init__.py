@@ -47,9 +47,8 @@ _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
 
 def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one for the Gaussians of the trained model."""
-    return train_exchange(NAME, h, backbone, averaged=True), gaussian_exchange(
-        h, "finish", _FACTORS
-    )
+    told = gaussian_exchange(h, "finish", _FACTORS, moments=h.head == "quadratic")
+    return train_exchange(NAME, h, backbone, averaged=True), told
 
 
 def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -38,7 +38,8 @@ from fcil_adapters.toolkit.gaussians.reports import (
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task: Gaussians of its classes and counts; and late ones."""
-    return h.with_late_exchange(gaussian_exchange(h, "train"), gaussian_upload(h, classes="s"))
+    train = gaussian_exchange(h, "train", moments=h.head != "trained")
+    return h.with_late_exchange(train, gaussian_upload(h, classes="s"))
 
 
 def broadcast(h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -225,7 +225,12 @@ def _leading_factor(scaled: F64, rows: int) -> F64:
         _, turn = np.linalg.eigh(scaled @ scaled.T)  # ascending
         turned: F64 = turn[:, ::-1][:, :rows].T @ scaled
         return turned
-    values, vectors = np.linalg.eigh(scaled.T @ scaled)
+    return leading_rows(scaled.T @ scaled, rows)
+
+
+def leading_rows(symmetric: F64, rows: int) -> F64:
+    """Return F (rows, d): F^T F has the largest eigenvalues, negative ones set to zero."""
+    values, vectors = np.linalg.eigh(symmetric)  # ascending
     lengths = np.sqrt(np.maximum(values[::-1][:rows], 0))
     factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :rows].T
     return factor

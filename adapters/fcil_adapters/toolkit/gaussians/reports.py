@@ -23,7 +23,7 @@ from fcil_adapters.contract import (
     TaskInfo,
     classes_of,
 )
-from fcil_adapters.contract.privacy import F64, Privacy, Statistic
+from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.class_reports import count_faults, tally, tally_specs
@@ -36,24 +36,30 @@ from fcil_adapters.toolkit.gaussians.gaussian import (
     gaussian_faults,
     gaussian_specs,
     is_triangle,
+    leading_rows,
     max_factor_rows,
     pack_gaussians,
     triangle_size,
 )
+from fcil_adapters.toolkit.gaussians.moment_sums import moment_sums
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import PayloadSchema
 
 
-def gaussian_exchange(h: Described, kind: str, rows: str = "rows") -> Exchange:
+def gaussian_exchange(
+    h: Described, kind: str, rows: str = "rows", *, moments: bool = False
+) -> Exchange:
     """Return an exchange of one round: Gaussians of the task's classes, and counts.
 
     Args:
         h: the method's options.
         kind: of the exchange.
         rows: symbol of the factors' rows, where the method has another use for ``rows``.
+        moments: the server needs the mean and the covariance of each class alone, over all clients.
     """
-    upload = gaussian_upload(h, rows)
-    return Exchange(kind, upload, rounds=1, check=partial(report_faults, h))
+    upload, check = gaussian_upload(h, rows), partial(report_faults, h)
+    sums = moment_sums(h) if moments else None
+    return Exchange(kind, upload, rounds=1, check=check, additive=sums)
 
 
 def gaussian_upload(h: Described, rows: str = "rows", classes: str = "c") -> PayloadSchema:
@@ -138,15 +144,7 @@ def describe_with(
     if covariance == "diag":
         return Gaussian(n, mean, np.zeros((0, d)), np.maximum(scatter, 0))
     rows = d if is_triangle(n, d, covariance) else factor_rows(n, d, covariance, rank)
-    factor = _leading(scatter, rows)
+    factor = leading_rows(scatter, rows)
     rest = np.diag(scatter) - np.square(factor).sum(axis=0)
     kept = np.zeros(d) if covariance == "full" else np.maximum(rest, 0)
     return Gaussian(n, mean, factor, kept)
-
-
-def _leading(symmetric: F64, rows: int) -> F64:
-    """Return F (rows, d): F^T F has the largest eigenvalues, negative ones set to zero."""
-    values, vectors = np.linalg.eigh(symmetric)  # ascending
-    lengths = np.sqrt(np.maximum(values[::-1][:rows], 0))
-    factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :rows].T
-    return factor
