@@ -128,3 +128,43 @@ def test_where_nobody_has_torch_the_training_is_given_up(tmp_path):
         assert_exact(federation, [folder])
         log = federation.log("server").read_text()
         assert "the first 2 rounds brought no update of kind train" in log
+
+
+def masked(**more):
+    return arguments(**{"privacy.secure": "masks", "tasks.classes": TASKS[:1], **more})
+
+
+def test_behind_masks_those_with_torch_train_and_all_sum(tmp_path):
+    folders = [
+        write_client(tmp_path / name, (0, 1), per_class=PER_CLASS, offset=k * PER_CLASS)
+        for k, name in enumerate("abcd")
+    ]
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *masked(**{"round.min_clients": 4}))
+        for name, folder in zip("abcd", folders, strict=True):
+            federation.join(name, folder, *(ENGINE if name == "d" else TORCH))
+        assert federation.server.wait(600) == 0, federation.last_words("server")
+        counted = [(kind, who) for _, kind, who, _ in rounds(federation)]
+        assert [found for found in counted if found[0] in ("train", "finish")] == [
+            ("train", ""), ("train", "abc"), ("train", "abc"), ("finish", "abcd"),
+        ]  # fmt: skip
+        assert any(t.any() for n, t in lora_of(newest_state(federation)).items() if ".B" in n)
+        assert_exact(federation, folders)
+
+
+def test_behind_masks_too_the_training_is_given_up_where_nobody_has_torch(tmp_path):
+    more = {"round.min_clients": 3, "round.retry_s": 1.0}
+    folders = [
+        write_client(tmp_path / name, (0, 1), per_class=PER_CLASS, offset=k * PER_CLASS)
+        for k, name in enumerate("abc")
+    ]
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *masked(adapt={"rounds": 4, "skip_rounds": 2}, **more))
+        for name, folder in zip("abc", folders, strict=True):
+            federation.join(name, folder, *ENGINE)
+        assert federation.server.wait(600) == 0, federation.last_words("server")
+        counted = [(kind, who) for _, kind, who, _ in rounds(federation)]
+        assert [found for found in counted if found[0] in ("train", "finish")] == [
+            ("train", ""), ("finish", "abc"),
+        ]  # fmt: skip
+        assert_exact(federation, folders)

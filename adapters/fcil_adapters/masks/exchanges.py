@@ -170,8 +170,8 @@ def is_summed_once(method: Method, exchange: Exchange) -> bool:
     Of two sums of it with and without a client, the difference is that client's. Trained tensors
     differ from round to round.
     """
-    frozen = (method.frozen or not method.needs_backbone) and not exchange.trains
-    return exchange.rounds == 1 or frozen
+    frozen = method.frozen or not method.needs_backbone
+    return not exchange.trains and (exchange.rounds == 1 or frozen)
 
 
 def in_terms(method: Method, terms: PrivacyTerms) -> Method:

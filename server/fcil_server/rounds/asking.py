@@ -10,10 +10,12 @@ import numpy as np
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS
 from fcil_adapters.masks.record import MaskRecord, context_of, is_for, members_of, names_part
+from fcil_protocol.errors import MethodMismatch
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
+from fcil_server.ledger.enums import Answer
 from fcil_server.rounds.events import Available, Phase
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp
@@ -47,6 +49,8 @@ def list_available(
     if unlabelled and progress.step is not None:
         # A client forgets what it counted as a fork begins, and the fork's state still has it.
         done = context.ledger.updates.inherited_from(context.run, progress.step.kind)
+    if progress.step is not None and progress.step.prepares:
+        done = unable(context, progress)
     evaluating = progress.step is not None and progress.step.kind == EVALUATE
     if progress.task is not None and progress.step is not None:
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
@@ -56,7 +60,8 @@ def list_available(
         Available(
             peer.client,
             # Whether a client has unlabelled images, only the client knows.
-            (peer.client not in done if unlabelled else peer.holds(keys, part))
+            peer.client not in done
+            and (unlabelled or peer.holds(keys, part))
             and (peer.client, task) not in context.forgotten
             and (members is None or peer.client in members),
             now,
@@ -123,6 +128,19 @@ def sums_are_about(context: RunContext, progress: RunProgress, task: TaskInfo) -
     parts = {p.name: p.payload for p in (*progress.parts, *progress.names)}
     schema = context.schema_digest
     return context_of(step.kind, step.round, schema, task.classes, task.past, parts)
+
+
+def unable(context: RunContext, progress: RunProgress) -> frozenset[ClientId]:
+    """Return the clients that cannot do what the keys under way are for, as they have answered."""
+    assert progress.task is not None
+    assert progress.step is not None
+    return frozenset(
+        answer.client
+        for row in context.ledger.rounds.closed_of(context.run, progress.task.index)
+        if row.kind == progress.step.prepares
+        for answer in context.ledger.answers.of_round(row.key)
+        if answer.answer is Answer.DECLINED and answer.reason == MethodMismatch.code
+    )
 
 
 def _members(context: RunContext, progress: RunProgress) -> frozenset[ClientId] | None:

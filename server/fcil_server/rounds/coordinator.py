@@ -51,6 +51,8 @@ from fcil_server.rounds.schedule import (
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
+# Ends of a round after which another attempt at a masked one would be in vain.
+_LAST = (machine.Why.REST, machine.Why.NO_HOLDER)
 # Between two rounds of late images while the run waits for classes and nothing is new: longer than
 # new classes settle.
 MIN_BETWEEN_S = 30.0
@@ -249,19 +251,22 @@ class Coordinator:
         if context.method.plain is None:
             return next_step(steps, rounds.count_closed(context.run, task))
         past = [
-            Past(row.kind, row.new_state is not None, row.why == machine.Why.REST)
+            Past(row.kind, row.new_state is not None, row.why in _LAST)
             for row in rounds.closed_of(context.run, task)
         ]
         attempts = 1 + context.config.round.max_reopens
         once = {e.kind for e in context.exchanges if is_summed_once(context.method, e)}
-        step = next_masked_step(steps, past, context.masked_kinds, attempts, once)
-        after_list = step is not None and step.kind in {*AFTER_KEYS, *context.masked_kinds}
+        plain = context.method.plain.exchanges(context.hparams, context.info)
+        gives_up = {e.kind: e.gives_up for e in plain}
+        masked = context.masked_kinds
+        step = next_masked_step(steps, past, masked, attempts, once, gives_up)
+        after_list = step is not None and step.kind in {*AFTER_KEYS, *masked}
         record = MaskRecord.read(self.progress.state)
         if past and after_list and (record is None or record.run != context.run):
             # The list is of the run that this one was forked from: no client has its secrets here.
             past[-1] = replace(past[-1], worked=False)
             attempts += 1
-            return next_masked_step(steps, past, context.masked_kinds, attempts, once)
+            return next_masked_step(steps, past, masked, attempts, once, gives_up)
         return step
 
     async def _load_state(self) -> None:

@@ -383,6 +383,13 @@ class Round:
             return self._counts()[Answer.UPDATED] >= self._least
         return self.rules.suffices([c for c, a in self.answers.items() if a is Answer.UPDATED])
 
+    def _is_hopeless(self) -> bool:
+        """Return True if those that can still answer, and those that have, would not suffice."""
+        rules = self.rules
+        if rules.suffices is None or not rules.members:
+            return False
+        return not rules.suffices(rules.members - self.excluded)
+
     def _close_if_it_suffices(self, now: float, counts: Counter[Answer]) -> list[Instruction]:
         """Close a round by the clients that have answered; others may connect meanwhile."""
         outstanding = counts[Answer.NONE] > 0
@@ -393,6 +400,8 @@ class Round:
                 why = Why.DEADLINE if outstanding else Why.ANSWERED
                 return self._close(Outcome.DONE, why)
             return []
+        if self._is_hopeless():
+            return self._close(Outcome.SKIPPED, Why.ANSWERED)
         if now < self.deadline:
             return []
         reopens = self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens

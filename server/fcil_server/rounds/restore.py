@@ -17,7 +17,7 @@ from fcil_adapters.masks.exchanges import (
     is_summed_once,
 )
 from fcil_adapters.masks.graph import votes_needed
-from fcil_adapters.masks.record import MaskRecord
+from fcil_adapters.masks.record import MaskRecord, members_of
 from fcil_protocol.errors import MethodMismatch, NotNow
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -26,6 +26,7 @@ from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import notes
+from fcil_server.rounds.asking import unable
 from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
@@ -70,6 +71,8 @@ def machine_of(
         rules = _masked_rules(context, progress, key.kind, rules)
     elif key.kind == KEYS:
         rules = replace(rules, clients_per_round=rules.clients_per_round or MOST_MEMBERS)
+        if unable(context, progress):  # the others may be too few, for as long as the run lasts
+            rules = replace(rules, no_holder_s=rules.retry_s)
     if context.is_asynchronous(key.kind):
         rules = replace(rules, asynchronous=True)
     elif config.round.mode == "async":
@@ -125,6 +128,7 @@ def _masked_rules(
         max_reopens=0,  # a new attempt is as good
         joinable=True,
         suffices=suffices,
+        members=members_of(progress.state, kind),
         eager=kind in (VOTE, UNMASK),
         endless=endless,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from fcil_adapters.contract import Exchange
 from fcil_adapters.masks.exchanges import KEYS, MASKING, SHARES, UNMASK, VOTE
@@ -13,11 +14,19 @@ from fcil_protocol.payloads.builtin import EVALUATE, LATE
 
 @dataclass(frozen=True)
 class Step:
-    """One round of the plan: its kind, its index within (task, kind), and their number."""
+    """One round of the plan.
+
+    Attributes:
+        kind: of the round.
+        round: its index within (task, kind).
+        rounds: their number.
+        prepares: for a round of mask keys: the kind of the round that these mask.
+    """
 
     kind: str
     round: int
     rounds: int
+    prepares: str = ""
 
     @property
     def is_last(self) -> bool:
@@ -52,7 +61,7 @@ def late_step(number: int) -> Step:
 
 @dataclass(frozen=True)
 class Past:
-    """A closed round of a task: its kind, if it made a state, and if it is to be the last."""
+    """A closed round of a task: its kind, if it made a state, and if no attempt is to follow."""
 
     kind: str
     worked: bool
@@ -65,6 +74,7 @@ def next_masked_step(
     masked: Collection[str],
     attempts: int,
     once: Collection[str] = (),
+    gives_up: Mapping[str, int] = MappingProxyType({}),
 ) -> Step | None:
     """Return the step after some closed rounds of a task whose rounds are masked.
 
@@ -78,10 +88,13 @@ def next_masked_step(
         masked: the kinds of the rounds that are masked.
         attempts: most attempts at one round.
         once: the kinds of which clients send sums once: no attempt follows one that asked for them.
+        gives_up: kind -> number of its first rounds in a task after which, if all failed, the
+            others are left out (`Exchange.gives_up`); 0: none are.
     """
     rounds = deque(past)
     numbers: Counter[str] = Counter()  # closed rounds of each kind
     failed: Counter[str] = Counter()
+    vain: Counter[str] = Counter()  # first rounds of each kind that failed
 
     def attempt(step: Step) -> Step | Past:
         """Return the first round of an attempt that is missing, or the last one that closed."""
@@ -89,7 +102,8 @@ def next_masked_step(
         for kind in (KEYS, SHARES, step.kind, VOTE, UNMASK):
             if not rounds:
                 more = numbers[kind] + 1 if kind in MASKING else step.rounds + failed[kind]
-                return Step(kind, numbers[kind], more)
+                prepares = step.kind if kind == KEYS else ""
+                return Step(kind, numbers[kind], more, prepares)
             if rounds[0].kind != kind:  # it was given up: of a fork, for example
                 return replace(here, worked=False)
             here = rounds.popleft()
@@ -105,15 +119,20 @@ def next_masked_step(
                 return step
             rounds.popleft()
             continue
+        if 0 < gives_up.get(step.kind, 0) <= vain[step.kind]:
+            continue
+        worked = False
         for _ in range(attempts):
             found = attempt(step)
             if isinstance(found, Step):
                 return found
+            worked = worked or found.worked
             sent = step.kind in once and found.kind in (step.kind, VOTE)
             if found.worked or found.last or found.kind == UNMASK or sent:
                 break
             if rounds and rounds[0].kind != KEYS:
                 break  # nothing more was tried
+        vain[step.kind] += not worked and vain[step.kind] == step.round
     return None
 
 

@@ -1301,6 +1301,20 @@ class TestMaskedRounds:
         assert isinstance(close, Close)
         assert close.outcome is Outcome.SKIPPED
 
+    @pytest.mark.parametrize("endless", [True, False])
+    def test_it_is_over_at_once_where_those_that_can_still_answer_would_not_suffice(
+        self, endless: bool
+    ) -> None:
+        members = frozenset((A, B, C, D))
+        rules = RoundRules(**{**vars(self.unmasking()), "endless": endless, "members": members})
+        machine = opened(rules, (A, C))  # B and D are reconnecting
+        assert machine.handle(Declined(C, "busy", now=1.0)) == []
+        assert machine.handle(Declined(C, "method_mismatch", now=2.0, final=True)) == []
+        machine.handle(Available(B, holds=True, now=5.0))
+        (close,) = machine.handle(Declined(B, "method_mismatch", now=6.0, final=True))
+        assert isinstance(close, Close)
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
     def test_a_member_that_connects_while_it_is_open_is_asked_too(self) -> None:
         machine = opened(self.SHARES, (A, B, C))
         widened, ask = machine.handle(Available(D, holds=True, now=5.0))

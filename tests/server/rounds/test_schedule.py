@@ -97,12 +97,17 @@ FIVE = ("mask_keys", "mask_shares", "train", "mask_vote", "unmask")
 
 
 def walk(
-    steps: Sequence[Step], fails: Sequence[tuple[str, int]] = (), attempts: int = 3
+    steps: Sequence[Step],
+    fails: Sequence[tuple[str, int]] = (),
+    attempts: int = 3,
+    masked: Sequence[str] = ("train",),
+    gives_up: int = 0,
 ) -> list[tuple[str, int, int]]:
-    """Return the rounds of a task whose rounds ``train`` are masked; some of them fail."""
+    """Return the rounds of a task of which some kinds are masked; some of them fail."""
     past: list[Past] = []
     seen: list[tuple[str, int, int]] = []
-    while (step := next_masked_step(steps, past, {"train"}, attempts)) is not None:
+    given = {"train": gives_up}
+    while (step := next_masked_step(steps, past, masked, attempts, (), given)) is not None:
         seen.append((step.kind, step.round, step.rounds))
         past.append(Past(step.kind, (step.kind, step.round) not in fails))
         assert len(seen) < 100
@@ -142,6 +147,18 @@ def test_attempts_end() -> None:
     assert [k for k, _, _ in seen] == ["mask_keys"] * 3 + ["evaluate"]
 
 
+@pytest.mark.parametrize(("fails", "trained"), [((0, 1, 2, 3), 4), ((0, 1, 2), 6), ((0, 2), 6)])
+def test_training_is_left_out_where_its_first_rounds_failed(
+    fails: tuple[int, ...], trained: int
+) -> None:
+    """Two attempts at a round, and no third round if two failed: nobody has torch, perhaps."""
+    steps = [*(Step("train", i, 4) for i in range(4)), Step("finish", 0, 1)]
+    failed = [("train", i) for i in fails]
+    seen = [k for k, _, _ in walk(steps, failed, 2, ("train", "finish"), gives_up=2)]
+    assert seen.count("train") == trained
+    assert seen[-5:] == ["mask_keys", "mask_shares", "finish", "mask_vote", "unmask"]
+
+
 def test_the_rest_of_a_task_is_not_attempted_again() -> None:
     past = [Past("mask_keys", worked=False, last=True)]
     assert next_masked_step([OWN], past, {"train"}, 3) is None
@@ -152,7 +169,7 @@ def test_sums_that_clients_send_once_are_not_asked_for_again(kind: str) -> None:
     past = [Past(k, k != kind) for k in FIVE[: FIVE.index(kind) + 1]]
     assert next_masked_step([OWN], past, {"train"}, 3, {"train"}) is None
     again = next_masked_step([OWN], past, {"train"}, 3)
-    assert again == Step("mask_keys", 1, 2)
+    assert again == Step("mask_keys", 1, 2, prepares="train")
 
 
 def test_an_attempt_that_was_given_up_is_passed_over() -> None:

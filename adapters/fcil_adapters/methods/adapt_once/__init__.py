@@ -34,6 +34,7 @@ from fcil_adapters.methods.adapt_once.parts import (
     UPLOAD_DIGEST,
     digest_spec,
 )
+from fcil_adapters.numerics.weighted_sums import with_common_bytes
 from fcil_adapters.toolkit.closed_form.manifest import (
     SUMS_ECONOMIES,
     cap_ignored_reason,
@@ -62,11 +63,13 @@ NAME = "adapt_once"
 
 def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds of the first task, and the sums of every task."""
-    more = (digest_spec(UPLOAD_DIGEST),) if h.adapts else ()
-    # ``rows`` are those of the trained head here.
-    sums = sums_exchanges(h, COLLECT, more, height="height")
     if not h.adapts:
-        return sums
+        return sums_exchanges(h, COLLECT, height="height")
+    digest = digest_spec(UPLOAD_DIGEST)
+    # ``rows`` are those of the trained head here.
+    collect, *others = sums_exchanges(h, COLLECT, (digest,), height="height")
+    if collect.additive is not None:
+        collect = replace(collect, additive=with_common_bytes(collect.additive, digest))
     train = replace(
         train_exchange(NAME, h.adapt, backbone, averaged=True),
         rounds=h.adapt.rounds,
@@ -74,7 +77,7 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
         trains=True,
         gives_up=h.adapt.skip_rounds,
     )
-    return train, *sums
+    return train, collect, *others
 
 
 def broadcast(h: AdaptOnceHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

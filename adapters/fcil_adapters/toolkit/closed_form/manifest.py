@@ -62,13 +62,12 @@ def sums_exchanges(
     Args:
         h: the options.
         kind: of the exchange.
-        more: further tensors of an upload.
+        more: further tensors of an upload; its `Additive` does not have them.
         height: the symbol of a factor's rows; none of the method's ``dims``.
     """
     upload = _upload(h, more, height, "c")
     check = partial(upload_faults, h)
-    additive = None if more else additive_sums(h)
-    sums = Exchange(kind, upload, rounds=1, check=check, additive=additive)
+    sums = Exchange(kind, upload, rounds=1, check=check, additive=additive_sums(h))
     if not h.counts_unlabelled:
         return h.with_late_exchange(sums, _upload(h, more, height, "s"))
     pseudo = Exchange(
