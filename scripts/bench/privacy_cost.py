@@ -5,6 +5,7 @@ The length C that features are cut to is the median length of test features, rou
 federation it must come from pictures that nobody has to protect.
 
 * thumbnails: running_mean, nothing but noised means leaves a client;
+* sums: analytic, the sums of frozen features and of their products, 512 of them;
 * features: the class means of frozen features (PILoRA that trains nothing);
 * hgp-diag, hgp-lowrank: HGP with the preset ``short``, one round of 2 epochs per task; its prompts
   and head rows are trained as always, and noise does not cover them.
@@ -62,6 +63,7 @@ class Case:
 
 CASES = {
     "thumbnails": Case("running_mean", {}, 4.0, 1, 1),
+    "sums": Case("analytic", {"projection": 512}, 1.0, 1, 2),
     "features": Case("pilora", FROZEN, 10.0, 1, 2),
     "hgp-diag": Case("hgp", {**HGP, "cov": "diag"}, 10.0, 1, 2),
     "hgp-lowrank": Case("hgp", {**HGP, "cov": "lowrank"}, 10.0, 1, 2),

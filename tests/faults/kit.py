@@ -8,11 +8,15 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fcil_client.state import sent_journal
 from fcil_protocol.errors import LinkError
+from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Outcome, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
@@ -51,27 +55,35 @@ def walk_plan(federation, program: str, done: Path, part=(0, 1), **more) -> dict
 
 @dataclass
 class Scene:
-    """A federation directory with two members, which tests copy; data folders stay in place."""
+    """A federation directory with some members, which tests copy; data folders stay in place."""
 
     directory: Path
     port: int
     folders: dict[str, Path]
+    options: dict = field(default_factory=dict)
     copies: int = 0
-    expected: dict[str, str] = field(default_factory=dict)
+    expected: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, directory: Path, port: int = 0):
+    def make(cls, directory: Path, port: int = 0, names: str = "ab", **options):
+        """Make one of these members, whose runs have these settings."""
         folders = {
             name: write_client(directory / "images" / name, range(4), offset=12 * i)
-            for i, name in enumerate("ab")
+            for i, name in enumerate(names)
         }
         with LocalFederation(directory / "made", port) as federation:
-            federation.serve(*settings(**PATIENT | {"round__min_clients": 99}))
+            federation.serve(*settings(**PATIENT | options | {"round__min_clients": 99}))
             for name, folder in folders.items():
                 federation.join(name, folder)
                 federation.until("announced", text=name)
             port = federation.port
-        return cls(directory, port, folders)
+        return cls(directory, port, folders, options)
+
+    @classmethod
+    def masked(cls, directory: Path):
+        """Make one of three members, of whom none may be missing in a masked sum, with one task."""
+        options = {"round__min_clients": 3, "privacy__secure": "masks"}
+        return cls.make(directory, names="abc", tasks__classes=TASKS[:1], **options)
 
     def copy(self) -> LocalFederation:
         """Return the federation anew, as it was before the first round."""
@@ -83,15 +95,24 @@ class Scene:
         return LocalFederation(place, self.port)
 
     def arguments(self, **extra) -> list[str]:
-        return ["--until-done", *settings(**PATIENT | extra)]
+        return ["--until-done", *settings(**PATIENT | self.options | extra)]
 
-    def undisturbed(self, **extra) -> str:
-        """Return the digest of the final state when nothing goes wrong."""
+    @property
+    def has_masks(self) -> bool:
+        return self.options.get("privacy__secure") == "masks"
+
+    def undisturbed(self, **extra):
+        """Return the digest of the final state when nothing goes wrong.
+
+        Behind masks: the tensors of the final state without masks.
+        """
         key = json.dumps(extra)
         if key not in self.expected:
+            plain = {"privacy__secure": "off"} if self.has_masks else {}
             with self.copy() as federation:
-                Keeper(federation, self, extra=extra).run()
-                self.expected[key] = final_digest(federation)
+                Keeper(federation, self, extra=extra | plain, new_run=self.has_masks).run()
+                final = final_tensors if self.has_masks else final_digest
+                self.expected[key] = final(federation)
         return self.expected[key]
 
 
@@ -102,6 +123,7 @@ class Keeper:
     Attributes:
         server_env, client_env: environments with plans in them, or nothing.
         kills: how often a process was killed by its plan.
+        new_run: True: a run of its own, instead of the scene's.
     """
 
     federation: LocalFederation
@@ -111,11 +133,14 @@ class Keeper:
     planted_clients: tuple[str, ...] = ("a", "b")
     kills: int = 0
     extra: dict = field(default_factory=dict)
+    new_run: bool = False
 
     def serve(self) -> None:
+        arguments = self.scene.arguments(**self.extra)
+        arguments += ["--new-run"] if self.new_run else []
         while True:
             try:
-                self.federation.serve(*self.scene.arguments(**self.extra), env=self.server_env)
+                self.federation.serve(*arguments, env=self.server_env)
             except LinkError:
                 code = self.federation.server.returncode
                 if code == 0:
@@ -177,6 +202,13 @@ def final_digest(federation) -> str:
         return ledger.states.newest(ledger.runs.newest().run_id).digest
 
 
+def final_tensors(federation) -> Mapping[str, np.ndarray]:
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest().run_id
+        newest = ledger.states.newest(run)
+    return StateStore(federation.federation / "runs" / run / "states").load(newest.state).tensors
+
+
 def client_homes(federation) -> list[Path]:
     return sorted(p.parent for p in (federation.directory / "state").rglob("client.json"))
 
@@ -188,12 +220,13 @@ def acknowledged(home: Path) -> list[dict]:
     return [r for r in rows if r["answer"] == "acked" and r["kind"] not in (None, "inventory")]
 
 
-def keeps_its_promises(federation, expected: str, *, excluded: bool = False) -> None:
+def keeps_its_promises(federation, expected, *, excluded: bool = False) -> None:
     """Assert that nothing acknowledged is lost, nothing counts twice, and the state is right.
 
     Args:
-        expected: digest of the final state of the undisturbed run.
-        excluded: an update may be left out, if the ledger says so with a reason.
+        expected: of `Scene.undisturbed`; None: what is left out openly makes another state.
+        excluded: an update may be left out, if the ledger says so with a reason. A masked sum that
+            was missing would be missing in the final state, so that is compared all the same.
     """
     with open_ledger(federation) as ledger:
         run = ledger.runs.newest()
@@ -207,17 +240,31 @@ def keeps_its_promises(federation, expected: str, *, excluded: bool = False) -> 
             openly += [row] if row.outcome is not Outcome.DONE else []
             openly += ledger.answers.of_round(row.key)
         final = ledger.states.newest(run.run_id)
+        kinds = {row.kind for row in rounds}
     for home in client_homes(federation):
         nothing_acknowledged_is_lost(home, updates)
     path = federation.federation / "runs" / run.run_id / "states" / f"{final.state:06d}.safetensors"
     assert path.stat().st_size > 0
+    assert expected is not None or (excluded and openly), "it should have been said openly"
     if not (excluded and openly):
         assert openly == [], f"a round is short, or an update left out, without need: {openly}"
-        assert final.digest == expected, "the final state is not that of the undisturbed run"
+        if isinstance(expected, str):
+            assert final.digest == expected, "the final state is not that of the undisturbed run"
+    if isinstance(expected, Mapping):
+        assert {"mask_keys", "unmask"} <= kinds, "there were no masks"
+        is_the_plain_state(final_tensors(federation), expected)
     for name in ("server", *federation.clients):
         log = federation.log(name)
         if log.exists():
             assert "Traceback" not in log.read_text(), log.read_text()[-3000:]
+
+
+def is_the_plain_state(tensors, plain) -> None:
+    """Assert that masked sums led to the same state, but for the last digits of fixed point."""
+    assert tensors.keys() == plain.keys() != set()
+    for name, array in plain.items():
+        close = np.allclose(tensors[name], array, rtol=1e-5, atol=1e-6)
+        assert close, f"the final {name} is not that of the undisturbed run without masks"
 
 
 def nothing_acknowledged_is_lost(home: Path, updates: dict) -> None:

@@ -7,6 +7,7 @@ tests a sample that differs by program.
 """
 
 import contextlib
+import json
 import subprocess
 
 import pytest
@@ -25,7 +26,7 @@ from faults.kit import (
 )
 from fcil_protocol.errors import LinkError
 from fcil_server.lab.local.federation import LocalFederation
-from system.kit import settings
+from system.kit import open_ledger, settings
 
 pytestmark = pytest.mark.processes
 
@@ -49,13 +50,23 @@ NAMED_KILLS = {
 }
 
 
+# Five rounds, and so five states, instead of one.
+MASKED_SAMPLE = {SERVER: 24, CLIENT: 16}
+MASKED_STATES = {1: "mask_keys", 2: "mask_shares", 3: "train", 4: "mask_vote", 5: "unmask"}
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
     return Scene.make(tmp_path_factory.mktemp("scene"))
 
 
-def survive(scene, tmp_path, program, part, **more):
-    """Run one federation through a part of the walk; how often somebody was killed."""
+@pytest.fixture(scope="module")
+def masked_scene(tmp_path_factory):
+    return Scene.masked(tmp_path_factory.mktemp("masked"))
+
+
+def survive(scene, tmp_path, program, part, clients="ab", **more):
+    """Run one federation through a part of the walk; return where somebody was killed."""
     extra = {"round__rounds_per_task": 4} if program in REST else {}
     more |= {"rest": REST.get(program, 0)}
     expected = scene.undisturbed(**extra)
@@ -63,7 +74,7 @@ def survive(scene, tmp_path, program, part, **more):
         done = tmp_path / "done"
         env = planted(tmp_path, walk_plan(federation, program, done, part, **more))
         side = "server_env" if program.startswith(SERVER) else "client_env"
-        Keeper(federation, scene, **{side: env}, extra=extra).run()
+        Keeper(federation, scene, **{side: env}, planted_clients=clients, extra=extra).run()
         keeps_its_promises(federation, expected)
     return done.read_text().splitlines() if done.exists() else []
 
@@ -89,6 +100,65 @@ def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
 def test_a_sample_of_kills(scene, tmp_path, program):
     kills = survive(scene, tmp_path, program, (0, SAMPLE[program]))
     assert len(kills) >= 2, "the sample has become too small"
+
+
+@pytest.mark.parametrize("program", MASKED_SAMPLE)
+@pytest.mark.full
+def test_a_sample_of_kills_behind_masks(masked_scene, tmp_path, program):
+    kills = survive(masked_scene, tmp_path, program, (0, MASKED_SAMPLE[program]))
+    assert len(kills) >= 2, "the sample has become too small"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.full
+def test_a_client_killed_at_each_write_of_its_secrets_of_masks(masked_scene, tmp_path):
+    """In the middle of it, and before and after the new file is in the place of the old one."""
+    points = r"(half write|(before|after) (replace|unlink)) \S+ \S*mask_secrets"
+    kills = survive(masked_scene, tmp_path, CLIENT, (0, 1), "a", only=points, depth=5)
+    places = (
+        "begin", "settle_members", "settle_delivered", "settle_masked", "settle_survivors", "erase"
+    )  # fmt: skip
+    for place in places:
+        assert any(f"MaskFile.{place}" in key for key in kills), place
+    for what in ("half write", "after replace", "before unlink"):
+        assert any(key.startswith(what) and "masked.safetensors" in key for key in kills), what
+    place = masked_scene.directory / f"copy{masked_scene.copies}"
+    kept = [json.loads(path.read_text())["newest"] for path in place.rglob("masks.json")]
+    assert [notes["mask"] for notes in kept] == [""] * 3, "the secrets are erased"
+    assert list(place.rglob("masked.safetensors")) == [], "and so is what they hide"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.full
+def test_a_server_killed_at_the_state_of_each_round_of_a_masked_one(masked_scene, tmp_path):
+    """And its worker, once, while it removes the masks."""
+    hits, opened = tmp_path / "hits", tmp_path / "opened"
+    expected = masked_scene.undisturbed()
+    with masked_scene.copy() as federation:
+        rules = [
+            rule(op, where.format(number), place=place, when=when, name=f"{name}_{kind}", depth=8)
+            for number, kind in MASKED_STATES.items()
+            for name, (op, where, place, when) in {
+                "half": ("write", "states/.*{:06d}.*safetensors", "", "half"),
+                "written": ("replace", "states/.*{:06d}.*json", "", "after"),
+                "committed": ("commit", "ledger", "closing.Closing._aggregate", "after"),
+            }.items()
+        ]
+        plan = {"program": SERVER, "root": str(federation.directory), "turns": 1}
+        opening = rule("send", "progress", place="_remove_masks", name="opening")
+        env = planted(
+            tmp_path,
+            plan | {"hits": str(hits), "rules": rules},
+            plan | {"program": SERVER_WORKER, "hits": str(opened), "rules": [opening]},
+        )
+        Keeper(federation, masked_scene, server_env=env).run()
+        assert hits.read_text().split() == [r["name"] for r in rules]
+        assert opened.read_text().split() == ["opening"]
+        keeps_its_promises(federation, expected)
+        with open_ledger(federation) as ledger:
+            run = ledger.runs.newest().run_id
+            made = {r.new_state: r.kind for r in ledger.rounds.all(run) if r.new_state}
+        assert made == MASKED_STATES, "the kills were where their names say"
 
 
 @pytest.mark.full

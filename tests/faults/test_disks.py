@@ -69,6 +69,14 @@ CLIENT_WRITERS = [
     Writer("journal_acked", "write", "egress", "SentJournal.acked"),
     Writer("outbox_removal", "unlink", "outbox/"),
 ]
+# Nobody is asked twice for the evaluation, before which they are erased.
+MASK_WRITERS = [
+    *(Writer(place, "write", "masks.json", f"MaskFile.{place}")
+      for place in ("begin", "settle_members", "settle_delivered")),
+    Writer("hidden", "write", "masked.safetensors", "MaskFile.settle_masked"),
+    *(Writer(place, "write", "masks.json", f"MaskFile.{place}")
+      for place in ("settle_masked", "settle_survivors")),
+]  # fmt: skip
 SERVER_START = [
     Writer("directory", "mkdir", "federation$", ends=True),
     Writer("lock", "open", "federation/lock", ends=True),
@@ -99,6 +107,11 @@ def scene(tmp_path_factory):
     return Scene.make(tmp_path_factory.mktemp("scene"))
 
 
+@pytest.fixture(scope="module")
+def masked_scene(tmp_path_factory):
+    return Scene.masked(tmp_path_factory.mktemp("masked"))
+
+
 @dataclass
 class OnBadDisks(Keeper):
     """Starts again who ended because of a disk, and said so."""
@@ -116,7 +129,9 @@ class OnBadDisks(Keeper):
 
 def every_writer(scene, tmp_path, program, writers, do, turns=TURNS):
     extra = {"round__rounds_per_task": 12}
-    expected = scene.undisturbed(**extra) if program == SERVER else ""
+    if scene.has_masks:
+        extra = {"round__deadline_s": 4.0, "round__retry_s": 0.5, "round__max_reopens": 20}
+    expected = scene.undisturbed(**extra) if program == SERVER or scene.has_masks else ""
     hits = tmp_path / "hits"
     with scene.copy() as federation:
         plan = {
@@ -162,6 +177,13 @@ def test_every_writer_of_a_client_on_a_full_disk(scene, tmp_path):
 def test_every_writer_on_other_bad_disks(scene, tmp_path, program, do):
     writers = SERVER_WRITERS if program == SERVER else CLIENT_WRITERS
     every_writer(scene, tmp_path, program, writers, do)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("do", ["ENOSPC", "EIO"])
+def test_every_write_of_secrets_of_masks_on_a_bad_disk(masked_scene, tmp_path, do):
+    """Nothing is sent that is not written down; the round is tried again, and none is missing."""
+    every_writer(masked_scene, tmp_path, CLIENT, MASK_WRITERS, do)
 
 
 # --- the first start ------------------------------------------------------------------------

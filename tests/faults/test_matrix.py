@@ -4,15 +4,16 @@ import asyncio
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from faults.kit import Scene, final_digest, keeps_its_promises
-from faults.matrix import Fault, InMemory
+from faults.matrix import MASKED, Fault, InMemory, behind_masks
 from fcil_client.daemon import conversation, jobs
 from fcil_client.session import machine as session
 from fcil_server.lab.local.federation import LocalFederation
-from system.kit import settings, write_client
+from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
 
@@ -24,9 +25,14 @@ def scene(tmp_path_factory):
     return Scene.make(tmp_path_factory.mktemp("scene"))
 
 
+@pytest.fixture(scope="module")
+def masked_scene(tmp_path_factory):
+    return Scene.masked(tmp_path_factory.mktemp("masked"))
+
+
 @pytest.fixture
-def play(scene, monkeypatch):
-    """Run a federation in memory with some faults, and hold it to its promises."""
+def impatient(monkeypatch):
+    """Make clients come back at once, and look at no folder again."""
 
     async def nothing(*_args, **_options):
         await asyncio.Event().wait()
@@ -40,6 +46,11 @@ def play(scene, monkeypatch):
     ):
         monkeypatch.setattr(where, name, 0.05)
     monkeypatch.setattr(conversation, "ANSWER_S", 3.0)
+
+
+@pytest.fixture
+def play(scene, impatient, monkeypatch):
+    """Run a federation in memory with some faults, and hold it to its promises."""
 
     def run(*faults):
         plans = [f.value for f in faults]
@@ -79,6 +90,40 @@ PAIRS = random.Random(5).sample(list(filter(go_together, itertools.combinations(
 @pytest.mark.parametrize("fault", quick_or_full(SHUFFLED, QUICK))
 def test_one_fault(play, fault):
     play(fault)
+
+
+@pytest.mark.parametrize("fault", quick_or_full(MASKED, 0))
+def test_one_fault_in_each_round_of_a_masked_one(masked_scene, impatient, monkeypatch, fault):
+    """Nobody may be missing among three: what fails is tried again, and the sum is of all."""
+    plan = behind_masks(fault)
+    again = plan.openly or plan.at_deadline
+    short = {"round__deadline_s": 4.0, "round__max_reopens": 10} if again else {}
+    expected = masked_scene.undisturbed()
+    with masked_scene.copy() as federation:
+        arguments = masked_scene.arguments(**short)
+        InMemory(federation, masked_scene.folders, arguments, [plan], monkeypatch).run()
+        keeps_its_promises(federation, expected, excluded=again)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["train", "mask_vote"])
+def test_a_masked_round_that_an_unusable_update_spoils_is_given_up_openly(
+    masked_scene, impatient, monkeypatch, kind
+):
+    """The clients have sent their sums, and would refuse to open that of two; the run goes on."""
+    plan = replace(Fault.AGGREGATOR_RAISES_ON_ONE_UPDATE.value, rounds=(kind,))
+    with masked_scene.copy() as federation:
+        arguments = masked_scene.arguments()
+        InMemory(federation, masked_scene.folders, arguments, [plan], monkeypatch).run()
+        keeps_its_promises(federation, None, excluded=True)
+        with open_ledger(federation) as ledger:
+            rounds = ledger.rounds.all(ledger.runs.newest().run_id)
+            reasons = [u.reason for u in ledger.updates.of_round(rounds[-2].key)]
+    assert [(r.kind, r.outcome) for r in rounds[-2:]] == [(kind, "skipped"), ("evaluate", "done")]
+    assert sorted(reasons) == [
+        "aggregation failed on it: planted: it cannot be combined.",
+        *["too few clients of this masked round have answered"] * 2,
+    ]
 
 
 @pytest.mark.parametrize("pair", quick_or_full(PAIRS, 0, lambda p: f"{p[0].name}-{p[1].name}"))

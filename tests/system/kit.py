@@ -13,6 +13,7 @@ from PIL import Image
 from watchfiles import watch
 
 from digits import load_digits
+from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
@@ -68,6 +69,19 @@ def until_all_hold(federation: LocalFederation, names: str, classes: int) -> Non
     while missing:
         told = federation.until("announced", text=f"of {classes} classes")["text"]
         missing -= {name for name in missing if f":{name} holds" in told}
+
+
+def until_each(federation: LocalFederation, *wanted: tuple[str, str]) -> None:
+    """Wait until notes of each of these codes and texts have come, in whatever order."""
+    missing = set(wanted)
+    while missing:
+        after = federation._heard
+        news = control_socket.ask(federation.federation, "notes", 600.0, after=after)
+        for note in news["notes"]:
+            missing -= {
+                (c, text) for c, text in missing if c == note["code"] and text in note["text"]
+            }
+        federation._heard = news["last"]
 
 
 def signal_workers(federation: LocalFederation, name: str, what: signal.Signals) -> None:

@@ -10,6 +10,7 @@ from fcil_protocol.process import control_socket
 from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, signal_workers, write_client
+from system.test_relay import Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -148,6 +149,69 @@ def test_a_client_that_is_gone_for_good_after_its_shares_is_not_in_the_sum(tmp_p
     assert state.tensors["task.0.count"].sum() > 0
     assert not any(name.startswith("masks.") for name in state.tensors)
     assert len(counted) == 6
+
+
+@pytest.mark.full
+def test_a_relay_is_killed_in_rounds_of_a_masked_one_and_no_sum_is_missing(tmp_path):
+    """Two clients are behind it, the third is not; it comes back while the others wait."""
+    one_task = {"tasks__classes": [["0", "1"]], "method__name": "running_mean"}
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *masked(secure="off", **one_task))
+        site = Site(federation)
+        for k, name in enumerate(CLIENTS):
+            folder = write_client(tmp_path / name, (0, 1), per_class=6, offset=6 * k)
+            (federation if name == "c" else site).join(name, folder)
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        plain, _ = final_state(federation)
+        federation.serve("--until-done", "--new-run", *masked(round__grace_s=600.0, **one_task))
+        for kind in ("mask_shares", "train", "unmask"):
+            federation.until("round_opened", text=kind)
+            site.process.kill()
+            site.process.wait()
+            site.start()
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        hidden, rounds = final_state(federation)
+        with open_ledger(federation) as ledger:
+            rows = {c.name.rpartition(":")[2]: c for c in ledger.clients.all()}
+            counted = {r.kind: len(ledger.updates.of_round(r.key)) for r in rounds}
+    assert {rows[name].via for name in "ab"} == {rows["site"].client_id}
+    assert rows["c"].via != rows["site"].client_id
+    assert counted["train"] == 3
+    assert [r.kind for r in rounds].count("mask_keys") == 1, "nothing had to begin again"
+    same(hidden, plain)
+
+
+@pytest.mark.full
+def test_three_of_thirty_are_gone_after_their_shares_and_the_sum_is_that_of_the_others(tmp_path):
+    """Two swarms; the one of three is killed when all have sent shares."""
+    given = {"tasks__classes": [["0", "1"]], "method__name": "running_mean",
+             "run__evaluate": False}  # fmt: skip
+    for k in range(30):
+        swarm = "gone" if k < 3 else "lab"
+        write_client(tmp_path / swarm / f"{k}", (0, 1), per_class=4, offset=4 * k)
+    with LocalFederation(tmp_path / "f") as federation:
+        federation.serve("--until-done", *masked(round__min_clients=30, **given))
+        control_socket.ask(federation.federation, "pause")
+        federation.swarm("gone", tmp_path / "gone", None, "--threads", "1")
+        for _ in range(3):
+            federation.until("announced", text=":gone")
+        signal_workers(federation, "gone", signal.SIGSTOP)  # keys and shares need no worker
+        federation.swarm("lab", tmp_path / "lab", None, "--threads", "1")
+        control_socket.ask(federation.federation, "resume")
+        federation.until("round_opened", text="train")
+        federation.kill_client("gone")
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        hidden, rounds = final_state(federation)
+        with open_ledger(federation) as ledger:
+            sent = {r.kind: len(ledger.updates.of_round(r.key)) for r in rounds}
+        plain, (alone,) = run_once(
+            federation, tmp_path, "--new-run", secure="off", round__min_clients=27, **given
+        )
+        with open_ledger(federation) as ledger:
+            assert len(ledger.updates.of_round(alone.key)) == 27
+    assert [r.kind for r in rounds] == ["mask_keys", "mask_shares", "train", "mask_vote", "unmask"]
+    assert (sent["mask_keys"], sent["mask_shares"], sent["train"]) == (30, 30, 27)
+    same(hidden, plain)
 
 
 @pytest.mark.full

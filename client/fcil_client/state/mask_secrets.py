@@ -122,12 +122,12 @@ class MaskFile:
             return _secrets(notes)
 
     def erase(self) -> None:
-        """Erase the secrets of a masked round that is over."""
+        """Erase the secrets of a masked round that is over, and the upload that they hide."""
         with self.lock:
             notes, runs = self._read()
             if notes is not None and notes.mask:
                 self._write(replace(notes, mask="", own="", letters=""), runs)
-                self._hidden.unlink(missing_ok=True)
+            self._hidden.unlink(missing_ok=True)
 
     def check_unused(self, run: str, cycle: tuple[int, int], once: Collection[str]) -> None:
         """Check that nothing of this was hidden in another masked round of the run.

@@ -145,7 +145,7 @@ class Closing:
             if state is None:
                 return self._void(key, close, combined, phases)
             counted = [u for u in updates if u.client not in excluded]
-            if len(counted) < least:
+            if len(counted) < least or not self._suffice(counted):
                 return self._too_few(key, close, excluded, phases)
             await asyncio.to_thread(context.aggregation.keep, counted)
             number, digest = await save(context, progress, state, task)
@@ -195,6 +195,15 @@ class Closing:
         assert self.progress.round is not None
         return self.progress.round.rules.suffices is not None and close.outcome is Outcome.SKIPPED
 
+    def _suffice(self, updates: Sequence[UpdateRow]) -> bool:
+        """Return True if the masked round can go on with these updates alone.
+
+        Clients would refuse every further round of it, and it would wait for them without limit.
+        """
+        assert self.progress.round is not None
+        suffices = self.progress.round.rules.suffices
+        return suffices is None or suffices([u.client for u in updates])
+
     def _least(self) -> int:
         """Return the number of updates that the round needs to change anything."""
         assert self.progress.round is not None
@@ -213,11 +222,12 @@ class Closing:
     ) -> Outcome:
         """Close a round with fewer updates than a state needs; the state stays."""
         context, least = self.context, self._least()
+        assert self.progress.round is not None
+        masked = self.progress.round.rules.suffices is not None
         with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 context.ledger.updates.exclude(key, client, reason)
             usable = self._usable(key)
-            masked = self._is_in_vain(close)
             for row in usable:
                 reason = (
                     f"a round needs {least} updates to change anything and had {len(usable)} "

@@ -132,6 +132,17 @@ def test_erased_secrets_are_gone_and_the_record_stays(tmp_path):
         MaskFile(tmp_path).check_unused(RUN, (1, 0), ["cats"])
 
 
+def test_what_the_secrets_hide_goes_too_even_if_the_first_try_was_killed_between(tmp_path):
+    file = settled(tmp_path)
+    hidden = tmp_path / "masked.safetensors"
+    upload = hidden.read_bytes()
+    file.erase()
+    assert not hidden.exists()
+    hidden.write_bytes(upload)  # as a kill just before would have left it
+    MaskFile(tmp_path).erase()
+    assert not hidden.exists()
+
+
 def test_of_two_threads_one_settles_its_set(tmp_path):
     file = MaskFile(tmp_path)
     file.begin(key())

@@ -16,11 +16,12 @@ every rule that was met), ``rules``, ``turns`` (only one rule holds at a time, u
 met so often, over all lives of the process) and ``walk``.
 
 A rule is ``{"op", "where", "place": regular expressions, "nth": which match (0: each), "do",
-"when", "depth", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill`` or the name of an
-errno; ``when`` is ``before``, ``after`` or ``half`` (a write that stops in the middle).
+"when", "depth", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill``, ``stop`` (until it
+is sent SIGCONT) or the name of an errno; ``when`` is ``before``, ``after`` or ``half`` (a write that stops in the middle).
 
 A walk is ``{"done": a file, "part": [k, n], "chance", "seed", "rest": points at the start of a
-life that are passed unharmed}``: the process kills itself at the first point (before, after, or half through it) that is not in ``done`` and whose checksum
+life that are passed unharmed, "only": a regular expression that such a line begins with, if others
+do not count, "depth"}``: the process kills itself at the first point (before, after, or half through it) that is not in ``done`` and whose checksum
 modulo n is k, and notes it there. Started again and again, it is killed at every point once.
 """
 
@@ -120,8 +121,11 @@ class Planter:
         label = f"{op} {_VARIABLE.sub('#', where)} {place}"
         if self.points and when == "before":
             _append(self.points, label)
-        if self.walk and self.due(f"{when} {label}"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.walk:
+            if "depth" in self.walk:
+                label = f"{op} {_VARIABLE.sub('#', where)} {self.place(self.walk['depth'])}"
+            if self.due(f"{when} {label}"):
+                os.kill(os.getpid(), signal.SIGKILL)
         for rule in self.rules if self.turns is None else self.turn():
             if "depth" in rule:
                 place = self.place(rule["depth"])
@@ -131,6 +135,9 @@ class Planter:
                 _append(self.hits, rule["name"])
             if rule["do"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if rule["do"] == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+                continue
             return rule["do"]
         return None
 
@@ -151,6 +158,8 @@ class Planter:
         return rule.get("nth", 0) in (0, rule["found"])
 
     def due(self, key):
+        if not re.match(self.walk.get("only", ""), key):
+            return False
         k, n = self.walk.get("part", (0, 1))
         self.passed += 1
         if self.passed <= self.walk.get("rest", 0):
