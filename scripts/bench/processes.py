@@ -89,6 +89,11 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all that it, and those that it started, have started and that still run."""
+    return [pid, *(p for child in children(pid) for p in tree(child))]
+
+
 def with_environment(name: str, value: str) -> list[int]:
     """Processes that have this variable in their environment."""
     wanted = f"{name}={value}".encode()

@@ -19,6 +19,8 @@ from fcil_protocol.payloads.schema import Dim
 F64 = NDArray[np.float64]
 Sums = Mapping[str, F64]
 
+# Fields of a masked upload beside its sums (`fcil_adapters.masks`).
+MASKED_FIELDS = frozenset({"n", "about", "hidden"})
 _MOST_BITS = 62  # of a sum in 64 bits: one for the sign, one to spare
 
 AveragingRule = Literal["mean", "trimmed_mean", "median", "clip"]
@@ -111,3 +113,7 @@ class Additive:
     read: Callable[[Payload], dict[str, F64]]
     write: Callable[[Sums, tuple[int, ...]], Payload]
     noised: tuple[NoisedSum, ...] = ()
+
+    def __post_init__(self) -> None:
+        if taken := MASKED_FIELDS & {one.name for one in self.sums}:
+            raise ValueError(f"masked uploads have fields of their own with the names {taken}")

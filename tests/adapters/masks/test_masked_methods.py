@@ -11,9 +11,11 @@ import pytest
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
 from adapters.masks.mask_kit import MaskedRounds, close_to
 from adapters.small import SMALL
+from fcil_adapters.contract.averaging import Additive
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names
 from fcil_adapters.masks.exchanges import check_masks, with_masks
 from fcil_adapters.numerics.class_reports import tally
+from fcil_adapters.numerics.weighted_sums import count_sum
 from fcil_adapters.toolkit.gaussians.batches import unpack_gaussians
 from fcil_adapters.toolkit.gaussians.gaussian import describe, pack_gaussians
 from fcil_adapters.toolkit.gaussians.moment_sums import moment_sums
@@ -129,6 +131,34 @@ def test_sums_of_gaussians_give_the_moments_of_all_images_together():
         )
         assert np.allclose(found.mean, mean, rtol=1e-6)
         assert np.allclose(found.covariance(), square - np.outer(mean, mean), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("analytic", "train"),
+        ("adapt_once", "finish"),
+        ("fedclm", "finish"),
+        ("fedncm", "train"),
+        ("fedproto", "train"),
+        ("running_mean", "train"),
+    ],
+)
+def test_the_noise_of_a_sum_covers_all_that_is_protected(name, kind, backbone):
+    method = load_method(name)
+    hparams = make_hparams(method, SMALL[name])
+    exchanges = method.exchanges(hparams, backbone.info)
+    additive = next(e.additive for e in exchanges if e.kind == kind)
+    protected = {n for one in method.statistics(hparams, kind, TASKS[0]) for n in one.tensors}
+    covered = {n for one in additive.noised for n in one.made_of}
+    assert protected
+    assert protected <= covered
+    assert {one.name for one in additive.noised} <= {one.name for one in additive.sums}
+
+
+def test_a_sum_takes_no_name_of_a_masked_uploads_own_fields():
+    with pytest.raises(ValueError, match="'n'"):
+        Additive((count_sum("n"),), lambda _: {}, lambda _s, _c: Payload({}))
 
 
 @pytest.mark.parametrize("name", ["gaussian_head", "ccvr"])

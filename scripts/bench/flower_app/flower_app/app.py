@@ -1,6 +1,7 @@
 """The work of `payload_method` as a Flower app: random tensors up, their average down.
 
-Lines `ROUND <seconds>` in the server app's log are what `rounds.py` reads.
+Lines `TOOK <seconds> <time>` in the server app's log are what `rounds.py` reads, and the line
+`OFF <largest>`, the last average against that in float64, what `masks_flower.py` reads too.
 """
 
 import time
@@ -35,7 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     while len(ids := list(grid.get_node_ids())) < int(config["clients"]):
         time.sleep(0.2)
     weights = _draw(config, 0)
-    for number in range(int(config["rounds"])):
+    rounds = int(config["rounds"])
+    for number in range(rounds):
         began = time.monotonic()
         order = {"round": number, "kilobytes": config["kilobytes"], "tensors": config["tensors"]}
         content = RecordDict({"weights": ArrayRecord(weights), "config": ConfigRecord(order)})
@@ -44,4 +46,9 @@ def main(grid: Grid, context: Context) -> None:
             m.content["weights"].to_numpy_ndarrays() for m in grid.send_and_receive(messages)
         ]
         weights = [np.mean(same, axis=0, dtype=np.float32) for same in zip(*answers, strict=True)]
-        print(f"ROUND {time.monotonic() - began:.4f}", flush=True)
+        seconds, now = time.monotonic() - began, time.time()
+        if number == rounds - 1:
+            true = [np.mean(same, axis=0, dtype=np.float64) for same in zip(*answers, strict=True)]
+            error = max(float(np.abs(a - b).max()) for a, b in zip(weights, true, strict=True))
+            print(f"OFF {error:.3e}", flush=True)
+        print(f"TOOK {seconds:.4f} {now:.3f}", flush=True)

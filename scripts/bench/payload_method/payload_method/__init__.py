@@ -5,10 +5,13 @@ It is found where this directory's parent is on PYTHONPATH, as an installed pack
 
 from collections.abc import Mapping
 
+import numpy as np
 from pydantic import Field
 
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
+from fcil_adapters.contract.averaging import F64, Additive, Sums
 from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.numerics.weighted_sums import count_sum, sum_spec
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
@@ -34,7 +37,27 @@ def _weights(options: Options) -> tuple[TensorSpec, ...]:
 def exchanges(options: Options, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange."""
     n = TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True)
-    return (Exchange("train", PayloadSchema((*_weights(options), n)), check=check_upload),)
+    schema = PayloadSchema((*_weights(options), n))
+    # "trains": else a round behind masks would be a statistic, which a run sums up once.
+    return (
+        Exchange("train", schema, check=check_upload, trains=True, additive=_additive(options)),
+    )
+
+
+def _additive(options: Options) -> Additive:
+    """Return the uploads as sums, for masked rounds: each client counts once, as in the average."""
+    names = [spec.name for spec in _weights(options)]
+    sums = (*map(sum_spec, _weights(options)), count_sum("clients"), count_sum("images"))
+
+    def read(payload: Payload) -> dict[str, F64]:
+        wide = {name: payload.f32(name).astype(np.float64) for name in names}
+        return {**wide, "clients": np.ones(1), "images": payload.i64("n").astype(np.float64)}
+
+    def write(total: Sums, _classes: tuple[int, ...]) -> Payload:
+        means = {name: (total[name] / total["clients"]).astype(np.float32) for name in names}
+        return Payload({**means, "n": np.rint(total["images"]).astype(np.int64)})
+
+    return Additive(sums, read, write)
 
 
 def check_upload(_payload: Payload, _task: TaskInfo) -> list[str]:
