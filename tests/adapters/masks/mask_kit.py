@@ -44,11 +44,14 @@ class MaskedRounds:
 
     Attributes:
         toy: the federation, whose aggregator is replaced.
+        cycle: number of masked rounds before this one.
+        trained: number of the training round that clients are in.
         sent: kind -> client -> what it sent, as a server's spool has it.
     """
 
     toy: Federation
     cycle: int = 0
+    trained: int = 0
     sent: dict[str, dict[ClientId, Payload]] = field(default_factory=dict)
     secrets: dict[int, RoundSecrets] = field(default_factory=dict)
     keys: dict[int, PrivateKeys] = field(default_factory=dict)
@@ -153,7 +156,7 @@ class MaskedRounds:
         self.close(kind, {k: self.masked_upload(k, plain[k], kind) for k in who})
 
     def _plain(self, k: int, kind: str) -> Payload:
-        return self.toy.upload(kind, k)
+        return self.toy.upload(kind, k, self.trained, self.trained + 1)
 
     def vote_upload(self, k: int) -> Payload:
         """Return client k's signature of the survivors that the server has published."""
@@ -192,14 +195,15 @@ class MaskedRounds:
         return after
 
 
-def close_to(one: State, other: State, but: Collection[str] = ()) -> bool:
+def close_to(one: State, other: State, but: Collection[str] = (), atol: float = 1e-6) -> bool:
     """Return True if two states differ by no more than rounding.
 
     Args:
         one: a state.
         other: another one.
         but: tensors that are not compared; their other halves, ``.low``, never are.
+        atol: of numbers near zero.
     """
     assert one.tensors.keys() == other.tensors.keys(), set(one.tensors) ^ set(other.tensors)
     names = [n for n in one.tensors if n not in but and not n.endswith(".low")]
-    return all(np.allclose(one.tensors[n], other.tensors[n], rtol=1e-5, atol=1e-6) for n in names)
+    return all(np.allclose(one.tensors[n], other.tensors[n], rtol=1e-5, atol=atol) for n in names)

@@ -36,7 +36,8 @@ PAIRED = [
 ]
 ADDITIVE = (
     *("adapt_once", "analytic", "coda_prompt", "fed_cprompt", "fedavg_lora", "fedavg_prompt"),
-    *("fedclm", "fedncm", "fedproto", "ewc", "ffa_lora", "l2p", "lwf", "lwf_mc", "running_mean"),
+    *("fedclm", "fedncm", "fedproto", "ewc", "ffa_lora", "l2p", "lorm", "lwf", "lwf_mc"),
+    "running_mean",
 )
 # Solved from sums: as uncertain as they are, times a condition number. And a digest of averages.
 SOLVED = {"adapt_once": ("weight", "bias", "digest"), "analytic": ("weight", "bias")}
@@ -83,6 +84,30 @@ def test_a_masked_round_leads_to_the_state_of_a_plain_one(name, backbone):
             assert close_to(after, plain.state, but=SOLVED.get(name, ()))
             masked.state = plain.state  # rounding does not add up
         rounds.cycle = 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"train": "B", "task_merge": "mean"}, {"weights": "uniform"}, {"modules": ["q", "v"]}],
+    ids=str,
+)
+def test_factors_that_are_trained_in_turns_merge_the_same_of_sums(options, backbone):
+    given = {**SMALL["lorm"], **options}
+    plain = Federation.of("lorm", CLIENTS, backbone, **given)
+    masked = Federation.of("lorm", CLIENTS, backbone, **given)
+    rounds = MaskedRounds(masked)
+    for task in TASKS:
+        plain.open(task)
+        masked.open(task)
+        rounds.cycle = 0
+        turns = [("train", number) for number in range(3)]
+        turns += [("finish", 0)] if len(plain.exchanges) > 1 else []
+        for kind, number in turns:
+            rounds.trained = number
+            plain.round(kind, number, number + 1)
+            after = rounds.all(kind, range(len(CLIENTS)))
+            assert close_to(after, plain.state, atol=1e-5)  # inputs near zero are divided by
+            masked.state = plain.state  # rounding does not add up
 
 
 @pytest.mark.parametrize(("name", "options"), MOMENTS)

@@ -9,12 +9,14 @@ Manifest (no torch). NOTES.md leads from the equations to the functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fcil_adapters.contract import (
     BackboneInfo,
     Cadence,
     Exchange,
+    Kind,
     Largest,
     Payload,
     PayloadSchema,
@@ -32,6 +34,7 @@ from fcil_adapters.methods.lorm.parts import (
     root_names,
     root_specs,
 )
+from fcil_adapters.methods.lorm.sums import finish_sums, train_sums
 from fcil_adapters.numerics.class_reports import count_faults, count_spec, tally_specs
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.gaussians.gaussian import triangle_size
@@ -56,10 +59,19 @@ def exchanges(h: LormHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
     train = train_exchange(NAME, h, backbone, more=_roots(h, backbone), check=_root_faults)
+    train = replace(train, additive=train_sums(h, _trained(train.upload), backbone))
     if h.task_merge == "mean":
         return (train,)
     told = PayloadSchema((*root_specs(root_names(h, "A"), backbone), *tally_specs()))
-    return (train, Exchange("finish", told, rounds=1, check=count_faults))
+    sums = finish_sums(h, backbone)
+    return (train, Exchange("finish", told, rounds=1, check=count_faults, additive=sums))
+
+
+def _trained(upload: PayloadSchema) -> Iterator[TensorSpec]:
+    """Yield the specs of LoRA, head and a lone class's mean."""
+    for spec in upload.tensors:
+        if spec.kind is not Kind.COUNT and not spec.name.startswith("root."):
+            yield spec
 
 
 def _roots(h: LormHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
