@@ -130,7 +130,7 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
 def with_common_bytes(additive: Additive, spec: TensorSpec) -> Additive:
     """Return the sums of uploads that have a tensor of bytes too, the same for all clients.
 
-    The tensor of all is their mean: other bytes if they differ, so that a check of it fails.
+    The tensor of all is their mean; bytes that differ make it zeros, so that a check of it fails.
     """
     specs = (*additive.sums, replace(count_sum(spec.name), shape=spec.shape), count_sum(_CLIENTS))
 
@@ -140,8 +140,9 @@ def with_common_bytes(additive: Additive, spec: TensorSpec) -> Additive:
 
     def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
         made = additive.write(sums, classes)
-        mean = np.rint(sums[spec.name] / np.maximum(sums[_CLIENTS], 1)).clip(0, 255)
-        return Payload({**made.tensors, spec.name: mean.astype(np.uint8)})
+        mean, rest = np.divmod(sums[spec.name], np.maximum(sums[_CLIENTS], 1))  # whole numbers
+        common = np.zeros_like(mean) if rest.any() else mean.clip(0, 255)
+        return Payload({**made.tensors, spec.name: common.astype(np.uint8)})
 
     return Additive(specs, read, write, additive.noised)
 
@@ -154,7 +155,7 @@ def _spread(values: Array, rows: I64, count: int) -> F64:
 
 
 def _row_sums(spec: SumSpec, weight: Weight) -> SumSpec:
-    """Return the spec with a row for each class of the task: nobody sees who describes which."""
+    """Return the spec with a row for each class of the task, described by this client or not."""
     return replace(spec, shape=("c", *spec.shape[1:])) if weight == "described" else spec
 
 

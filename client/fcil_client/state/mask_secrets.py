@@ -127,7 +127,8 @@ class MaskFile:
             notes, runs = self._read()
             if notes is not None and notes.mask:
                 self._write(replace(notes, mask="", own="", letters=""), runs)
-            self._hidden.unlink(missing_ok=True)
+            with storage_errors("remove", self._hidden):
+                self._hidden.unlink(missing_ok=True)
 
     def check_unused(self, run: str, cycle: tuple[int, int], once: Collection[str]) -> None:
         """Check that nothing of this was hidden in another masked round of the run.

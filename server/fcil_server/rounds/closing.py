@@ -241,7 +241,7 @@ class Closing:
             outcome = self._commit(key, close, phases)
         for client, reason in excluded.items():
             context.notify("warning", "excluded", f"{context.name_of(client)}: {reason}")
-        if usable:
+        if usable or masked:
             text = notes.describe_too_few(self.progress, len(usable), least)
             if masked:
                 text = notes.describe_masked_in_vain(self.progress, len(usable))
@@ -322,13 +322,16 @@ class Closing:
             # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}
+            told = {a.client for a in ledger.answers.of_round(key) if a.reason}
             outcome = close.outcome
             if updated and outcome is Outcome.SKIPPED:
                 outcome = Outcome.SHORT
             for client, answer in close.answers.items():
                 if answer in SILENT and client not in updated:
                     reason = self.progress.round.reasons.get(client, "")
-                    ledger.answers.set(key, client, answer, reason)
+                    known = answer is Answer.DECLINED and client in told  # before a restart
+                    if reason or not known:
+                        ledger.answers.set(key, client, answer, reason)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = Outcome.SKIPPED

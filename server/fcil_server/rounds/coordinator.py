@@ -51,8 +51,6 @@ from fcil_server.rounds.schedule import (
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
-# Ends of a round after which another attempt at a masked one would be in vain.
-_LAST = (machine.Why.REST, machine.Why.NO_HOLDER)
 # Between two rounds of late images while the run waits for classes and nothing is new: longer than
 # new classes settle.
 MIN_BETWEEN_S = 30.0
@@ -250,10 +248,7 @@ class Coordinator:
         context, rounds = self.context, self.context.ledger.rounds
         if context.method.plain is None:
             return next_step(steps, rounds.count_closed(context.run, task))
-        past = [
-            Past(row.kind, row.new_state is not None, row.why in _LAST)
-            for row in rounds.closed_of(context.run, task)
-        ]
+        past = [Past.of(row) for row in rounds.closed_of(context.run, task)]
         attempts = 1 + context.config.round.max_reopens
         once = {e.kind for e in context.exchanges if is_summed_once(context.method, e)}
         plain = context.method.plain.exchanges(context.hparams, context.info)

@@ -22,7 +22,7 @@ from fcil_protocol.errors import MethodMismatch, NotNow
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_server.federation.config import Config
-from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.enums import Answer, Outcome, Role, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import notes
@@ -71,8 +71,10 @@ def machine_of(
         rules = _masked_rules(context, progress, key.kind, rules)
     elif key.kind == KEYS:
         rules = replace(rules, clients_per_round=rules.clients_per_round or MOST_MEMBERS)
-        if unable(context, progress):  # the others may be too few, for as long as the run lasts
-            rules = replace(rules, no_holder_s=rules.retry_s)
+        if cannot := unable(context, progress):
+            # The others may come back, or be too few for as long as the run lasts.
+            few = len(_members(context) - cannot) < rules.min_updates
+            rules = replace(rules, no_holder_s=rules.retry_s if few else rules.deadline_s)
     if context.is_asynchronous(key.kind):
         rules = replace(rules, asynchronous=True)
     elif config.round.mode == "async":
@@ -89,6 +91,12 @@ def machine_of(
         unheld_since=progress.unheld_since,
         first=listed and not ledger.rounds.count_closed(context.run, key.task),
     )
+
+
+def _members(context: RunContext) -> frozenset[ClientId]:
+    """Return the federation's clients that are neither revoked nor expired."""
+    now, rows = context.ledger.now, context.ledger.clients.all()
+    return frozenset(r.client_id for r in rows if r.role is Role.CLIENT and r.may_join(now))
 
 
 def _masked_rules(
@@ -128,7 +136,7 @@ def _masked_rules(
         max_reopens=0,  # a new attempt is as good
         joinable=True,
         suffices=suffices,
-        members=members_of(progress.state, kind),
+        members=members_of(progress.state, kind) & _members(context),
         eager=kind in (VOTE, UNMASK),
         endless=endless,
     )

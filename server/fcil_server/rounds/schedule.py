@@ -10,6 +10,8 @@ from types import MappingProxyType
 from fcil_adapters.contract import Exchange
 from fcil_adapters.masks.exchanges import KEYS, MASKING, SHARES, UNMASK, VOTE
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
+from fcil_server.ledger.rows import RoundRow
+from fcil_server.rounds.events import Why
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ class Past:
     kind: str
     worked: bool
     last: bool = False
+
+    @classmethod
+    def of(cls, row: RoundRow) -> Past:
+        """Return a round of the ledger.
+
+        No attempt follows where an operator has closed the rest, or too few clients can take part;
+        one whose clients are all away after their keys begins again.
+        """
+        unable = row.kind == KEYS and row.why == Why.NO_HOLDER
+        return cls(row.kind, row.new_state is not None, row.why == Why.REST or unable)
 
 
 def next_masked_step(

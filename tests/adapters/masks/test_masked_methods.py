@@ -15,12 +15,13 @@ from fcil_adapters.contract.averaging import Additive
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names
 from fcil_adapters.masks.exchanges import check_masks, with_masks
 from fcil_adapters.numerics.class_reports import tally
-from fcil_adapters.numerics.weighted_sums import count_sum
+from fcil_adapters.numerics.weighted_sums import count_sum, with_common_bytes
 from fcil_adapters.toolkit.gaussians.batches import unpack_gaussians
 from fcil_adapters.toolkit.gaussians.gaussian import describe, pack_gaussians
 from fcil_adapters.toolkit.gaussians.moment_sums import moment_sums
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, TensorSpec
 
 TASKS = make_tasks([1, 0], [4], [6, 2])
 CLIENTS = [
@@ -179,6 +180,23 @@ def test_the_noise_of_a_sum_covers_all_that_is_protected(name, kind, backbone):
     assert protected
     assert protected <= covered
     assert {one.name for one in additive.noised} <= {one.name for one in additive.sums}
+
+
+@pytest.mark.parametrize("others", [2, 600])
+def test_bytes_that_are_not_the_same_for_all_are_no_ones(others):
+    """One client of many has other weights: its digest must not vanish in a mean."""
+    spec = TensorSpec("digest", Kind.COUNT, (4,), "U8")
+    counted = Additive((), lambda _: {}, lambda _s, _c: Payload({}))
+    common = with_common_bytes(counted, spec)
+    ours, theirs = np.array([7, 8, 9, 255], np.uint8), np.array([7, 8, 10, 0], np.uint8)
+
+    def total(*digests):
+        read = [common.read(Payload({"digest": digest})) for digest in digests]
+        summed = {name: sum(r[name] for r in read) for name in read[0]}
+        return common.write(summed, ()).tensors["digest"].tolist()
+
+    assert total(*[ours] * others) == ours.tolist()
+    assert total(*[ours] * others, theirs) == [0, 0, 0, 0]
 
 
 def test_a_sum_takes_no_name_of_a_masked_uploads_own_fields():

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_adapters.contract import Exchange
+from fcil_protocol.ids import RunId
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.schema import PayloadSchema
+from fcil_server.ledger.enums import Outcome
+from fcil_server.ledger.rows import RoundRow
+from fcil_server.rounds.events import Why
 from fcil_server.rounds.schedule import Past, Step, next_masked_step, next_step, task_steps
 
 
@@ -92,6 +96,7 @@ def test_going_step_by_step_visits_each_round_once(
     assert len(steps) == wanted
 
 
+RUN = RunId("r20261127-120000-0000")
 OWN = Step("train", 0, 1)
 FIVE = ("mask_keys", "mask_shares", "train", "mask_vote", "unmask")
 
@@ -157,6 +162,23 @@ def test_training_is_left_out_where_its_first_rounds_failed(
     seen = [k for k, _, _ in walk(steps, failed, 2, ("train", "finish"), gives_up=2)]
     assert seen.count("train") == trained
     assert seen[-5:] == ["mask_keys", "mask_shares", "finish", "mask_vote", "unmask"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "last"),
+    [
+        ("mask_keys", Why.NO_HOLDER, True),  # too few can do it
+        ("mask_shares", Why.NO_HOLDER, False),  # all are away for a while
+        ("train", Why.NO_HOLDER, False),
+        ("train", Why.REST, True),
+        ("train", Why.DEADLINE, False),
+    ],
+)
+def test_another_attempt_follows_where_it_can_be_better(kind: str, why: Why, last: bool) -> None:
+    row = RoundRow(
+        RUN, 0, kind, 0, 0, 0.0, None, (), 0, 1.0, Outcome.SKIPPED, 0, None, {}, {}, str(why)
+    )
+    assert Past.of(row) == Past(kind, worked=False, last=last)
 
 
 def test_the_rest_of_a_task_is_not_attempted_again() -> None:

@@ -35,6 +35,7 @@ from fcil_adapters.methods.adapt_once.parts import (
     digest_spec,
 )
 from fcil_adapters.numerics.weighted_sums import with_common_bytes
+from fcil_adapters.toolkit.closed_form.forms import additive_sums
 from fcil_adapters.toolkit.closed_form.manifest import (
     SUMS_ECONOMIES,
     cap_ignored_reason,
@@ -68,8 +69,8 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
     digest = digest_spec(UPLOAD_DIGEST)
     # ``rows`` are those of the trained head here.
     collect, *others = sums_exchanges(h, COLLECT, (digest,), height="height")
-    if collect.additive is not None:
-        collect = replace(collect, additive=with_common_bytes(collect.additive, digest))
+    if (sums := additive_sums(h)) is not None:
+        collect = replace(collect, additive=with_common_bytes(sums, digest))
     train = replace(
         train_exchange(NAME, h.adapt, backbone, averaged=True),
         rounds=h.adapt.rounds,

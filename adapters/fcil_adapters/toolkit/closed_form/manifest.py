@@ -62,12 +62,13 @@ def sums_exchanges(
     Args:
         h: the options.
         kind: of the exchange.
-        more: further tensors of an upload; its `Additive` does not have them.
+        more: further tensors of an upload, which are no sums.
         height: the symbol of a factor's rows; none of the method's ``dims``.
     """
     upload = _upload(h, more, height, "c")
     check = partial(upload_faults, h)
-    sums = Exchange(kind, upload, rounds=1, check=check, additive=additive_sums(h))
+    additive = None if more else additive_sums(h)
+    sums = Exchange(kind, upload, rounds=1, check=check, additive=additive)
     if not h.counts_unlabelled:
         return h.with_late_exchange(sums, _upload(h, more, height, "s"))
     pseudo = Exchange(
