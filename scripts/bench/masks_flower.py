@@ -220,7 +220,7 @@ def measure(name: str, case: Case, plain: dict[str, float]) -> str:
     ratio = f"{median / plain[system]:.1f}" if system in plain else "-"
     return (
         f"| {case.clients} x {case.kilobytes / 1000:g} MB | {name} | {median:.2f} "
-        f"| {min(result.seconds):.2f} | {max(result.seconds):.2f} | {ratio} "
+        f"| {min(result.seconds):.2f} to {max(result.seconds):.2f} | {ratio} "
         f"| {result.up / 1e6:.2f} | {result.down / 1e6:.2f} "
         f"| {result.server_s:.2f} | {result.client_s:.2f} | {result.error:.0e} |"
     )
@@ -231,8 +231,9 @@ def inside(args: argparse.Namespace) -> None:
         p for p in (str(METHOD), os.environ.get("PYTHONPATH", "")) if p
     )
     spent = "up, MB | down, MB | server CPU s | client CPU s | largest error"
-    print(f"| clients x payload | | median s | min | max | of plain | {spent} |")
-    print(f"|{'---|' * 11}")
+    seconds = "seconds, median | min to max | times plain"
+    print(f"| clients x payload | system | {seconds} | {spent} |")
+    print(f"|{'---|' * 10}")
     with two_hosts() as there:
         subprocess.run([*there, "ip", "link", "set", "lo", "up"], check=True)
         for clients in args.clients:

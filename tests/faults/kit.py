@@ -66,7 +66,7 @@ class Scene:
 
     @classmethod
     def make(cls, directory: Path, port: int = 0, names: str = "ab", **options):
-        """Make one of these members, whose runs have these settings."""
+        """Make a scene with these clients; its runs have these settings."""
         folders = {
             name: write_client(directory / "images" / name, range(4), offset=12 * i)
             for i, name in enumerate(names)
@@ -81,7 +81,7 @@ class Scene:
 
     @classmethod
     def masked(cls, directory: Path):
-        """Make one of three members, of whom none may be missing in a masked sum, with one task."""
+        """Make a masked scene: three clients, all needed in each sum, and one task."""
         options = {"round__min_clients": 3, "privacy__secure": "masks"}
         return cls.make(directory, names="abc", tasks__classes=TASKS[:1], **options)
 
@@ -123,7 +123,7 @@ class Keeper:
     Attributes:
         server_env, client_env: environments with plans in them, or nothing.
         kills: how often a process was killed by its plan.
-        new_run: True: a run of its own, instead of the scene's.
+        new_run: start a new run instead of resuming the scene's.
     """
 
     federation: LocalFederation
@@ -224,9 +224,9 @@ def keeps_its_promises(federation, expected, *, excluded: bool = False) -> None:
     """Assert that nothing acknowledged is lost, nothing counts twice, and the state is right.
 
     Args:
-        expected: of `Scene.undisturbed`; None: what is left out openly makes another state.
-        excluded: an update may be left out, if the ledger says so with a reason. A masked sum that
-            was missing would be missing in the final state, so that is compared all the same.
+        expected: of `Scene.undisturbed`; None: the state may differ, since updates were left out.
+        excluded: updates may be left out, if the ledger gives a reason. A masked state is compared
+            all the same, since a sum that is missing would show there.
     """
     with open_ledger(federation) as ledger:
         run = ledger.runs.newest()

@@ -17,7 +17,8 @@ Where each fault of the list is shown (rows: docs/architecture.md, "The life of 
 | zero clients | tests/system/test_bad_input.py: a task that nobody has data for waits |
 | aggregator raises, once or always | `Fault` here, row 11 |
 
-Behind masks each fault of `MASKED` strikes once in every round of a masked one (`behind_masks`).
+In a masked round each fault of `MASKED` strikes once in each of the five rounds that can meet it
+(`behind_masks`).
 """
 
 import asyncio
@@ -104,10 +105,10 @@ class Fault(Enum):
 
 
 def behind_masks(fault) -> Plan:
-    """Return a fault that strikes once in every round of a masked one in which it can be met.
+    """Return a fault that strikes once in each round of a masked one that can meet it.
 
-    What is lost for good may be keys or shares, which are made anew: a sum of a statistic, a vote
-    on it and an unmasking wait for that client without limit.
+    A fault that loses an update for good strikes only keys and shares, which clients make again:
+    the sums of a statistic, the votes on them and an unmasking would wait for client a without end.
     """
     plan = fault.value
     rounds = (KEYS, SHARES, SUMS, VOTE, UNMASK)
@@ -118,7 +119,7 @@ def behind_masks(fault) -> Plan:
     return replace(plan, rounds=rounds)
 
 
-# Who says hello has no masks yet.
+# A hello comes before any round.
 MASKED = [f for f in Fault if f.value.message not in ("hello", "welcome")]
 
 

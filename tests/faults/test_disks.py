@@ -69,7 +69,7 @@ CLIENT_WRITERS = [
     Writer("journal_acked", "write", "egress", "SentJournal.acked"),
     Writer("outbox_removal", "unlink", "outbox/"),
 ]
-# Nobody is asked twice for the evaluation, before which they are erased.
+# Without `erase`: it comes before the evaluation, which is not asked for twice.
 MASK_WRITERS = [
     *(Writer(place, "write", "masks.json", f"MaskFile.{place}")
       for place in ("begin", "settle_members", "settle_delivered")),

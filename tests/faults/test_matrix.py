@@ -122,7 +122,7 @@ def test_a_masked_round_that_an_unusable_update_spoils_is_given_up_openly(
     assert [(r.kind, r.outcome) for r in rounds[-2:]] == [(kind, "skipped"), ("evaluate", "done")]
     assert sorted(reasons) == [
         "aggregation failed on it: planted: it cannot be combined.",
-        *["too few clients of this masked round have answered"] * 2,
+        *["too few updates of its masked round can be used"] * 2,
     ]
 
 

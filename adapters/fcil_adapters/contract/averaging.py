@@ -84,7 +84,7 @@ class SumSpec:
 
 @dataclass(frozen=True)
 class NoisedSum:
-    """A sum of clipped features or of their products, whose noise all clients can add together.
+    """A sum of clipped features, or of their products, to which each client adds a part of a noise.
 
     Attributes:
         name: of the sum.
@@ -106,7 +106,8 @@ class Additive:
         read: one client's upload -> its sums, by name; an empty array where it has none.
         write: (sums over clients, ids of the task's classes) -> the upload of one client that had
             all their images.
-        noised: those that get their noise as sums, if no other tensor of an upload is protected.
+        noised: sums to which clients add a noise together; only if these are made of all protected
+            tensors of the upload.
     """
 
     sums: tuple[SumSpec, ...]

@@ -22,6 +22,7 @@ COUNT = "count"  # images of each class (c,)
 IMAGES = "images"  # images of all classes (1,)
 _LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
 _CLIENTS = "clients"  # clients with an image (1,)
+_UPLOADS = "uploads"  # (1,)
 _DESCRIBED = "described"  # images of each class, of the clients that describe it (c,)
 _OWNED = "owned"  # ids of the classes that an upload describes
 
@@ -130,17 +131,18 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
 def with_common_bytes(additive: Additive, spec: TensorSpec) -> Additive:
     """Return the sums of uploads that have a tensor of bytes too, the same for all clients.
 
-    The tensor of all is their mean; bytes that differ make it zeros, so that a check of it fails.
+    Bytes that differ become zeros or a mean that is no digest of anything, so that a check of them
+    fails.
     """
-    specs = (*additive.sums, replace(count_sum(spec.name), shape=spec.shape), count_sum(_CLIENTS))
+    specs = (*additive.sums, replace(count_sum(spec.name), shape=spec.shape), count_sum(_UPLOADS))
 
     def read(payload: Payload) -> dict[str, F64]:
         own = payload.tensors[spec.name].astype(np.float64)
-        return {**additive.read(payload), spec.name: own, _CLIENTS: np.ones(1)}
+        return {**additive.read(payload), spec.name: own, _UPLOADS: np.ones(1)}
 
     def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
         made = additive.write(sums, classes)
-        mean, rest = np.divmod(sums[spec.name], np.maximum(sums[_CLIENTS], 1))  # whole numbers
+        mean, rest = np.divmod(sums[spec.name], np.maximum(sums[_UPLOADS], 1))  # whole numbers
         common = np.zeros_like(mean) if rest.any() else mean.clip(0, 255)
         return Payload({**made.tensors, spec.name: common.astype(np.uint8)})
 

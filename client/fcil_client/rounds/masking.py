@@ -165,16 +165,16 @@ class Masking:
 def noises_sum(terms: Terms, kind: str, task: TaskInfo) -> bool:
     """Return True if clients add parts of one noise to their sums, instead of a whole one each.
 
-    The least number of clients of a sum add up to the whole: variances are added. Rows of classes
-    without images get it too, since the others' rows need it.
+    The parts of the fewest clients of an opened sum are the whole noise, since variances add up.
+    Rows of classes without images get them too, since the others' rows need them.
     """
     exchange = terms.exchange(kind)
     if exchange is None or exchange.additive is None or not exchange.masking:
         return False
     statistics = terms.method.statistics(terms.hparams, kind, task)
-    noised = {name for one in statistics for name in one.tensors}
-    own = {name for one in exchange.additive.noised for name in one.made_of}
-    return terms.privacy.noise_multiplier > 0 and bool(noised) and noised <= own
+    protected = {name for one in statistics for name in one.tensors}
+    covered = {name for one in exchange.additive.noised for name in one.made_of}
+    return terms.privacy.noise_multiplier > 0 and bool(protected) and protected <= covered
 
 
 def _digest(flags: I64) -> str:

@@ -45,12 +45,12 @@ def list_available(
     if progress.step is not None and progress.step.kind in AFTER_KEYS and members is not None:
         return [Available(peer.client, peer.client in members, now) for peer in peers]
     keys: frozenset[str] = frozenset()
-    unlabelled, done = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
+    unlabelled, skipped = _is_of_unlabelled(context, progress.step), frozenset[ClientId]()
     if unlabelled and progress.step is not None:
         # A client forgets what it counted as a fork begins, and the fork's state still has it.
-        done = context.ledger.updates.inherited_from(context.run, progress.step.kind)
+        skipped = context.ledger.updates.inherited_from(context.run, progress.step.kind)
     if progress.step is not None and progress.step.prepares:
-        done = unable(context, progress)
+        skipped = clients_unable(context, progress)
     evaluating = progress.step is not None and progress.step.kind == EVALUATE
     if progress.task is not None and progress.step is not None:
         keys = context.classes.keys_of(progress.task.seen if evaluating else progress.task.classes)
@@ -60,7 +60,7 @@ def list_available(
         Available(
             peer.client,
             # Whether a client has unlabelled images, only the client knows.
-            peer.client not in done
+            peer.client not in skipped
             and (unlabelled or peer.holds(keys, part))
             and (peer.client, task) not in context.forgotten
             and (members is None or peer.client in members),
@@ -130,8 +130,8 @@ def sums_are_about(context: RunContext, progress: RunProgress, task: TaskInfo) -
     return context_of(step.kind, step.round, schema, task.classes, task.past, parts)
 
 
-def unable(context: RunContext, progress: RunProgress) -> frozenset[ClientId]:
-    """Return the clients that cannot do what the keys under way are for, as they have answered."""
+def clients_unable(context: RunContext, progress: RunProgress) -> frozenset[ClientId]:
+    """Return the clients that declined a round that these keys prepare: they cannot compute it."""
     assert progress.task is not None
     assert progress.step is not None
     return frozenset(

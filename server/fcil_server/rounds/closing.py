@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -192,17 +192,20 @@ class Closing:
 
     def _is_in_vain(self, close: machine.Close) -> bool:
         """Return True if the updates of a masked round make no state, even if they are many."""
-        assert self.progress.round is not None
-        return self.progress.round.rules.suffices is not None and close.outcome is Outcome.SKIPPED
+        return self._suffices is not None and close.outcome is Outcome.SKIPPED
 
     def _suffice(self, updates: Sequence[UpdateRow]) -> bool:
-        """Return True if the masked round can go on with these updates alone.
+        """Return True if these updates let a masked round continue.
 
-        Clients would refuse every further round of it, and it would wait for them without limit.
+        Otherwise clients would refuse each later round of it, and the server would wait for them
+        without limit.
         """
+        return self._suffices is None or self._suffices([u.client for u in updates])
+
+    @property
+    def _suffices(self) -> Callable[[Collection[ClientId]], bool] | None:
         assert self.progress.round is not None
-        suffices = self.progress.round.rules.suffices
-        return suffices is None or suffices([u.client for u in updates])
+        return self.progress.round.rules.suffices
 
     def _least(self) -> int:
         """Return the number of updates that the round needs to change anything."""
@@ -220,10 +223,9 @@ class Closing:
         excluded: Mapping[ClientId, str],
         phases: dict[str, float],
     ) -> Outcome:
-        """Close a round with fewer updates than a state needs; the state stays."""
+        """Close a round whose updates make no state; the state stays."""
         context, least = self.context, self._least()
-        assert self.progress.round is not None
-        masked = self.progress.round.rules.suffices is not None
+        masked = self._suffices is not None
         with context.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 context.ledger.updates.exclude(key, client, reason)
@@ -234,7 +236,7 @@ class Closing:
                     "(round.min_updates)"
                 )
                 if masked:
-                    reason = "too few clients of this masked round have answered"
+                    reason = "too few updates of its masked round can be used"
                 context.ledger.updates.exclude(key, row.client, reason)
             if usable and close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.TOO_FEW)
@@ -322,15 +324,16 @@ class Closing:
             # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}
-            told = {a.client for a in ledger.answers.of_round(key) if a.reason}
+            explained = {a.client for a in ledger.answers.of_round(key) if a.reason}
             outcome = close.outcome
             if updated and outcome is Outcome.SKIPPED:
                 outcome = Outcome.SHORT
             for client, answer in close.answers.items():
                 if answer in SILENT and client not in updated:
                     reason = self.progress.round.reasons.get(client, "")
-                    known = answer is Answer.DECLINED and client in told  # before a restart
-                    if reason or not known:
+                    # A machine that was restarted does not know the reason that the ledger has.
+                    kept = answer is Answer.DECLINED and client in explained
+                    if reason or not kept:
                         ledger.answers.set(key, client, answer, reason)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):

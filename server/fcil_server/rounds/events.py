@@ -64,7 +64,7 @@ class RoundRules:
         joinable: True if clients with data that connect while it is open are asked too.
         suffices: tells if the updates of some clients make a state, where their number does not.
         members: with ``suffices``: the only clients that can take part. If those that can still
-            answer would not suffice, the round is over. Empty: any can.
+            answer would not suffice, the round is over. None: any client can.
         eager: True if it closes as soon as they do.
         endless: True if it waits for them without limit.
         asynchronous: True if clients with data that connect while it is open are asked too, and
@@ -86,7 +86,7 @@ class RoundRules:
     optional: bool = False
     joinable: bool = False
     suffices: Callable[[Collection[ClientId]], bool] | None = None
-    members: frozenset[ClientId] = frozenset()
+    members: frozenset[ClientId] | None = None
     eager: bool = False
     endless: bool = False
     patient: bool = False

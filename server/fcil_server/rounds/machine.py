@@ -386,7 +386,7 @@ class Round:
     def _is_hopeless(self) -> bool:
         """Return True if those that can still answer, and those that have, would not suffice."""
         rules = self.rules
-        if rules.suffices is None or not rules.members:
+        if rules.suffices is None or rules.members is None:
             return False
         return not rules.suffices(rules.members - self.excluded)
 

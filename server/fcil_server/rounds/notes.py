@@ -115,13 +115,13 @@ def describe_too_few(progress: RunProgress, usable: int, least: int) -> str:
 
 
 def describe_masked_in_vain(progress: RunProgress, usable: int) -> str:
-    """Return the note that too few clients of a masked round have answered."""
+    """Return the note that a masked round has too few usable updates."""
     assert progress.round is not None
-    answers = f"{usable} of its clients have" if usable != 1 else "one of its clients has"
+    answers = f"{usable} update{'' if usable == 1 else 's'} that can be used"
     then = "begins again with new keys, up to round.max_reopens times"
     if progress.round.rules.endless:
         then = "is given up, since a second sum beside the first could show a client's part"
-    return f"{_name(progress)}: {answers} answered, too few; the masked round {then}"
+    return f"{_name(progress)}: {answers}, too few; the masked round {then}"
 
 
 def describe_late_counted(context: RunContext, images: Mapping[ClientId, int]) -> str:

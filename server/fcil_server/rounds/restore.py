@@ -26,7 +26,7 @@ from fcil_server.ledger.enums import Answer, Outcome, Role, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import notes
-from fcil_server.rounds.asking import unable
+from fcil_server.rounds.asking import clients_unable
 from fcil_server.rounds.events import Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
@@ -71,9 +71,9 @@ def machine_of(
         rules = _masked_rules(context, progress, key.kind, rules)
     elif key.kind == KEYS:
         rules = replace(rules, clients_per_round=rules.clients_per_round or MOST_MEMBERS)
-        if cannot := unable(context, progress):
-            # The others may come back, or be too few for as long as the run lasts.
-            few = len(_members(context) - cannot) < rules.min_updates
+        if unable := clients_unable(context, progress):
+            # If too few are able, waiting cannot help; else those that are away may come back.
+            few = len(_enrolled(context) - unable) < rules.min_updates
             rules = replace(rules, no_holder_s=rules.retry_s if few else rules.deadline_s)
     if context.is_asynchronous(key.kind):
         rules = replace(rules, asynchronous=True)
@@ -93,7 +93,7 @@ def machine_of(
     )
 
 
-def _members(context: RunContext) -> frozenset[ClientId]:
+def _enrolled(context: RunContext) -> frozenset[ClientId]:
     """Return the federation's clients that are neither revoked nor expired."""
     now, rows = context.ledger.now, context.ledger.clients.all()
     return frozenset(r.client_id for r in rows if r.role is Role.CLIENT and r.may_join(now))
@@ -136,7 +136,7 @@ def _masked_rules(
         max_reopens=0,  # a new attempt is as good
         joinable=True,
         suffices=suffices,
-        members=members_of(progress.state, kind) & _members(context),
+        members=members_of(progress.state, kind) & _enrolled(context),
         eager=kind in (VOTE, UNMASK),
         endless=endless,
     )

@@ -71,13 +71,13 @@ class Past:
 
     @classmethod
     def of(cls, row: RoundRow) -> Past:
-        """Return a round of the ledger.
+        """Return a closed round of the ledger.
 
-        No attempt follows where an operator has closed the rest, or too few clients can take part;
-        one whose clients are all away after their keys begins again.
+        No attempt follows if an operator closed the rest, or if too few clients could give keys. If
+        clients left after their keys, another attempt follows.
         """
-        unable = row.kind == KEYS and row.why == Why.NO_HOLDER
-        return cls(row.kind, row.new_state is not None, row.why == Why.REST or unable)
+        too_few = row.kind == KEYS and row.why == Why.NO_HOLDER
+        return cls(row.kind, row.new_state is not None, row.why == Why.REST or too_few)
 
 
 def next_masked_step(
@@ -144,7 +144,8 @@ def next_masked_step(
                 break
             if rounds and rounds[0].kind != KEYS:
                 break  # nothing more was tried
-        vain[step.kind] += not worked and vain[step.kind] == step.round
+        if not worked and vain[step.kind] == step.round:  # from the first one on, without a gap
+            vain[step.kind] += 1
     return None
 
 

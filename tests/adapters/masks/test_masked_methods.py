@@ -40,9 +40,9 @@ ADDITIVE = (
     *("fedclm", "fedncm", "fedproto", "ewc", "ffa_lora", "l2p", "lorm", "lwf", "lwf_mc"),
     "running_mean",
 )
-# Solved from sums: as uncertain as they are, times a condition number. And a digest of averages.
+# Not compared: what is solved from sums, which magnifies their rounding; a digest of averages.
 SOLVED = {"adapt_once": ("weight", "bias", "digest"), "analytic": ("weight", "bias")}
-# Heads of the moments of Gaussians; only the sums of these, and the heads, are the same.
+# Only their heads are compared: single Gaussians are lost in sums.
 MOMENTS = [
     ("gaussian_head", {"head": "lda", "cov": "full"}),
     ("gaussian_head", {"head": "quadratic", "cov": "full", "own_rank": 3}),
@@ -133,7 +133,7 @@ def test_a_head_of_moments_is_the_same_of_sums(name, options, backbone):
 
 
 def test_sums_of_gaussians_give_the_moments_of_all_images_together():
-    """By definition, in float64: a class that one client has one image of, and one has many."""
+    """Against the formula, in float64: of one class a client has one image, one is of one client."""
     rng = np.random.default_rng(5)
     h = make_hparams(load_method("gaussian_head"), {"head": "lda", "cov": "full"})
     additive, d = moment_sums(h), 4

@@ -16,13 +16,15 @@ every rule that was met), ``rules``, ``turns`` (only one rule holds at a time, u
 met so often, over all lives of the process) and ``walk``.
 
 A rule is ``{"op", "where", "place": regular expressions, "nth": which match (0: each), "do",
-"when", "depth", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill``, ``stop`` (until it
-is sent SIGCONT) or the name of an errno; ``when`` is ``before``, ``after`` or ``half`` (a write that stops in the middle).
+"when", "depth", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill``, ``stop``
+(until it is sent SIGCONT) or the name of an errno; ``when`` is ``before``, ``after`` or ``half`` (a
+write that stops in the middle).
 
 A walk is ``{"done": a file, "part": [k, n], "chance", "seed", "rest": points at the start of a
-life that are passed unharmed, "only": a regular expression that such a line begins with, if others
-do not count, "depth"}``: the process kills itself at the first point (before, after, or half through it) that is not in ``done`` and whose checksum
-modulo n is k, and notes it there. Started again and again, it is killed at every point once.
+life that are passed unharmed, "only": a regular expression; other points do not count, "depth"}``:
+the process kills itself at the first point (before, after, or half through it) that is not in
+``done`` and whose checksum modulo n is k, and notes it there. Started again and again, it is killed
+at every point once.
 """
 
 import builtins
@@ -117,14 +119,12 @@ class Planter:
             self.busy.now = False
 
     def _at(self, op, where, when):
-        place = self.place()
-        label = f"{op} {_VARIABLE.sub('#', where)} {place}"
+        place, path = self.place(), _VARIABLE.sub("#", where)
         if self.points and when == "before":
-            _append(self.points, label)
+            _append(self.points, f"{op} {path} {place}")
         if self.walk:
-            if "depth" in self.walk:
-                label = f"{op} {_VARIABLE.sub('#', where)} {self.place(self.walk['depth'])}"
-            if self.due(f"{when} {label}"):
+            deep = self.place(self.walk["depth"]) if "depth" in self.walk else place
+            if self.due(f"{when} {op} {path} {deep}"):
                 os.kill(os.getpid(), signal.SIGKILL)
         for rule in self.rules if self.turns is None else self.turn():
             if "depth" in rule:

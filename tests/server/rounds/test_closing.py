@@ -382,7 +382,7 @@ def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):
 def test_a_masked_round_of_too_few_says_if_it_begins_again(two, endless, words):
     two.at.round.rules = RoundRules(suffices=lambda _: False, endless=endless)
     assert words in notes.describe_masked_in_vain(two.at, 2)
-    assert "2 of its clients have answered, too few" in notes.describe_masked_in_vain(two.at, 2)
+    assert "2 updates that can be used, too few" in notes.describe_masked_in_vain(two.at, 2)
 
 
 @pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])

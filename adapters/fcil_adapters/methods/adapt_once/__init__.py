@@ -34,8 +34,6 @@ from fcil_adapters.methods.adapt_once.parts import (
     UPLOAD_DIGEST,
     digest_spec,
 )
-from fcil_adapters.numerics.weighted_sums import with_common_bytes
-from fcil_adapters.toolkit.closed_form.forms import additive_sums
 from fcil_adapters.toolkit.closed_form.manifest import (
     SUMS_ECONOMIES,
     cap_ignored_reason,
@@ -64,13 +62,11 @@ NAME = "adapt_once"
 
 def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds of the first task, and the sums of every task."""
-    if not h.adapts:
-        return sums_exchanges(h, COLLECT, height="height")
-    digest = digest_spec(UPLOAD_DIGEST)
+    digest = digest_spec(UPLOAD_DIGEST) if h.adapts else None
     # ``rows`` are those of the trained head here.
-    collect, *others = sums_exchanges(h, COLLECT, (digest,), height="height")
-    if (sums := additive_sums(h)) is not None:
-        collect = replace(collect, additive=with_common_bytes(sums, digest))
+    sums = sums_exchanges(h, COLLECT, digest, height="height")
+    if not h.adapts:
+        return sums
     train = replace(
         train_exchange(NAME, h.adapt, backbone, averaged=True),
         rounds=h.adapt.rounds,
@@ -78,7 +74,7 @@ def exchanges(h: AdaptOnceHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
         trains=True,
         gives_up=h.adapt.skip_rounds,
     )
-    return train, collect, *others
+    return train, *sums
 
 
 def broadcast(h: AdaptOnceHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

@@ -47,8 +47,8 @@ _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
 
 def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the training rounds, and one for the Gaussians of the trained model."""
-    told = gaussian_exchange(h, "finish", _FACTORS, moments=h.head == "quadratic")
-    return train_exchange(NAME, h, backbone, averaged=True), told
+    finish = gaussian_exchange(h, "finish", _FACTORS, moments=h.head == "quadratic")
+    return train_exchange(NAME, h, backbone, averaged=True), finish
 
 
 def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:

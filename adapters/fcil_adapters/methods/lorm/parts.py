@@ -26,6 +26,7 @@ F64 = NDArray[np.float64]
 LORA = "lora"  # kind of part: the LoRA of a finished task
 GRAM = "gram"  # kind of part: the squared inputs of a task's layers
 HEAD_ROOT = "root.head"
+SILENT = 1e-12  # columns with less than this share of the largest square have no inputs
 IMAGES = "images"
 
 

@@ -1,8 +1,7 @@
 """LoRM's uploads as sums: the same merge without a client's own weights (torch-free).
 
-`merging.RegMean` needs ``sum_k w_k W_k``, ``sum_k w_k G_k`` and ``sum_k w_k W_k G_k``. The upload
-that stands for all clients has their merge as its weights: of one upload, the server's own merge is
-that upload's weights.
+`merging.RegMean` needs ``sum_k w_k W_k``, ``sum_k w_k G_k`` and ``sum_k w_k W_k G_k``. The written
+upload has the merged weights; the server's merge of this single upload returns them unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +14,14 @@ import numpy as np
 from fcil_adapters.contract import BackboneInfo, Payload, TensorSpec
 from fcil_adapters.contract.averaging import Additive, Sums, SumSpec
 from fcil_adapters.methods.lorm.options import LormHparams
-from fcil_adapters.methods.lorm.parts import F64, HEAD_ROOT, root_name, root_names, root_specs
+from fcil_adapters.methods.lorm.parts import (
+    F64,
+    HEAD_ROOT,
+    SILENT,
+    root_name,
+    root_names,
+    root_specs,
+)
 from fcil_adapters.numerics.weighted_sums import IMAGES, Weight, count_sum, weighted_sums
 from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.lora.manifest import round_factors
@@ -25,7 +31,6 @@ _GRAM, _PRODUCT, _SENT = "gram.", "product.", "sent."
 # As many digits as the sum allows: the merge divides by the products' small eigenvalues. Mean
 # squares of inputs up to 2^6, of 2^26 images.
 _BITS, _BOUND = 30, 2.0**32
-_SILENT = 1e-12  # as in `merging`
 
 
 def train_sums(h: LormHparams, specs: Iterable[TensorSpec], backbone: BackboneInfo) -> Additive:
@@ -49,9 +54,7 @@ def train_sums(h: LormHparams, specs: Iterable[TensorSpec], backbone: BackboneIn
     ]
 
     def read(payload: Payload) -> dict[str, F64]:
-        images = payload.i64("n").astype(np.float64)
-        there = (images > 0).astype(np.float64)
-        weight = images if usual == "images" else there
+        there, weight = _weights(h, payload)
         sums = {**base.read(payload), _CLIENTS: there}
         for factor in factors:
             sent = any(n.startswith("lora.") and n.endswith(factor) for n in payload.tensors)
@@ -62,7 +65,7 @@ def train_sums(h: LormHparams, specs: Iterable[TensorSpec], backbone: BackboneIn
 
     def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
         made = base.write(sums, classes)
-        total = float(sums[IMAGES if usual == "images" else _CLIENTS][0])
+        total = float(sums[_weighed_by(h)][0])
         tensors = dict(made.tensors)
         for one in merged:
             name = one.spec.name
@@ -77,7 +80,6 @@ def train_sums(h: LormHparams, specs: Iterable[TensorSpec], backbone: BackboneIn
 
 def finish_sums(h: LormHparams, backbone: BackboneInfo) -> Additive:
     """Return the sums of the squared inputs of the layers."""
-    usual: Weight = "images" if h.weights == "samples" else "clients"
     roots = root_specs(root_names(h, "A"), backbone)
     names = [spec.name for spec in roots]
     base = weighted_sums([])
@@ -88,18 +90,28 @@ def finish_sums(h: LormHparams, backbone: BackboneInfo) -> Additive:
     )
 
     def read(payload: Payload) -> dict[str, F64]:
-        images = payload.i64("n").astype(np.float64)
-        there = (images > 0).astype(np.float64)
-        weight = images if usual == "images" else there
+        there, weight = _weights(h, payload)
         squares = {n: weight * np.square(payload.f32(n).astype(np.float64)) for n in names}
         return {**base.read(payload), _CLIENTS: there, **squares}
 
     def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
-        total = np.maximum(sums[IMAGES if usual == "images" else _CLIENTS], 1)
+        total = np.maximum(sums[_weighed_by(h)], 1)
         found = {n: np.sqrt(np.maximum(sums[n], 0) / total).astype(np.float32) for n in names}
         return Payload({**base.write(sums, classes).tensors, **found})
 
     return Additive(specs, read, write)
+
+
+def _weights(h: LormHparams, payload: Payload) -> tuple[F64, F64]:
+    """Return 1 for a client with images, else 0, and its weight; both (1,)."""
+    images = payload.i64("n").astype(np.float64)
+    there = (images > 0).astype(np.float64)
+    return there, images if h.weights == "samples" else there
+
+
+def _weighed_by(h: LormHparams) -> str:
+    """Return the name of the sum of the clients' weights."""
+    return IMAGES if h.weights == "samples" else _CLIENTS
 
 
 def _is_merged(name: str) -> bool:
@@ -156,7 +168,7 @@ class _Merged:
         """Return the merge (`merging.RegMean.merged`), and the root of the mean products."""
         gram, product = (sums[spec.name] / total for spec in self.specs())
         if self.diagonal:
-            fires = gram > _SILENT * gram.max(initial=0.0)
+            fires = gram > SILENT * gram.max(initial=0.0)
             moved = product - mean * gram
             merged = mean + np.divide(moved, gram, out=np.zeros_like(mean), where=fires)
             root = np.sqrt(np.maximum(gram, 0))

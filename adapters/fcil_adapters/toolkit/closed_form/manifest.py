@@ -24,6 +24,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.numerics.weighted_sums import with_common_bytes
 from fcil_adapters.toolkit.closed_form.forms import (
     FACTOR,
     REST,
@@ -50,7 +51,7 @@ SUMS_ECONOMIES = tuple(
 def sums_exchanges(
     h: AnalyticHparams,
     kind: str = "train",
-    more: tuple[TensorSpec, ...] = (),
+    common: TensorSpec | None = None,
     *,
     height: str = "rows",
 ) -> tuple[Exchange, ...]:
@@ -62,12 +63,15 @@ def sums_exchanges(
     Args:
         h: the options.
         kind: of the exchange.
-        more: further tensors of an upload, which are no sums.
+        common: a further tensor of an upload, bytes that are the same for all clients.
         height: the symbol of a factor's rows; none of the method's ``dims``.
     """
+    more = () if common is None else (common,)
     upload = _upload(h, more, height, "c")
     check = partial(upload_faults, h)
-    additive = None if more else additive_sums(h)
+    additive = additive_sums(h)
+    if additive is not None and common is not None:
+        additive = with_common_bytes(additive, common)
     sums = Exchange(kind, upload, rounds=1, check=check, additive=additive)
     if not h.counts_unlabelled:
         return h.with_late_exchange(sums, _upload(h, more, height, "s"))

@@ -1,9 +1,9 @@
-"""Reports of Gaussians as sums, for heads that need each class's moments alone (torch-free).
+"""Reports of Gaussians as sums, for heads that need a class's mean and covariance (torch-free).
 
 A client sends n_k, n_k mean_k and n_k (cov_k + mean_k mean_k^T). Their sums give the mean and the
 covariance of all images of a class together, which is all that `discriminants.Moments` reads of a
-mixture. Which client has which Gaussian is lost, so a head that draws features gets others; and a
-client with one image of a class adds no covariance, where `mixture` lends it that of others.
+mixture. Single Gaussians are lost, so a head that draws features would draw others. A client with
+one image of a class adds no covariance; `mixture` would lend it that of other clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SPECS = (  # features up to 2^7 and their products up to 2^14, of 2^26 images
 
 
 def moment_sums(h: Described) -> Additive | None:
-    """Return the sums of reports; None but for ``full``: other covariances are cut by each client.
+    """Return the sums of reports; None unless ``cov`` is ``full``: clients cut other covariances.
 
     The sums have a row for each class of the task, zero where a client does not describe it.
     """
@@ -43,15 +43,15 @@ def moment_sums(h: Described) -> Additive | None:
         return None
 
     def read(payload: Payload) -> dict[str, F64]:
-        told = payload.i64("count")
-        rows = np.flatnonzero(told >= h.min_count_upload)
+        reported = payload.i64("count")
+        rows = np.flatnonzero(reported >= h.min_count_upload)
         means = payload.f32(_MEAN).astype(np.float64)
-        squares = _covariances(payload, told[rows].tolist()) + _products(means)
-        counts = np.zeros(len(told))
-        counts[rows] = told[rows]
+        squares = _covariances(payload, reported[rows].tolist()) + _products(means)
+        counts = np.zeros(len(reported))
+        counts[rows] = reported[rows]
         sums = {COUNT: counts}
         for name, values in ((_MEAN, means), (_SQUARES, squares)):
-            sums[name] = np.zeros((len(told), values.shape[1]))
+            sums[name] = np.zeros((len(reported), values.shape[1]))
             sums[name][rows] = counts[rows, None] * values
         return sums
 

@@ -55,7 +55,7 @@ def gaussian_exchange(
         h: the method's options.
         kind: of the exchange.
         rows: symbol of the factors' rows, where the method has another use for ``rows``.
-        moments: the server needs the mean and the covariance of each class alone, over all clients.
+        moments: the server needs no more than each class's mean and covariance over all clients.
     """
     upload, check = gaussian_upload(h, rows), partial(report_faults, h)
     sums = moment_sums(h) if moments else None

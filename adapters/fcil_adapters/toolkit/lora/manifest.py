@@ -138,8 +138,8 @@ def _additive(h: LoraHparams, specs: Iterable[TensorSpec], more: Mapping[str, We
     usual: Weight = "images" if h.weights == "samples" else "clients"
     head: Weight = "classes" if h.head_average == "rows" else usual
     weights: dict[str, Weight] = {"mean": "lone_class", **dict.fromkeys(HEAD, head), **more}
-    told = (spec for spec in specs if spec.kind is not Kind.COUNT)
-    return weighted_sums((spec, weights.get(spec.name, usual)) for spec in told)
+    trained = (spec for spec in specs if spec.kind is not Kind.COUNT)
+    return weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
 
 
 def broadcast_schemas(
