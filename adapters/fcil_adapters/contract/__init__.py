@@ -34,7 +34,14 @@ accepted updates in ClientId order.
 
 from __future__ import annotations
 
-from fcil_adapters.contract.averaging import Additive, AveragingRule, every_rule, mean_only
+from fcil_adapters.contract.averaging import (
+    Additive,
+    AveragingRule,
+    Sums,
+    SumSpec,
+    every_rule,
+    mean_only,
+)
 from fcil_adapters.contract.backbone_info import BackboneInfo, Preprocessing
 from fcil_adapters.contract.context import (
     Context,
@@ -109,6 +116,8 @@ __all__ = [
     "Progress",
     "State",
     "Statistic",
+    "SumSpec",
+    "Sums",
     "TaskInfo",
     "TensorSpec",
     "TrainingMetrics",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fcil_adapters.contract import BackboneInfo, Payload, TensorSpec
-from fcil_adapters.contract.averaging import Additive, Sums, SumSpec
+from fcil_adapters.contract import Additive, BackboneInfo, Payload, Sums, SumSpec, TensorSpec
 from fcil_adapters.methods.lorm.options import LormHparams
 from fcil_adapters.methods.lorm.parts import (
     F64,
