@@ -23,7 +23,9 @@ In a masked round each fault of `MASKED` strikes once in each of the five rounds
 
 import asyncio
 import contextlib
+import errno
 import itertools
+import threading
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -37,6 +39,8 @@ from fcil_client.state.home import Home
 from fcil_protocol.errors import DiskFull, FcilError, InternalError, WorkerDied
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.storage import spool as spool_module
+from fcil_protocol.storage.atomic_files import sync_data
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.testing import FaultScript, MemoryRouter
 from fcil_server.aggregation.aggregation import Aggregation
@@ -347,14 +351,25 @@ class InMemory:
 
     def _plant_spool(self, plan):
         name = "append" if plan.what == "full" else "sync"
-        original, times = getattr(Spool, name), []
+        original, times, fails = getattr(Spool, name), [], threading.local()
 
         def faulty(spool, *args):
+            if name == "sync" and not spool._unsynced:
+                return original(spool, *args)
             times.append(1)
-            if self.strikes(plan, len(times)):
-                if name == "sync":
-                    spool._drop_unsynced()  # as a sync that failed does
+            fails.here = self.strikes(plan, len(times))
+            if fails.here and name == "append":
                 raise DiskFull("planted: the disk is full.")
-            return original(spool, *args)
+            try:
+                return original(spool, *args)
+            finally:
+                fails.here = False
+
+        def fails_here(fd):
+            # Within the spool's own sync: it drops what another thread appends meanwhile, too.
+            if getattr(fails, "here", False):
+                raise OSError(errno.ENOSPC, "planted")
+            sync_data(fd)
 
         self.monkeypatch.setattr(Spool, name, faulty)
+        self.monkeypatch.setattr(spool_module, "sync_data", fails_here)
