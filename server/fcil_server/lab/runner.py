@@ -82,7 +82,7 @@ def run(
         return run_cell(item.cell, item.work, stop, lambda t: far.__setitem__(item.key, t))
 
     pool = ThreadPoolExecutor(budget.jobs, thread_name_prefix="cell")
-    with _interruptible():
+    with _interruptions_kept() as raise_if_interrupted:
         waiting: dict[Future[dict[str, Any]], Pending] = {}
         try:
             for item in pending:  # the first start while the others are still submitted
@@ -93,6 +93,7 @@ def run(
                     _ended(future, waiting[future], known, results, budget, show, failed)
                     del waiting[future]  # not earlier: an interruption must find it
                     after()
+                raise_if_interrupted()
                 running = {t.key: t.cell for t in waiting.values() if t.key in began}
                 now = time.monotonic()
                 left = budget.left(
@@ -136,19 +137,30 @@ def _ended(
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Make a plain kill and a closed terminal act like Ctrl-C, if that can be set."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _interruptions_kept() -> Iterator[Callable[[], None]]:
+    """Keep Ctrl-C, a plain kill or a closed terminal until the yielded function is called.
+
+    An exception at any other moment would cut the saving of a result, or a process that is just
+    being started for it, in half. A second one acts at once.
+    """
+    kept: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        if kept:
+            raise KeyboardInterrupt
+        kept.append(number)
+
+    def raise_if_interrupted() -> None:
+        if kept:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # no other gets signals
+        yield raise_if_interrupted
         return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, _interrupt) for number in numbers]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, keep) for number in numbers]
     try:
-        yield
+        yield raise_if_interrupted
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -209,6 +209,41 @@ def test_an_interruption_ends_what_runs_and_keeps_what_is_done(tmp_path, number)
     assert lab.show.lines[0] == "begins: NCM/alpha=1/1"
 
 
+def test_an_interruption_waits_until_a_result_is_saved(tmp_path, monkeypatch) -> None:
+    lab = Lab(tmp_path)
+    save = Results.save
+
+    def run_cell(cell, work, stop, tell):
+        if cell.name == "NCM/alpha=1/1":
+            return lab.numbers(cell, work, stop, tell)
+        assert stop.wait(30)
+        raise Stopped
+
+    def interrupted(self, *result) -> None:
+        signal.raise_signal(signal.SIGINT)
+        save(self, *result)
+
+    monkeypatch.setattr(Results, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(run_cell)
+    assert len(Lab(tmp_path).pending()) == 7
+    assert "done:   NCM/alpha=1/1: FAA 50.0 %, AIA 50.0 %, 10.0 s" in lab.show.lines
+    assert list((tmp_path / "work").iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interruption_acts_at_once(tmp_path, monkeypatch) -> None:
+    def interrupted(_results, *_result) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("went on")
+
+    monkeypatch.setattr(Results, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Lab(tmp_path).run()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 class Declined:
     """A federation whose clients have all declined: the server would ask again for hours."""
 
