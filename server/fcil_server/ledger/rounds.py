@@ -441,6 +441,15 @@ class AnswerTable:
         sql = f"SELECT * FROM answers WHERE {IN_ROUND} ORDER BY client"  # noqa: S608
         return self._db.all(AnswerRow, sql, key)
 
+    def declined_for(self, run: RunId, task: int, kind: str, reason: str) -> frozenset[ClientId]:
+        """Return the clients that declined rounds of a kind in a task for this reason."""
+        sql = (
+            "SELECT DISTINCT client FROM answers WHERE run = ? AND task = ? AND kind = ? "
+            "AND answer = ? AND reason = ?"
+        )
+        found = self._db.rows(sql, (run, task, kind, Answer.DECLINED.value, reason))
+        return frozenset(ClientId(row["client"]) for row in found)
+
 
 def _in_words(key: RoundKey) -> str:
     return f"task {key.task} {key.kind} round {key.round} of run {key.run}"

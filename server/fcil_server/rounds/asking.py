@@ -15,7 +15,6 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
-from fcil_server.ledger.enums import Answer
 from fcil_server.rounds.events import Available, Phase
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp
@@ -134,12 +133,8 @@ def clients_unable(context: RunContext, progress: RunProgress) -> frozenset[Clie
     """Return the clients that declined a round that these keys prepare: they cannot compute it."""
     assert progress.task is not None
     assert progress.step is not None
-    return frozenset(
-        answer.client
-        for row in context.ledger.rounds.closed_of(context.run, progress.task.index)
-        if row.kind == progress.step.prepares
-        for answer in context.ledger.answers.of_round(row.key)
-        if answer.answer is Answer.DECLINED and answer.reason == MethodMismatch.code
+    return context.ledger.answers.declined_for(
+        context.run, progress.task.index, progress.step.prepares, MethodMismatch.code
     )
 
 
