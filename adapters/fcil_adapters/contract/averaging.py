@@ -19,8 +19,9 @@ from fcil_protocol.payloads.schema import Dim
 F64 = NDArray[np.float64]
 Sums = Mapping[str, F64]
 
-# Fields of a masked upload beside its sums (`fcil_adapters.masks`).
-MASKED_FIELDS = frozenset({"n", "about", "hidden"})
+# Fields of a masked upload beside its sums and its ``n``: a digest of all that they are about, and
+# the signature of it and of the clients that their sender hides among.
+ABOUT, HIDDEN = "about", "hidden"
 _MOST_BITS = 62  # of a sum in 64 bits: one for the sign, one to spare
 
 AveragingRule = Literal["mean", "trimmed_mean", "median", "clip"]
@@ -116,5 +117,5 @@ class Additive:
     noised: tuple[NoisedSum, ...] = ()
 
     def __post_init__(self) -> None:
-        if taken := MASKED_FIELDS & {one.name for one in self.sums}:
+        if taken := {"n", ABOUT, HIDDEN} & {one.name for one in self.sums}:
             raise ValueError(f"masked uploads have fields of their own with the names {taken}")

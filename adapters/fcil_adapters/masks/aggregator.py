@@ -18,8 +18,8 @@ from fcil_adapters.contract import (
     Update,
     Updates,
 )
-from fcil_adapters.contract.averaging import Additive
-from fcil_adapters.masks.exchanges import ABOUT, HIDDEN, KEYS, SHARES, UNMASK, VOTE
+from fcil_adapters.contract.averaging import ABOUT, HIDDEN, Additive
+from fcil_adapters.masks.exchanges import KEYS, SHARES, UNMASK, VOTE
 from fcil_adapters.masks.graph import LEAST_MEMBERS, degree, threshold, with_enough_holders
 from fcil_adapters.masks.record import (
     I64,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.masks.exchanges import ABOUT, HIDDEN, KEYS, SHARES, UNMASK, VOTE
+from fcil_adapters.contract.averaging import ABOUT, HIDDEN
+from fcil_adapters.masks.exchanges import KEYS, SHARES, UNMASK, VOTE
 from fcil_adapters.masks.record import (
     HIDING,
     SHARED,

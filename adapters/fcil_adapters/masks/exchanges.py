@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
-from fcil_adapters.contract.averaging import Additive
+from fcil_adapters.contract.averaging import ABOUT, HIDDEN, Additive
 from fcil_adapters.masks.shares import KEYS_BYTES, LETTER_BYTES, PAIR_BYTES, SHARE_BYTES
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages.messages import PrivacyTerms
@@ -40,9 +40,6 @@ LIST, NAMES, SETS, VOTES, LETTERS = (
 )
 PARTS = (LIST, NAMES, SETS, VOTES, LETTERS)
 
-# In masked sums: a digest of all that they are about, and the signature of it and of the clients
-# that their sender hides among.
-ABOUT, HIDDEN = "about", "hidden"
 MOST_MEMBERS = 1000
 MOST_CLASSES = 10_000
 ID_BYTES = 26

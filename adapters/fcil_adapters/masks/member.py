@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fcil_adapters.contract.averaging import Sums, SumSpec
-from fcil_adapters.masks.exchanges import ABOUT, HIDDEN
+from fcil_adapters.contract.averaging import ABOUT, HIDDEN, Sums, SumSpec
 from fcil_adapters.masks.graph import degree, is_together, threshold, votes_needed
 from fcil_adapters.masks.record import (
     HIDING,
