@@ -10,7 +10,6 @@ what the server's device has counted. Needs user namespaces; nothing leaves the 
 import argparse
 import ctypes
 import fcntl
-import os
 import shutil
 import socket
 import struct
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from processes import again_inside
+from processes import again_inside, with_method
 
 from fcil_protocol.process.children import module_command
 from fcil_server.lab.local.demo import write_digits
@@ -139,9 +138,7 @@ def row(kilobytes: float, direction: Direction, b: Bytes, device: int) -> str:
 
 
 def inside(args: argparse.Namespace) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        p for p in (str(METHOD), os.environ.get("PYTHONPATH", "")) if p
-    )
+    with_method(METHOD)
     levels = "tensors | sealed | messages | predicted | kernel | frames"
     print(f"| tensors, each round | | device | {levels} | |")
     print("|---|---|---|---|---|---|---|---|---|---|")

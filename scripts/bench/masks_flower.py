@@ -16,7 +16,6 @@ namespaces; nothing leaves the machine.
 """
 
 import argparse
-import os
 import shutil
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ from typing import Self
 import numpy as np
 from byte_ledger import HERE, device_bytes, two_hosts
 from flower_side import APP, deployed
-from processes import again_inside, cpu_s, tree
+from processes import again_inside, cpu_s, tree, with_method
 
 from fcil_protocol.process.children import module_command
 from fcil_server.aggregation.store import StateStore
@@ -227,9 +226,7 @@ def measure(name: str, case: Case, plain: dict[str, float]) -> str:
 
 
 def inside(args: argparse.Namespace) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        p for p in (str(METHOD), os.environ.get("PYTHONPATH", "")) if p
-    )
+    with_method(METHOD)
     spent = "up, MB | down, MB | server CPU s | client CPU s | largest error"
     seconds = "seconds, median | min to max | times plain"
     print(f"| clients x payload | system | {seconds} | {spent} |")

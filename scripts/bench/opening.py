@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from processes import children, cpu_s, peak_mb
+from processes import children, cpu_s, peak_mb, with_method
 
 from fcil_adapters.contract import Context, TaskInfo, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
     sys.path.insert(0, str(METHOD))
-    os.environ["PYTHONPATH"] = f"{METHOD}:{os.environ.get('PYTHONPATH', '')}"
+    with_method(METHOD)
     with tempfile.TemporaryDirectory(prefix="fcil-opening-") as folder:
         asyncio.run(measure(args, Path(folder)))
 

@@ -117,6 +117,12 @@ def loopback_bytes() -> int:
     return 0
 
 
+def with_method(folder: Path) -> None:
+    """Let the processes that are started from here find the method in this folder."""
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(folder), known) if p)
+
+
 def again_inside(*namespaces: str) -> int:
     """Run this script once more, with ``--inside``, as root of new namespaces; its exit code."""
     command = [sys.executable, *sys.argv, "--inside"]

@@ -14,7 +14,6 @@ VENV is an environment with flwr (pip install flwr), apart from this project's o
 
 import argparse
 import itertools
-import os
 import resource
 import shutil
 import statistics
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_side import flower
-from processes import PeakMemory, again_inside, children, loopback_bytes, peak_mb
+from processes import PeakMemory, again_inside, children, loopback_bytes, peak_mb, with_method
 from zmq_side import bare
 
 from fcil_server.lab.local.demo import write_digits
@@ -112,9 +111,7 @@ def measure(name: str, case: Case, run: Callable[[Case, Path], Result]) -> None:
 
 def inside(args: argparse.Namespace) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        p for p in (str(METHOD), os.environ.get("PYTHONPATH", "")) if p
-    )
+    with_method(METHOD)
     sizes = "lo bytes / ideal | server MB | client MB | CPU s"
     print(f"| clients x payload | | median s | min | max | {sizes} |")
     print("|---|---|---|---|---|---|---|---|---|")
