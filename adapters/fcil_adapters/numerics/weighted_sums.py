@@ -22,7 +22,7 @@ COUNT = "count"  # images of each class (c,)
 IMAGES = "images"  # images of all classes (1,)
 _LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
 _CLIENTS = "clients"  # clients with an image (1,)
-_UPLOADS = "uploads"  # (1,)
+_UPLOADS = "uploads"  # uploads, of clients with or without images (1,)
 _DESCRIBED = "described"  # images of each class, of the clients that describe it (c,)
 _OWNED = "owned"  # ids of the classes that an upload describes
 
