@@ -30,10 +30,11 @@ from pretraining.transfer import Features, nearest_mean
 
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.numerics.scores import quadratic
+from fcil_adapters.numerics.symmetric import pack_triangle
 from fcil_adapters.toolkit.closed_form.lift import SEED_WORDS, make_lift
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_adapters.toolkit.closed_form.solving import solve
-from fcil_adapters.toolkit.closed_form.sums import ProductSums, pack_triangle
+from fcil_adapters.toolkit.closed_form.sums import ProductSums
 from fcil_adapters.toolkit.gaussians.discriminants import (
     Quadratic,
     linear_discriminant,

@@ -16,6 +16,7 @@ from digits import load_digits
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.methods.analytic import METHOD
+from fcil_adapters.numerics.symmetric import pack_triangle, unpack_triangle
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.toolkit.closed_form import forms, solving, sums
 from fcil_adapters.toolkit.closed_form.learner import draw_groups
@@ -191,7 +192,7 @@ class TestForms:
         phi = make_lift(fed.hparams, WIDTH, SEED)(COLOURS.features(data.pictures))
         sent = fed.upload("train", 0)
         assert sent.tensors["factor"].shape == (2, WIDTH)
-        gram = sums.unpack_triangle(forms.read_upload(fed.hparams, sent).triangle, WIDTH)
+        gram = unpack_triangle(forms.read_upload(fed.hparams, sent).triangle, WIDTH)
         np.testing.assert_allclose(np.diag(gram), np.diag(phi.T @ phi), rtol=1e-5)
         values = np.linalg.eigvalsh(phi.T @ phi)[::-1]
         lost = np.trace(phi.T @ phi) - (sent.f32("factor") ** 2).sum()
@@ -200,7 +201,7 @@ class TestForms:
     def test_a_triangle_comes_back_symmetric(self):
         square = np.arange(16.0).reshape(4, 4)
         square += square.T
-        back = sums.unpack_triangle(sums.pack_triangle(square), 4)
+        back = unpack_triangle(pack_triangle(square), 4)
         np.testing.assert_array_equal(back, square)
 
     def test_two_floats_hold_what_one_rounds_off(self):
@@ -308,7 +309,7 @@ class TestSolving:
 
     @pytest.mark.parametrize("size", [0.0, -1.0])
     def test_products_of_nothing_but_noise_give_zeros(self, size):
-        triangle = sums.pack_triangle(size * np.eye(3))
+        triangle = pack_triangle(size * np.eye(3))
         noise = sums.ProductSums(triangle, np.array([4]), np.ones((1, 3)), np.ones(1), 1.0)
         for form in ("ridge", "within"):
             found = solving.solve(AnalyticHparams(form=form, rho=1e-3), noise)
@@ -351,7 +352,7 @@ class TestChoiceOfTheRidge:
         total = sums.ProductSums.read(fed.state.tensors, "total")
         phi = make_lift(fed.hparams, WIDTH, fed.state.i64("seed"))(COLOURS.features(DATA.pictures))
         _, wanted = cross_validated(phi, np.eye(len(CLASSES))[DATA.labels])
-        values, vectors = np.linalg.eigh(sums.unpack_triangle(total.triangle, 26))
+        values, vectors = np.linalg.eigh(unpack_triangle(total.triangle, 26))
         along = np.square(total.sums @ vectors).sum(0)
         n = len(DATA)
         assert (total.observations, total.counts.sum()) == (n, n)
@@ -383,7 +384,7 @@ class TestChoiceOfTheRidge:
         h = AnalyticHparams(projection=300 - 64)
         phi = make_lift(h, 64, SEED)(phi)
         assert phi.shape[1] == len(train)
-        triangle = sums.pack_triangle(phi[train].T @ phi[train])
+        triangle = pack_triangle(phi[train].T @ phi[train])
         targets = np.eye(10)[digits.target[train]]
         total = sums.ProductSums(
             triangle, np.arange(10), targets.T @ phi[train], targets.sum(0), float(len(train))
@@ -462,7 +463,7 @@ class TestGroups:
         )
         total = sums.ProductSums.read(fed.state.tensors, "total")
         assert total.observations == len(z) == 3 + 1 + 2 + 2
-        np.testing.assert_allclose(sums.unpack_triangle(total.triangle, 26), z.T @ z, atol=1e-9)
+        np.testing.assert_allclose(unpack_triangle(total.triangle, 26), z.T @ z, atol=1e-9)
         assert total.counts.tolist() == [9, 3, 6, 0, 7]
         for c in (0, 1, 2, 4):
             np.testing.assert_allclose(total.sums[c], phi[data.labels == c].sum(0), atol=1e-9)

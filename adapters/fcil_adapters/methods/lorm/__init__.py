@@ -36,8 +36,8 @@ from fcil_adapters.methods.lorm.parts import (
 )
 from fcil_adapters.methods.lorm.sums import finish_sums, train_sums
 from fcil_adapters.numerics.class_reports import count_faults, count_spec, tally_specs
+from fcil_adapters.numerics.symmetric import triangle_size
 from fcil_adapters.numerics.task_parts import CURRENT
-from fcil_adapters.toolkit.gaussians.gaussian import triangle_size
 from fcil_adapters.toolkit.lora.manifest import (
     broadcast_schemas,
     factor_names,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import BackboneInfo, Kind, Payload, TensorSpec
 from fcil_adapters.methods.lorm.options import LormHparams
+from fcil_adapters.numerics.symmetric import triangle_size
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part
-from fcil_adapters.toolkit.gaussians.gaussian import triangle_size
 from fcil_adapters.toolkit.heads.rows import F32
 from fcil_adapters.toolkit.lora.manifest import places
 from fcil_adapters.toolkit.lora.tensors import lora_of, module_shape
@@ -26,7 +26,6 @@ F64 = NDArray[np.float64]
 LORA = "lora"  # kind of part: the LoRA of a finished task
 GRAM = "gram"  # kind of part: the squared inputs of a task's layers
 HEAD_ROOT = "root.head"
-SILENT = 1e-12  # columns with less than this share of the largest square have no inputs
 IMAGES = "images"
 
 

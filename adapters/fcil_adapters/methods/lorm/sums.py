@@ -16,11 +16,11 @@ from fcil_adapters.methods.lorm.options import LormHparams
 from fcil_adapters.methods.lorm.parts import (
     F64,
     HEAD_ROOT,
-    SILENT,
     root_name,
     root_names,
     root_specs,
 )
+from fcil_adapters.numerics.symmetric import pack_triangle, unpack_triangle
 from fcil_adapters.numerics.weighted_sums import IMAGES, Weight, count_sum, weighted_sums
 from fcil_adapters.toolkit.heads.rows import HEAD
 from fcil_adapters.toolkit.lora.manifest import round_factors
@@ -157,32 +157,25 @@ class _Merged:
         if self.diagonal:
             squares: F64 = weight * np.square(root)
             return {gram: squares, product: W * squares}
-        n = W.shape[1]
-        R = np.zeros((n, n))
-        R[np.triu_indices(n)] = root
+        R = np.triu(unpack_triangle(root, W.shape[1]))
         G = weight * (R.T @ R)
-        return {gram: G[np.triu_indices(n)], product: W @ G}
+        return {gram: pack_triangle(G), product: W @ G}
 
     def write(self, sums: Sums, mean: F64, total: float) -> dict[str, np.ndarray]:
-        """Return the merge (`merging.RegMean.merged`), and the root of the mean products."""
+        """Return the merge around the mean weights (out, n), and the root of the mean products."""
+        # Only a server that has torch writes uploads; clients' daemons read theirs without it.
+        from fcil_adapters.methods.lorm import merging
+        from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+
         gram, product = (sums[spec.name] / total for spec in self.specs())
         if self.diagonal:
-            fires = gram > SILENT * gram.max(initial=0.0)
-            moved = product - mean * gram
-            merged = mean + np.divide(moved, gram, out=np.zeros_like(mean), where=fires)
-            root = np.sqrt(np.maximum(gram, 0))
+            G, moved, root = gram, product - mean * gram, np.sqrt(np.maximum(gram, 0))
         else:
-            n = mean.shape[1]
-            G = np.zeros((n, n))
-            G[np.triu_indices(n)] = gram
-            G += np.triu(G, 1).T
-            merged, pull = mean, self.eps * float(np.trace(G)) / n
-            if pull > 0:
-                merged = mean + np.linalg.solve(G + pull * np.eye(n), (product - mean @ G).T).T
-            values, vectors = np.linalg.eigh(G)
-            R = np.linalg.qr(np.sqrt(np.maximum(values, 0))[:, None] * vectors.T).R
-            root = R[np.triu_indices(n)]
+            G = unpack_triangle(gram, mean.shape[1])
+            moved = product - mean @ G
+            root = to_numpy(merging.pack_triangle(merging.root_of(to_torch(G))))
+        around = merging.RegMean(to_torch(mean), to_torch(moved), to_torch(G))
         return {
-            self.spec.name: merged.astype(np.float32),
+            self.spec.name: to_numpy(around.merged(self.eps)),
             self.root.name: root.astype(np.float32),
         }

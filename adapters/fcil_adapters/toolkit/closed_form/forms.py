@@ -14,6 +14,7 @@ import numpy as np
 from fcil_adapters.contract import Kind, Payload, TaskInfo, TensorSpec
 from fcil_adapters.contract.averaging import Additive, NoisedSum, Sums
 from fcil_adapters.numerics.class_reports import count_faults
+from fcil_adapters.numerics.symmetric import pack_triangle
 from fcil_adapters.numerics.weighted_sums import COUNT, IMAGES, count_sum, sum_spec
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_adapters.toolkit.closed_form.sums import (
@@ -22,7 +23,6 @@ from fcil_adapters.toolkit.closed_form.sums import (
     LOW,
     ProductSums,
     joined,
-    pack_triangle,
     split,
 )
 
@@ -32,26 +32,6 @@ TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 def largest_height(h: AnalyticHparams, width: int) -> int:
     """Return the largest height of a factor: as truncated, or no larger than the triangle."""
     return min(h.truncate, width) if h.truncate else (width + 1) // 2
-
-
-def leading_factor(rows: F64, most: int) -> F64:
-    """Return F (r, D), r <= most, F^T F the best approximation of rows^T rows of that rank.
-
-    Args:
-        rows: (n, D); exact for n <= most.
-        most: the largest r.
-    """
-    _, turn = np.linalg.eigh(rows @ rows.T)  # ascending
-    turned: F64 = turn[:, ::-1][:, :most].T @ rows
-    return turned
-
-
-def leading_factor_of(square: F64, most: int) -> F64:
-    """Return the same factor for a symmetric matrix (D, D); negative eigenvalues count as zero."""
-    values, vectors = np.linalg.eigh(square)  # ascending
-    lengths = np.sqrt(np.maximum(values[::-1][:most], 0))
-    factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :most].T
-    return factor
 
 
 def read_upload(h: AnalyticHparams, payload: Payload) -> ProductSums:

@@ -18,11 +18,12 @@ from fcil_adapters.contract import (
     with_counted,
 )
 from fcil_adapters.numerics.class_means import class_sums
+from fcil_adapters.numerics.symmetric import leading_factor, leading_factor_of, pack_triangle
 from fcil_adapters.toolkit.closed_form import forms
 from fcil_adapters.toolkit.closed_form.lift import make_lift, read_seed
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_adapters.toolkit.closed_form.pseudo_labels import PSEUDO, accepted
-from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, pack_triangle, split
+from fcil_adapters.toolkit.closed_form.sums import F64, I64, LOW, split
 
 _GROUPS = 1  # purpose of the random stream
 
@@ -127,12 +128,12 @@ class _Products:
         if self._few:
             rows = np.concatenate(self._rows)
             squares = np.square(rows).sum(axis=0)  # (D,), the diagonal of G
-            return self._factored(forms.leading_factor(rows, self._most), squares)
+            return self._factored(leading_factor(rows, self._most), squares)
         gram = self._gram
         if self._privacy.on:
             gram = gram + self._privacy.released_scatter(gram[:0], diagonal=False)
         if self._truncates:
-            return self._factored(forms.leading_factor_of(gram, self._most), np.diag(gram))
+            return self._factored(leading_factor_of(gram, self._most), np.diag(gram))
         return {forms.TRIANGLE: pack_triangle(gram)}
 
     def _factored(self, factor: F64, diagonal: F64) -> dict[str, F64]:

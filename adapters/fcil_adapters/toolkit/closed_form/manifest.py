@@ -23,6 +23,7 @@ from fcil_adapters.contract import (
     separable,
 )
 from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.numerics.symmetric import triangle_size
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.numerics.weighted_sums import with_common_bytes
 from fcil_adapters.toolkit.closed_form.forms import (
@@ -36,7 +37,7 @@ from fcil_adapters.toolkit.closed_form.forms import (
 from fcil_adapters.toolkit.closed_form.lift import PROJECTION, SEED_WORDS
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_adapters.toolkit.closed_form.pseudo_labels import PSEUDO, centre_specs, centre_width
-from fcil_adapters.toolkit.closed_form.sums import LOW, triangle_size
+from fcil_adapters.toolkit.closed_form.sums import LOW
 from fcil_protocol.errors import ConfigError
 
 # The length of phi is about 1 and at most some tens; images are at most 10^9.

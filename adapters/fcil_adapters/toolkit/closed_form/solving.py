@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fcil_adapters.numerics.symmetric import unpack_triangle
 from fcil_adapters.toolkit.closed_form.options import GCV, AnalyticHparams
-from fcil_adapters.toolkit.closed_form.sums import F64, I64, ProductSums, unpack_triangle
+from fcil_adapters.toolkit.closed_form.sums import F64, I64, ProductSums
 
 GRID = 10.0 ** (np.arange(-24, 13) / 4)  # candidates for rho, 1e-6 to 1e3
 MOST_FREEDOM = 0.9  # of the observations: beyond it the residuals are too few to judge by

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Array
+from fcil_adapters.numerics.symmetric import triangle_size
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -105,24 +106,3 @@ def joined(tensors: Mapping[str, Array], name: str) -> F64:
     high = np.asarray(tensors[name], dtype=np.float64)
     low = tensors.get(name + LOW)
     return high if low is None else high + np.asarray(low, dtype=np.float64)
-
-
-def triangle_size(width: int) -> int:
-    """Return the number of entries of an upper triangle with its diagonal."""
-    return width * (width + 1) // 2
-
-
-def pack_triangle(square: F64) -> F64:
-    """Return the upper triangle of a symmetric matrix (D, D), row after row."""
-    return np.concatenate([square[i, i:] for i in range(len(square))])
-
-
-def unpack_triangle(triangle: F64, width: int) -> F64:
-    """Return the symmetric matrix (D, D) of an upper triangle."""
-    square = np.zeros((width, width))
-    start = 0
-    for i in range(width):
-        square[i, i:] = triangle[start : start + width - i]
-        start += width - i
-    whole: F64 = square + np.triu(square, 1).T
-    return whole

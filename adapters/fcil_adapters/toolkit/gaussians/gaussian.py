@@ -16,6 +16,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.numerics.symmetric import (
+    leading_factor,
+    leading_factor_of,
+    pack_triangle,
+    triangle_size,
+)
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, TensorSpec
 
@@ -113,11 +119,6 @@ def max_factor_rows(d: int) -> int:
     return (d + 1) // 2
 
 
-def triangle_size(d: int) -> int:
-    """Return the number of entries of an upper triangle with its diagonal."""
-    return d * (d + 1) // 2
-
-
 def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance) -> dict[str, F32]:
     """Return the tensors that describe E Gaussians; `gaussians.batches` unpacks them.
 
@@ -134,8 +135,7 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
     if covariance != "diag":
         tensors["gauss.factor"] = _concatenate([g.factor for g in short], d)
     if covariance == "full":
-        upper = np.triu_indices(d)
-        triangles = [g.covariance()[upper] for g in tall]
+        triangles = [pack_triangle(g.covariance()) for g in tall]
         tensors["gauss.triangle"] = _stack(triangles, triangle_size(d))
     return tensors
 
@@ -213,27 +213,13 @@ def stored_gaussians(tensors: Mapping[str, Array]) -> list[Gaussian]:
 
 
 def _leading_factor(scaled: F64, rows: int) -> F64:
-    """Return F (rows, d), F^T F the best approximation of scaled^T scaled of that rank.
-
-    For few images the rows of ``scaled`` are turned by the eigenvectors of their Gram matrix: the
-    sum of squares stays exact, and no row remains an image's feature.
-    """
+    """Return F (rows, d), F^T F the best approximation of scaled^T scaled of that rank."""
     n, d = scaled.shape
     if rows == 0:
         return np.zeros((0, d))
     if n <= d:
-        _, turn = np.linalg.eigh(scaled @ scaled.T)  # ascending
-        turned: F64 = turn[:, ::-1][:, :rows].T @ scaled
-        return turned
-    return leading_rows(scaled.T @ scaled, rows)
-
-
-def leading_rows(symmetric: F64, rows: int) -> F64:
-    """Return F (rows, d): F^T F has the largest eigenvalues, negative ones set to zero."""
-    values, vectors = np.linalg.eigh(symmetric)  # ascending
-    lengths = np.sqrt(np.maximum(values[::-1][:rows], 0))
-    factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :rows].T
-    return factor
+        return leading_factor(scaled, rows)
+    return leading_factor_of(scaled.T @ scaled, rows)
 
 
 def _stack(rows: Sequence[Floats], width: int) -> F32:

@@ -14,6 +14,12 @@ import numpy as np
 
 from fcil_adapters.contract.averaging import Additive, Sums, SumSpec
 from fcil_adapters.numerics.class_reports import tally
+from fcil_adapters.numerics.symmetric import (
+    leading_factor_of,
+    pack_triangle,
+    triangle_size,
+    unpack_triangle,
+)
 from fcil_adapters.numerics.weighted_sums import COUNT, count_sum
 from fcil_adapters.toolkit.gaussians.gaussian import (
     F64,
@@ -21,7 +27,6 @@ from fcil_adapters.toolkit.gaussians.gaussian import (
     Gaussian,
     factor_rows,
     is_triangle,
-    leading_rows,
     pack_gaussians,
 )
 from fcil_protocol.payloads.payload import Payload
@@ -74,10 +79,9 @@ def moment_sums(h: Described) -> Additive | None:
 def _covariances(payload: Payload, counts: Sequence[int]) -> F64:
     """Return the covariances of the described classes as upper triangles."""
     d = payload.tensors[_MEAN].shape[1]
-    upper = np.triu_indices(d)
     triangles = iter(payload.f32("gauss.triangle").astype(np.float64))
     factors = payload.f32("gauss.factor").astype(np.float64)
-    found = np.zeros((len(counts), len(upper[0])))
+    found = np.zeros((len(counts), triangle_size(d)))
     row = 0
     for own, count in zip(found, counts, strict=True):
         if is_triangle(count, d, "full"):
@@ -85,23 +89,21 @@ def _covariances(payload: Payload, counts: Sequence[int]) -> F64:
             continue
         rows = factor_rows(count, d, "full", 0)
         factor = factors[row : row + rows]
-        own[:] = (factor.T @ factor)[upper]
+        own[:] = pack_triangle(factor.T @ factor)
         row += rows
     return found
 
 
 def _products(means: F64) -> F64:
     """Return mean mean^T of each row (E, d) as upper triangles."""
-    first, second = np.triu_indices(means.shape[1])
-    products: F64 = means[:, first] * means[:, second]
-    return products
+    products = [pack_triangle(np.outer(mean, mean)) for mean in means]
+    return np.reshape(products, (len(means), triangle_size(means.shape[1])))
 
 
 def _gaussian(count: int, mean: F64, covariance: F64) -> Gaussian:
     """Return the Gaussian of all images of a class; the covariance is an upper triangle."""
     d = len(mean)
-    square = np.zeros((d, d))
-    square[np.triu_indices(d)] = covariance
-    square += np.triu(square, 1).T
     rows = d if is_triangle(count, d, "full") else factor_rows(count, d, "full", 0)
-    return Gaussian(count, mean, leading_rows(square, rows), np.zeros(d))
+    return Gaussian(
+        count, mean, leading_factor_of(unpack_triangle(covariance, d), rows), np.zeros(d)
+    )

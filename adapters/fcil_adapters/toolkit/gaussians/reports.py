@@ -27,6 +27,7 @@ from fcil_adapters.contract.privacy import Privacy, Statistic
 from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.class_reports import count_faults, tally, tally_specs
+from fcil_adapters.numerics.symmetric import leading_factor_of, triangle_size
 from fcil_adapters.toolkit.gaussians.gaussian import (
     Covariance,
     Described,
@@ -36,10 +37,8 @@ from fcil_adapters.toolkit.gaussians.gaussian import (
     gaussian_faults,
     gaussian_specs,
     is_triangle,
-    leading_rows,
     max_factor_rows,
     pack_gaussians,
-    triangle_size,
 )
 from fcil_adapters.toolkit.gaussians.moment_sums import moment_sums
 from fcil_protocol.payloads.payload import Array, Payload
@@ -144,7 +143,7 @@ def describe_with(
     if covariance == "diag":
         return Gaussian(n, mean, np.zeros((0, d)), np.maximum(scatter, 0))
     rows = d if is_triangle(n, d, covariance) else factor_rows(n, d, covariance, rank)
-    factor = leading_rows(scatter, rows)
+    factor = leading_factor_of(scatter, rows)
     rest = np.diag(scatter) - np.square(factor).sum(axis=0)
     kept = np.zeros(d) if covariance == "full" else np.maximum(rest, 0)
     return Gaussian(n, mean, factor, kept)
