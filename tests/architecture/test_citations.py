@@ -47,6 +47,7 @@ def where(path: Path) -> str:
 # --- files and sections ---------------------------------------------------------------------
 
 
+@functools.cache
 def cited_file(path: Path, name: str) -> Path | None:
     """Return the file that a text means: beside it, in a folder above, or the only one of its end.
 
@@ -64,8 +65,10 @@ def cited_file(path: Path, name: str) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def file_citations() -> Iterator[tuple[Path, str, str]]:
-    """Yield (citing file, cited name, what follows it) over all texts."""
+@functools.cache
+def file_citations() -> list[tuple[Path, str, str]]:
+    """Return (citing file, cited name, what follows it) over all texts."""
+    found = []
     for path, text in texts():
         line = "" if path == Path(__file__) else flat(text)
         for match in _FILE.finditer(line):
@@ -74,7 +77,8 @@ def file_citations() -> Iterator[tuple[Path, str, str]]:
             code = plain.endswith(".py") and not plain.startswith(("tests/", "scripts/"))
             generic = plain == OF_EACH_METHOD and path.suffix == ".md"
             if not (code or generic or plain in WRITTEN):
-                yield path, name, line[match.end() : match.end() + 200]
+                found.append((path, name, line[match.end() : match.end() + 200]))
+    return found
 
 
 def test_every_file_that_is_cited_is_there() -> None:

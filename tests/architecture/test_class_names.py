@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from architecture.tree_texts import ROOT, syntax
+
 PACKAGES = ("fcil_protocol", "fcil_adapters", "fcil_client", "fcil_server")
 # A message has the name that PROTOCOL.md gives it, whatever the contract or an error is called.
 TWICE = {"Progress", "RoundClosed", "Update"}
@@ -18,7 +18,7 @@ def test_no_two_modules_define_a_class_of_one_name() -> None:
         for path in (ROOT / package.removeprefix("fcil_") / package).rglob("*.py"):
             if "methods" in path.parts:  # its folders have one shape, and so the same names
                 continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(syntax(path)):
                 if isinstance(node, ast.ClassDef):
                     homes[node.name].add(str(path.relative_to(ROOT)))
     assert len(homes) > 500

@@ -22,6 +22,7 @@ import pytest
 import zmq
 from pydantic import BaseModel
 
+from architecture.tree_texts import ROOT, syntax
 from fcil_adapters.contract.registry import load_method
 from fcil_protocol.link import zmq_link as transport
 from fcil_protocol.trust.certificate import RootKey
@@ -29,7 +30,6 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.cli.relay import relay
 from fcil_server.sessions import conduct
 
-ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL, SECURITY = "protocol/PROTOCOL.md", "docs/security.md"
 KIB, MIB = 1 << 10, 1 << 20
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -63,7 +63,7 @@ class Written(NamedTuple):
         found = importlib.util.find_spec(module)
         assert found is not None
         assert found.origin is not None
-        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+        tree = syntax(Path(found.origin))
         [value] = [
             node.value
             for node in tree.body

@@ -8,14 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from architecture.tree_texts import ROOT, syntax
 from fcil_protocol import errors
 from fcil_protocol.errors import FcilError, all_errors, from_code
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 SCRIPT = ROOT / "scripts" / "errorlist"
 CLASSES = [cls for cls in all_errors() if cls.__module__ == "fcil_protocol.errors"]
@@ -84,7 +83,7 @@ def test_no_error_class_lives_elsewhere() -> None:
         for path in (ROOT / package).rglob("*.py"):
             if path.name == "errors.py":
                 continue
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for node in ast.walk(syntax(path)):
                 if isinstance(node, ast.ClassDef):
                     bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
                     assert not bases & names, f"{path.name}: {node.name}"

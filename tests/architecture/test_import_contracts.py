@@ -9,11 +9,11 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from architecture.tree_texts import ROOT, syntax
+
 PACKAGES = {
     "fcil_protocol": ROOT / "protocol" / "fcil_protocol",
     "fcil_adapters": ROOT / "adapters" / "fcil_adapters",
@@ -63,11 +63,11 @@ _STARTS = re.compile(
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every module of the packages, parsed once, and only where a test of this file runs."""
+    """Return every module of the packages."""
     found = {}
     for name, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
-            found[f"{name}/{path.relative_to(folder)}"] = ast.parse(path.read_text("utf-8"))
+            found[f"{name}/{path.relative_to(folder)}"] = syntax(path)
     return found
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from architecture.tree_texts import ROOT, syntax
+
 PACKAGES = ("fcil_protocol", "fcil_adapters", "fcil_client", "fcil_server")
 MOST_MODULES, FEWEST_LINES = 15, 60
 # What `fcil-server methods --new` writes: packages of their own, which nothing imports from there.
@@ -171,7 +172,7 @@ def modules() -> dict[str, Module]:
             room = name if dotted != name else name.rpartition(".")[0]
             if room.startswith("fcil_adapters.methods"):
                 room = "fcil_adapters.methods"
-            found[name] = Module(name, room, path, ast.parse(text), len(text.splitlines()))
+            found[name] = Module(name, room, path, syntax(path), len(text.splitlines()))
     return found
 
 

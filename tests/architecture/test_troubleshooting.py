@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from architecture.tree_texts import ROOT
+from architecture.tree_texts import ROOT, syntax
 from fcil_protocol.errors import all_errors
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def printed():
     found = []
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = syntax(path)
             parts = {
                 id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values
             }

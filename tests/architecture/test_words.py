@@ -1,13 +1,14 @@
 """Prose is in plain English: it names things, and begins with what the thing is or does."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from architecture.tree_texts import ROOT
+from architecture.tree_texts import ROOT, syntax
 
 PACKAGES = ("protocol", "adapters", "client", "server")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -42,14 +43,18 @@ PAGES = sorted(
 TEMPLATES = sorted((ROOT / "server").rglob("templates/**/*.html"))
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield (place, docstring) of the four packages."""
+@functools.cache
+def docstrings() -> list[tuple[str, str]]:
+    """Return (place, docstring) of the four packages."""
+    found = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(syntax(path)):
                 text = ast.get_docstring(node) if isinstance(node, DEFINITIONS) else None
                 if text:
-                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text
+                    place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+                    found.append((place, text))
+    return found
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -93,7 +98,7 @@ def test_no_message_has_the_projects_own_idiom(package):
     found = [
         f"{path.relative_to(ROOT)}:{line}: {idiom[0]!r}"
         for path in sorted((ROOT / package).rglob("*.py"))
-        for line, text in messages(ast.parse(path.read_text(encoding="utf-8")))
+        for line, text in messages(syntax(path))
         if (idiom := IDIOM.search(text))
     ]
     assert found == []

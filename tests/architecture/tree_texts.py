@@ -1,7 +1,8 @@
-"""The texts of the tree, and the headings of its documents."""
+"""The texts of the tree, the headings of its documents, and the syntax of its modules."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import subprocess
@@ -35,6 +36,12 @@ def texts(suffix: str = "") -> Iterator[tuple[Path, str]]:
                 yield path, path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue
+
+
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """Return a module's syntax tree: parsed once for all tests of a process, and not changed."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def prose(text: str) -> str:

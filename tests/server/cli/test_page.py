@@ -263,9 +263,11 @@ def cut_short(path: Path) -> None:
     ("harm", "words"), [(open_to_others, "others can use"), (cut_short, "31 bytes, expected 32")]
 )
 def test_a_key_that_is_no_good_is_refused_and_found_by_check(
-    place: Place, harm: Callable[[Path], None], words: str
+    tmp_path: Path, harm: Callable[[Path], None], words: str
 ) -> None:
-    directory = place.federation.directory
+    directory = tmp_path / "federation"
+    place = Place(directory)
+    place.close()  # a check waits for a federation that is open
     assert not [f for f in check(directory) if KEY_NAME in f.text]
     harm(directory / KEY_NAME)
     with pytest.raises(KeyFileError, match=words):
