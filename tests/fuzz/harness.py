@@ -72,10 +72,23 @@ def target(name, seeds, **options):
 def check(one: Target, data: bytes, base_s: float = BASE_S) -> bool:
     """Run one input; return whether it was accepted.
 
+    An input that takes too much is run a second time, and only what it takes again is a finding:
+    what is imported at first use, and what other threads of the process do, counts too.
+
     Raises:
         Finding: too long, too much memory, or an error that must not leave a parser.
         Exception: one that nobody documented.
     """
+    accepted, excess = _measured(one, data, base_s)
+    if excess:
+        accepted, excess = _measured(one, data, base_s)
+    if excess:
+        raise Finding(excess)
+    return accepted
+
+
+def _measured(one: Target, data: bytes, base_s: float) -> tuple[bool, str]:
+    """Run one input; return whether it was accepted, and in words what it took too much of."""
     tracemalloc.start()
     before_s = time.process_time()
     try:
@@ -90,10 +103,10 @@ def check(one: Target, data: bytes, base_s: float = BASE_S) -> bool:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     if took_s > base_s + S_PER_BYTE * len(data):
-        raise Finding(f"{len(data)} bytes took {took_s:.1f} s.")
+        return accepted, f"{len(data)} bytes took {took_s:.1f} s."
     if peak > one.base_mb * 1e6 + one.per_byte * len(data):
-        raise Finding(f"{len(data)} bytes took {peak / 1e6:.1f} MB.")
-    return accepted
+        return accepted, f"{len(data)} bytes took {peak / 1e6:.1f} MB."
+    return accepted, ""
 
 
 def _check_error(one: Target, error: FcilError) -> None:

@@ -126,3 +126,15 @@ def test_an_input_that_takes_too_much_time_or_memory_is_found():
     with pytest.raises(Finding, match="took .* s"):
         check(of(spin), b"", base_s=0.05)
     assert check(of(lambda data: bytes(100 * len(data))), bytes(20_000))
+
+
+def test_memory_that_is_taken_once_is_no_finding():
+    kept = []
+
+    def run(_data):
+        if not kept:
+            kept.append(bytes(20_000_000))
+        return True
+
+    assert check(of(run), b"")
+    assert kept
