@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from processes import children, cpu_s, peak_mb, status_mb
@@ -65,6 +66,7 @@ from fcil_protocol.process import control_socket
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 METHOD = Path(__file__).parent / "payload_method"
@@ -305,11 +307,14 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             assert process.stdin is not None
             process.stdin.write(json.dumps(group).encode())
             process.stdin.close()
-        while (federation.status() or {}).get("run", {}).get("status") != "done":
+        to_start: float | None = None
+        while not (moment := _moment(federation.federation)).done:
+            if to_start is None and moment.opened:
+                to_start = _cpu_of_all(pid)
             if time.monotonic() - began > args.timeout_s:
                 raise SystemExit(f"not done: {federation.last_words('server')}")
-            time.sleep(0.2)
-        peak, used = peak_mb(pid), cpu_s(pid)
+            time.sleep(0.1)
+        peak, used = peak_mb(pid), _cpu_of_all(pid)
         worker = max((peak_mb(p) for p in children(pid)), default=0.0)
     said = []
     for process in processes:
@@ -331,6 +336,34 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
     memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
     print(f"server: {memory}; {used:.1f} CPU s")
+    each = (used - (to_start or 0.0)) / sum(counted) * 1e3
+    print(f"of which from the first round on, for each update: {each:.1f} ms")
+
+
+class _Moment(NamedTuple):
+    """What the ledger says of the run.
+
+    Attributes:
+        opened: its first round has been opened.
+    """
+
+    opened: bool
+    done: bool
+
+
+def _moment(directory: Path) -> _Moment:
+    """Return the run's progress; the server is not asked, since it would spend time on that."""
+    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+        run = ledger.runs.newest()
+        if run is None:
+            return _Moment(opened=False, done=False)
+        opened = bool(ledger.rounds.newest(run.run_id, 1))
+        return _Moment(opened, run.status is RunStatus.DONE)
+
+
+def _cpu_of_all(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children, ended or not."""
+    return cpu_s(pid) + sum(cpu_s(child) for child in children(pid))
 
 
 def _wall(monotonic: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fcil_adapters.contract import TaskInfo, registry
+from fcil_adapters.contract import TaskInfo
 from fcil_adapters.masks.checks import upload_faults
 from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.envelopes.header import Core
@@ -174,7 +174,8 @@ class Reception:
         if core.kind == EVALUATE:
             dims = {"seen": len(task.seen)}
             return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
-        exchange = registry.find_exchange(context.method, context.hparams, context.info, core.kind)
+        exchange = context.exchange(core.kind)
+        assert exchange is not None, "the round is of one of the method's kinds"
         dims = context.method.dims(context.hparams, context.info, task)
         if exchange.masking:
             return Expectation(task, exchange.upload, dims, self._mask_check(core))

@@ -52,10 +52,8 @@ class RunUploads(IntakePorts):
         """Count an update that is safe in the spool."""
         self._coordinator.reception.stored(accepted)
         self._ports.stored(accepted)
-        row = self._ledger.clients.get(accepted.client)
         size = accepted.sealed_bytes / 1e3
-        name = row.name if row else accepted.client
-        text = f"update from {name}, {size:.1f} kB"
+        text = f"update from {self._coordinator.context.name_of(accepted.client)}, {size:.1f} kB"
         self._ports.notify("info", "update", text, accepted.client)
 
     def wait_until_durable(self) -> None:

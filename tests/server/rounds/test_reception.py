@@ -336,6 +336,7 @@ def expectation(ledger, method="fedavg_lora"):
     desk, found = Desk(ledger), load_method(method)
     kit = desk.reception.context
     kit.method, kit.hparams, kit.info = found, found.hparams(), BACKBONE
+    kit.exchange = {e.kind: e for e in found.exchanges(kit.hparams, BACKBONE)}.get
     core = replace(desk.core(ALICE), method=method)
     return desk.reception.expect(ALICE, core)
 
