@@ -341,7 +341,7 @@ def _timm_model(name: str, *, pretrained: bool) -> Any:
 
 
 def _timm_preprocessing(name: str, module: Any) -> Preprocessing:
-    config = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
+    config = resolve_model_data_config(module)
     channels, height, width = config["input_size"]
     if channels != 3 or height != width:
         raise DataError(

@@ -202,7 +202,7 @@ class Queries:
 
 def _attach(view: Any, block: int, name: str) -> PrefixAttention:
     # Here, because the backbone's torchvision shim must come first.
-    from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]
+    from timm.models.vision_transformer import Attention
 
     attention = view.blocks[block].attn
     qkv, d = attention.qkv, int(view.embed_dim)
