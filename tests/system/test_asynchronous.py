@@ -1,5 +1,6 @@
 """Asynchronous rounds as processes: a slow client continues, and counts in a later round."""
 
+import re
 import signal
 
 import pytest
@@ -71,7 +72,8 @@ def test_a_slow_client_continues_and_counts_in_a_later_round(tmp_path):
     assert set(rounds[0]) == set(rounds[1]) == {"a", "b"}
     first = next(one["c"] for one in rounds if "c" in one)
     assert first >= 2
-    assert "work stopped" not in said
+    # Only the last round closes for good while somebody is at work.
+    assert not re.findall(rf"train round [^{ROUNDS - 1}]: work stopped", said)
     assert "train round 0 done" in said
 
 
