@@ -141,7 +141,8 @@ def _interruptions_kept() -> Iterator[Callable[[], None]]:
     """Keep Ctrl-C, a plain kill or a closed terminal until the yielded function is called.
 
     An exception at any other moment would cut the saving of a result, or a process that is just
-    being started for it, in half. A second one acts at once.
+    being started for it, in half. A second one acts at once. One that comes after the last call is
+    raised at the end.
     """
     kept: list[int] = []
 
@@ -161,6 +162,7 @@ def _interruptions_kept() -> Iterator[Callable[[], None]]:
     before = [signal.signal(number, keep) for number in numbers]
     try:
         yield raise_if_interrupted
+        raise_if_interrupted()
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

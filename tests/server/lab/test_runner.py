@@ -232,6 +232,19 @@ def test_an_interruption_waits_until_a_result_is_saved(tmp_path, monkeypatch) ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interruption_at_the_very_end_is_not_lost(tmp_path, monkeypatch) -> None:
+    end = runner.ThreadPoolExecutor.shutdown
+
+    def interrupted(self, **options) -> None:
+        end(self, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(runner.ThreadPoolExecutor, "shutdown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Lab(tmp_path).run()
+    assert Lab(tmp_path).pending() == []
+
+
 def test_a_second_interruption_acts_at_once(tmp_path, monkeypatch) -> None:
     def interrupted(_results, *_result) -> None:
         signal.raise_signal(signal.SIGINT)
