@@ -308,9 +308,12 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             process.stdin.write(json.dumps(group).encode())
             process.stdin.close()
         to_start: float | None = None
-        while not (moment := _moment(federation.federation)).done:
+        while True:
+            moment = _moment(federation.federation)
             if to_start is None and moment.opened:
                 to_start = _cpu_of_all(pid)
+            if moment.done:
+                break
             if time.monotonic() - began > args.timeout_s:
                 raise SystemExit(f"not done: {federation.last_words('server')}")
             time.sleep(0.1)
@@ -336,7 +339,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
     memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
     print(f"server: {memory}; {used:.1f} CPU s")
-    each = (used - (to_start or 0.0)) / sum(counted) * 1e3
+    assert to_start is not None, "a run that is done has opened a round"
+    each = (used - to_start) / sum(counted) * 1e3
     print(f"of which from the first round on, for each update: {each:.1f} ms")
 
 
