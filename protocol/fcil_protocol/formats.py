@@ -114,7 +114,7 @@ def _read(name: object, value: Any) -> Any:
     return with_iso_times(value)
 
 
-# --- shares -----------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------
 
 
 def percent(value: float | None) -> str:
@@ -125,3 +125,8 @@ def percent(value: float | None) -> str:
 def points(value: float | None) -> str:
     """Format a difference of accuracies."""
     return NOTHING if value is None else f"{value:.1f} pp"
+
+
+def loss(value: float | None) -> str:
+    """Format a mean training loss."""
+    return NOTHING if value is None else f"{value:.4g}"

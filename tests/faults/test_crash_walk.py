@@ -2,8 +2,7 @@
 
 Before it, after it, and in the middle of every write. A process that is started again kills
 itself at the next point that nobody was killed at yet, so one federation survives many kills
-in a row; the walk ends when there is none left. `-m full` takes all of them, the ordinary
-tests a sample that differs by program.
+in a row; the walk ends when there is none left.
 """
 
 import contextlib
@@ -28,10 +27,9 @@ from fcil_protocol.errors import LinkError
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 
-SAMPLE = {SERVER: 96, CLIENT: 36, SERVER_WORKER: 1, CLIENT_WORKER: 1}  # one part of so many
-ALL = {SERVER: 24, CLIENT: 12}
+PARTS = {SERVER: 24, CLIENT: 12}  # of the walk, a test each
 
 # Two deaths on one call are not an accident any more: a worker does one whole call in between.
 REST = {SERVER_WORKER: 8, CLIENT_WORKER: 8}
@@ -79,7 +77,6 @@ def survive(scene, tmp_path, program, part, clients="ab", **more):
     return done.read_text().splitlines() if done.exists() else []
 
 
-@pytest.mark.full
 def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
     extra = {"round__rounds_per_task": 3}
     hits, expected = tmp_path / "hits", scene.undisturbed(**extra)
@@ -95,22 +92,19 @@ def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
         keeps_its_promises(federation, expected)
 
 
-@pytest.mark.parametrize("program", SAMPLE)
-@pytest.mark.full
-def test_a_sample_of_kills(scene, tmp_path, program):
-    kills = survive(scene, tmp_path, program, (0, SAMPLE[program]))
-    assert len(kills) >= 2, "the sample has become too small"
+@pytest.mark.parametrize("program", REST)
+def test_every_point_of_a_worker(scene, tmp_path, program):
+    kills = survive(scene, tmp_path, program, (0, 1))
+    assert len(kills) >= 2, "a worker has fewer points than one can believe"
 
 
 @pytest.mark.parametrize("program", MASKED_SAMPLE)
-@pytest.mark.full
 def test_a_sample_of_kills_behind_masks(masked_scene, tmp_path, program):
     kills = survive(masked_scene, tmp_path, program, (0, MASKED_SAMPLE[program]))
     assert len(kills) >= 2, "the sample has become too small"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.full
 def test_a_client_killed_at_each_write_of_its_secrets_of_masks(masked_scene, tmp_path):
     """In the middle of it, and before and after the new file is in the place of the old one."""
     points = r"(half write|(before|after) (replace|unlink)) \S+ \S*mask_secrets"
@@ -129,7 +123,6 @@ def test_a_client_killed_at_each_write_of_its_secrets_of_masks(masked_scene, tmp
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.full
 def test_a_server_killed_at_the_state_of_each_round_of_a_masked_one(masked_scene, tmp_path):
     """And its worker, once, while it removes the masks."""
     hits, opened = tmp_path / "hits", tmp_path / "opened"
@@ -161,33 +154,24 @@ def test_a_server_killed_at_the_state_of_each_round_of_a_masked_one(masked_scene
         assert made == MASKED_STATES, "the kills were where their names say"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("part", range(ALL[SERVER]))
+@pytest.mark.parametrize("part", range(PARTS[SERVER]))
 def test_every_point_of_the_server(scene, tmp_path, part):
-    survive(scene, tmp_path, SERVER, (part, ALL[SERVER]))
+    survive(scene, tmp_path, SERVER, (part, PARTS[SERVER]))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("part", range(ALL[CLIENT]))
+@pytest.mark.parametrize("part", range(PARTS[CLIENT]))
 def test_every_point_of_the_clients(scene, tmp_path, part):
-    survive(scene, tmp_path, CLIENT, (part, ALL[CLIENT]))
+    survive(scene, tmp_path, CLIENT, (part, PARTS[CLIENT]))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("program", [SERVER, CLIENT])
 def test_points_at_their_later_occurrences(scene, tmp_path, program):
     survive(scene, tmp_path, program, (1, 4), chance=0.3, seed=7)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("part", range(8))
 def test_a_server_killed_at_each_point_of_its_first_start(tmp_path, part):
-    first_start(tmp_path, (part, 8))
-
-
-@pytest.mark.full
-def test_a_server_killed_at_some_points_of_its_first_start(tmp_path):
-    assert first_start(tmp_path, (3, 16)) >= 2
+    assert first_start(tmp_path, (part, 8)) >= 2, "a start has fewer points than one can believe"
 
 
 def first_start(tmp_path, part):

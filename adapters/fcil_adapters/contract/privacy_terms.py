@@ -56,19 +56,3 @@ def check_privacy(
             action="Choose a method that sends statistics only, such as running_mean, or set "
             "privacy.partial to true if noise on the statistics alone is enough.",
         )
-
-
-def describe_terms(terms: PrivacyTerms) -> str:
-    """Return the terms in one line, for people."""
-    parts = []
-    if terms.min_count > 1:
-        parts.append(f"classes with at least {terms.min_count} images")
-    if terms.noise_multiplier > 0:
-        parts.append(f"noise {terms.noise_multiplier:g} x clip {terms.clip:g}")
-        limit = f"{terms.max_epsilon:g}" if terms.max_epsilon else "no limit"
-        parts.append(f"epsilon at delta {terms.delta:g}: {limit}")
-        if terms.partial:
-            parts.append("on statistics only: trained tensors are not protected")
-    if terms.masks:
-        parts.append(f"masks: the server sees sums of {terms.secure_min_clients} clients or more")
-    return "; ".join(parts) or "no noise, no minimum class size"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_client.state.home import Home
 from fcil_client.state.privacy_budget import PrivacyLedger, summary
 from fcil_protocol.messages.messages import PrivacyTerms
@@ -70,7 +69,7 @@ def show_privacy(rows: list[dict[str, Any]]) -> None:
         if row["terms"] is None:
             out.print("  terms    not known: the client is not running, or has no run yet")
         else:
-            out.print(f"  terms    {describe_terms(PrivacyTerms.model_validate(row['terms']))}")
+            out.print(f"  terms    {PrivacyTerms.model_validate(row['terms']).describe()}")
             own = describe_limits(row["terms"]["own"])
             if own:
                 out.print(f"  own      {own}")

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from fcil_adapters.contract import exemplars
-from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY, LATE
 from fcil_protocol.process.tables import Column, console, show_table
@@ -28,7 +27,7 @@ def show_dry_run(row: dict[str, Any]) -> None:
     on = f" on {row['backbone']}" if row["backbone"] else ""
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
-    out.print(f"Privacy: {describe_terms(PrivacyTerms.model_validate(row['privacy']))}.")
+    out.print(f"Privacy: {PrivacyTerms.model_validate(row['privacy']).describe()}.")
     if again := exemplars.exemplar_notice(row["exemplars"]):
         out.print(f"{row['method']} {again}.")
     if row["unlabelled"]:

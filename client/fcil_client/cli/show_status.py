@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from fcil_adapters.contract import exemplars
-from fcil_adapters.contract.privacy_terms import describe_terms
 from fcil_client.cli.show_privacy import describe_limits
 from fcil_client.state import current_model, sent_journal
 from fcil_client.state.home import Home
@@ -216,5 +215,5 @@ def _sensors_line(manners: dict[str, Any]) -> str:
 
 def _terms_line(fields: dict[str, Any]) -> str:
     own = describe_limits(fields["own"])
-    terms = describe_terms(PrivacyTerms.model_validate(fields))
+    terms = PrivacyTerms.model_validate(fields).describe()
     return f"{terms}; own limits: {own}" if own else terms

@@ -180,7 +180,7 @@ class WorkOptions:
         int,
         typer.Option(
             min=0,
-            help="Decline rounds but masked sums of this many clients.",
+            help="Train only in masked sums of so many clients or more; 0: no limit.",
             rich_help_panel=PRIVACY_PANEL,
         ),
     ] = 0

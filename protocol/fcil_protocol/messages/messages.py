@@ -119,6 +119,22 @@ class PrivacyTerms(Strict):
         """Return the fewest of some clients whose sum may be opened."""
         return max(self.secure_min_clients, math.ceil(self.secure_threshold * clients))
 
+    def describe(self) -> str:
+        """Return the terms in one line, for people."""
+        parts = []
+        if self.min_count > 1:
+            parts.append(f"classes with at least {self.min_count} images")
+        if self.noise_multiplier > 0:
+            parts.append(f"noise {self.noise_multiplier:g} x clip {self.clip:g}")
+            limit = f"{self.max_epsilon:g}" if self.max_epsilon else "no limit"
+            parts.append(f"epsilon at delta {self.delta:g}: {limit}")
+            if self.partial:
+                parts.append("on statistics only: trained tensors are not protected")
+        if self.masks:
+            fewest = self.secure_min_clients
+            parts.append(f"masks: the server sees sums of {fewest} clients or more")
+        return "; ".join(parts) or "no noise, no minimum class size"
+
 
 NO_PRIVACY = PrivacyTerms()
 

@@ -224,7 +224,7 @@ def status(
     """Show the federation's current state, whether or not its server runs."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server.cli.tables import show_status
+        from fcil_server.cli.show_status import show_status
 
         data = _status(directory, alive=alive)
         emit(data, form, lambda: show_status(data))
@@ -233,14 +233,16 @@ def status(
 def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
     from fcil_protocol.errors import Starting, Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_server.daemon.status import stopped_status
-    from fcil_server.federation.directory import find_directory
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
-    find_directory(directory)
     try:
         return control_socket.ask(directory, "status", STATUS_S)
     except (Unreachable, Starting) as error:
+        # Imported only now: they take longer than a running server's answer.
+        from fcil_server.daemon.status import stopped_status
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+        find_directory(directory)
         # A command that opens a new federation has its lock for a moment before the ledger.
         if alive or not (directory / LEDGER_NAME).exists():
             raise
@@ -261,7 +263,7 @@ def rounds(
     """List the rounds of a run: participants, duration and bytes."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server.cli.tables import rounds_csv, show_rounds
+        from fcil_server.cli.show_rounds import rounds_csv, show_rounds
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.reports.results.run_data import round_rows
@@ -290,7 +292,7 @@ def report(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.aggregation.store import StateStore
-        from fcil_server.cli.tables import show_comparison, show_report
+        from fcil_server.cli.show_report import show_comparison, show_report
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.reports import comparison, run_directory
@@ -323,7 +325,7 @@ def demo(
     """Learn the digits 0 to 9 in five tasks with a real server and real clients, offline."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server.cli.tables import show_demo
+        from fcil_server.cli.show_report import show_demo
         from fcil_server.lab.local.demo import run_demo
 
         try:

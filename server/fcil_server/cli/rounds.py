@@ -142,7 +142,7 @@ def run_ls(
             rows = run_rows(ledger)
 
         def show() -> None:
-            from fcil_server.cli.tables import forked_from
+            from fcil_server.cli.show_status import forked_from
 
             for r in rows:
                 typer.echo(

@@ -229,8 +229,9 @@ def _cross_checks(config: Config) -> Iterator[str]:
             elif class_key(name) in seen:
                 yield f"tasks.classes[{index}]: {name!r} is already in task {seen[class_key(name)]}"
             seen.setdefault(class_key(name), index)
-    yield from _round_checks(config.round, config.least_updates)
     privacy = config.privacy
+    why = "privacy.noise_multiplier" if privacy.secure == "off" else "privacy.secure = 'masks'"
+    yield from _round_checks(config.round, config.least_updates, why)
     if privacy.noise_multiplier and not privacy.clip:
         yield (
             "privacy.noise_multiplier needs privacy.clip, the largest length of an image's feature "
@@ -269,13 +270,12 @@ def _cross_checks(config: Config) -> Iterator[str]:
                 yield f"federation.{key} does nothing while federation.page is empty (--page)"
 
 
-def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
+def _round_checks(section: RoundSection, least: int, why: str) -> Iterator[str]:
     asked, take, quorum = section.clients_per_round, section.take, section.quorum
     if 0 < section.min_updates < least:
         yield (
-            f"round.min_updates is {section.min_updates}, and with privacy.noise_multiplier a "
-            f"round needs {least} updates or more, since one client's tensors would otherwise go "
-            f"to all unchanged; set it to {least} or more, or to 0"
+            f"round.min_updates is {section.min_updates}, and with {why} a round needs {least} "
+            f"updates or more; set it to {least} or more, or to 0"
         )
     for key, value in (("clients_per_round", asked), ("take", take)):
         if 0 < value < least:

@@ -242,8 +242,8 @@ class RoundSection(Section):
         0,
         ge=0,
         description="with fewer updates the round changes nothing, no matter how many clients "
-        "decline or are excluded; 0: 1, or 2 with privacy.noise_multiplier, which "
-        "allows no fewer",
+        "decline or are excluded; 0: the least allowed, which is 1, with "
+        "privacy.noise_multiplier 2, with masks privacy.secure_min_clients",
     )
     deadline_s: float = Field(
         600.0, gt=0, description="seconds of server uptime before a round closes"

@@ -13,7 +13,7 @@ from adapters.kit import Federation, Images, make_tasks, toy_backbone, toy_image
 from adapters.small import SMALL
 from fcil_adapters.contract import privacy as module
 from fcil_adapters.contract.privacy import OFF, Privacy, system_normal
-from fcil_adapters.contract.privacy_terms import check_privacy, describe_terms, unprotected
+from fcil_adapters.contract.privacy_terms import check_privacy, unprotected
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names, schema_digest
 from fcil_adapters.toolkit.gaussians.gaussian import Gaussian, describe, factor_rows
 from fcil_adapters.toolkit.gaussians.reports import describe_with
@@ -351,17 +351,6 @@ def test_every_term_is_in_the_digest_that_both_sides_compare():
     digests = {schema_digest(method, hparams, backbone, t) for t in (NO_PRIVACY, *terms)}
     assert len(digests) == len(other) + 1
     assert schema_digest(method, hparams, backbone) in digests
-
-
-def test_terms_are_told_in_one_line():
-    assert describe_terms(NO_PRIVACY) == "no noise, no minimum class size"
-    line = describe_terms(
-        PrivacyTerms(min_count=3, noise_multiplier=1.5, clip=2, max_epsilon=8, partial=True)
-    )
-    assert line == (
-        "classes with at least 3 images; noise 1.5 x clip 2; epsilon at delta 1e-05: 8; on "
-        "statistics only: trained tensors are not protected"
-    )
 
 
 def test_every_tensor_that_a_statistic_names_is_one_that_the_method_sends():

@@ -89,7 +89,7 @@ def test_a_masked_round_leads_to_the_state_of_a_plain_one(name, backbone):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"train": "B", "task_merge": "mean"}, {"weights": "uniform"}, {"modules": ["q", "v"]}],
+    [{}, {"train": "B", "task_merge": "mean", "weights": "uniform", "modules": ["q", "v"]}],
     ids=str,
 )
 def test_factors_that_are_trained_in_turns_merge_the_same_of_sums(options, backbone):

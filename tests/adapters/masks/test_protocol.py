@@ -133,7 +133,7 @@ def test_two_sets_cannot_both_have_enough_votes_of_clients_of_which_a_third_lies
 # --- drop-outs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gone", [(), *((k,) for k in range(7)), (0, 6), (2, 3)])
+@pytest.mark.parametrize("gone", [(), (0,), (3,), (6,), (0, 6), (2, 3)])
 def test_the_sum_is_of_those_that_sent_one_whichever_others_open_it(gone):
     """Seven clients: some send no sum but vote, and all or all but one vote and give shares."""
     n = 7
@@ -185,8 +185,8 @@ def test_too_few_holders_open_nothing():
     assert rounds.toy.state is before
 
 
-def test_a_sparse_graph_of_40_clients_gives_the_sum_with_drop_outs():
-    n = 40
+def test_a_sparse_graph_of_31_clients_gives_the_sum_with_drop_outs():
+    n = 31
     rounds = begun(n)
     summed = [k for k in range(n) if k not in (3, 17)]
     state = rounds.all("train", range(n), summed=summed, last=[k for k in summed if k != 8])

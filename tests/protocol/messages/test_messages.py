@@ -23,6 +23,7 @@ from fcil_protocol.messages.frames import (
 )
 from fcil_protocol.messages.messages import (
     MESSAGES,
+    NO_PRIVACY,
     Ack,
     Admit,
     BackboneClaim,
@@ -507,3 +508,14 @@ def test_the_limits_fit_together() -> None:
     assert header.MAX_HEADER_BYTES <= MAX_HEADER_BLOB_BYTES
     assert header.MAX_CHUNK_BYTES <= MAX_CHUNK_BYTES
     assert max(BLOBS.values()) == MAX_BLOBS
+
+
+def test_terms_of_privacy_are_described_in_one_line():
+    assert NO_PRIVACY.describe() == "no noise, no minimum class size"
+    noised = PrivacyTerms(min_count=3, noise_multiplier=1.5, clip=2, max_epsilon=8, partial=True)
+    assert noised.describe() == (
+        "classes with at least 3 images; noise 1.5 x clip 2; epsilon at delta 1e-05: 8; on "
+        "statistics only: trained tensors are not protected"
+    )
+    masked = PrivacyTerms(secure="masks", secure_min_clients=5)
+    assert masked.describe() == "masks: the server sees sums of 5 clients or more"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fcil_protocol.process.tables import show
-from fcil_server.cli.tables import matrix_tables
+from fcil_server.cli.show_report import matrix_tables
 from fcil_server.reports.results.metrics import Metrics
 
 WIDTHS = [20, 40, 80, 10_000]

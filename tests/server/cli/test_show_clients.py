@@ -11,7 +11,7 @@ import sample_run
 from fcil_protocol.formats import percent
 from fcil_protocol.process.terminal import count_of
 from fcil_server.cli.show_members import show_members
-from fcil_server.cli.tables import show_status
+from fcil_server.cli.show_status import show_status
 from fcil_server.daemon.status import stopped_status
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF
 from fcil_server.federation.members import member_rows

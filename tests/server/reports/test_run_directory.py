@@ -25,7 +25,7 @@ from fcil_protocol.ids import RunId
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.process.tables import show
 from fcil_server.aggregation.store import StateStore
-from fcil_server.cli.tables import summary_tables
+from fcil_server.cli.show_report import summary_tables
 from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports import plots, run_directory

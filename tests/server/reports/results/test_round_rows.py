@@ -8,7 +8,7 @@ import pytest
 
 import sample_run
 from fcil_protocol.ids import RoundKey
-from fcil_server.cli.tables import rounds_csv, show_rounds
+from fcil_server.cli.show_rounds import rounds_csv, show_rounds
 from fcil_server.reports.charts.history import frozen
 from fcil_server.reports.results.run_data import collect, round_rows
 from fcil_server.reports.sections import rounds as page_rounds
