@@ -192,6 +192,10 @@ class ClientSession:
         out = _settle(event.verdict)
         if self.order is not None and self.order.run != event.run:
             out += self._abandon("another run has begun")
+        elif self.work is Work.FETCHING:
+            # Nothing is fetched over a new link before the server asks again, which it does if the
+            # round is open; what has come of the parts stays.
+            self._end_work()
         if self.run != event.run:
             self.run, self.backbone_ready = event.run, False
             self.offer.end()

@@ -377,7 +377,7 @@ class TestRuns:
     def test_the_same_run_is_not_entered_again(self, work: Work) -> None:
         made = session(work, Link.GREETING)
         assert EnterRun(RUN) not in made.handle(Welcomed(RUN, ready=True))
-        assert made.work is work
+        assert made.work is (Work.IDLE if work is Work.FETCHING else work)
 
     @pytest.mark.parametrize("work", WORK)
     def test_an_order_of_a_run_that_was_not_welcomed_is_not_carried_out(self, work: Work) -> None:
@@ -486,6 +486,22 @@ class TestReconnect:
         made = session(Work.FETCHING)
         assert self.reconnect(made) == []
         assert made.handle(RoundOpened(order())) == [Fetch(order())]
+
+    def test_a_round_that_closed_meanwhile_keeps_nobody_from_new_classes(self) -> None:
+        made = session(Work.FETCHING)
+        assert made.handle(FolderChanged()) == []
+        made.handle(LinkDown())
+        made.handle(LinkUp())
+        assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
+        assert made.work is Work.IDLE
+
+    def test_parts_that_were_lost_while_the_link_is_away_hold_up_nothing_either(self) -> None:
+        made = session(Work.WORKING)
+        made.handle(LinkDown())
+        made.handle(PartsLost(KEY, "gone"))
+        assert made.work is Work.FETCHING
+        self.reconnect(made)
+        assert made.work is Work.IDLE
 
     def test_working_goes_on_undisturbed(self) -> None:
         made = session(Work.WORKING)
