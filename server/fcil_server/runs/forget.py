@@ -22,13 +22,14 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha2
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.aggregation import start
 from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
 from fcil_server.ledger.enums import OPENING, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow, RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
 from fcil_server.rounds.position import RunContext
-from fcil_server.runs.fork import share_kept
+from fcil_server.runs.fork import share_kept, share_start
 from fcil_server.runs.recovery import take_step
 from fcil_server.runs.resources import RunSetup
 
@@ -219,6 +220,7 @@ class Forgetting:
         base = max((n for n in whole if n < self.plan.first), default=-1)
         for number in sorted(n for n in whole if n <= base):
             context.states.copy_to(target, number)
+        share_start(self.directory, context.run, fork)
         share_kept(ledger, self.directory, context.run, fork, without=self.plan.client.client_id)
         return fork, await self._compute(rows, base, target, {*whole, rows[-1].state})
 
@@ -383,7 +385,8 @@ def _unfinished_forks(ledger: Ledger, directory: Path) -> list[Path]:
     with storage_errors("list", runs):
         folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
         unknown = [p for p in folders if p.is_dir() and ledger.runs.get(RunId(p.name)) is None]
-        return [p for p in unknown if {q.name for q in p.iterdir()} <= {"states", "kept"}]
+        own = ("states", "kept", start.NAME)
+        return [p for p in unknown if all(q.name.startswith(own) for q in p.iterdir())]
 
 
 def leftovers(directory: Path, run: RunId) -> list[Path]:

@@ -52,9 +52,7 @@ def fork(
         if number < state and is_valid_state(old, number, digests):
             old.copy_to(new, number)
     old.copy_to(new, state)
-    begun = states_folder(directory, source).with_name(start.NAME)
-    if begun.exists():  # an opening is computed again from it
-        write_atomic(target.with_name(start.NAME), begun.read_bytes())
+    share_start(directory, source, run)
     share_kept(ledger, directory, source, run)
     with ledger.transaction():
         ledger.forks.begin(source, state, run)
@@ -62,6 +60,15 @@ def fork(
     row = ledger.runs.get(run)
     assert row is not None, "it was just written"
     return row
+
+
+def share_start(directory: Path, source: RunId, run: RunId) -> None:
+    """Copy what a run began with, if anything: an opening is computed again from it."""
+    begun = states_folder(directory, source).with_name(start.NAME)
+    if begun.exists():
+        with storage_errors("copy", begun):
+            data = begun.read_bytes()
+        write_atomic(states_folder(directory, run).with_name(start.NAME), data)
 
 
 def share_kept(

@@ -8,12 +8,14 @@ import pytest
 
 from fcil_protocol.errors import CorruptFile, DiskFull, UsageError
 from fcil_protocol.ids import RunId
+from fcil_server.aggregation import start
 from fcil_server.aggregation.store import kept_states
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.ledger.runs import Forks
 from fcil_server.runs import fork as module
+from fcil_server.runs.forget import finish_emptying
 from fcil_server.runs.fork import choose_state, fork
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
@@ -161,6 +163,23 @@ def test_a_kill_between_files_and_ledger_changes_no_run(
         (run,) = ledger.runs.all()
         assert run.status is RunStatus.RUNNING
         assert "rollback" not in [a.action for a in ledger.audit.newest()]
+
+
+def test_what_a_run_began_with_goes_with_the_fork_and_with_what_a_kill_left_of_one(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module.states_folder(built.directory, built.run).with_name(start.NAME).write_bytes(b"weights")
+    row = forked(built, 4)
+    copy = module.states_folder(built.directory, row.run_id).with_name(start.NAME)
+    assert copy.read_bytes() == b"weights"
+    folders = sorted(p.name for p in (built.directory / "runs").iterdir())
+    monkeypatch.setattr(Forks, "begin", lambda *_: (_ for _ in ()).throw(DiskFull("full.")))
+    with built.ledger() as ledger:
+        with pytest.raises(DiskFull):
+            fork(ledger, built.directory, built.run, 4, actor="me", action="rollback")
+        assert len(list((built.directory / "runs").iterdir())) == len(folders) + 1
+        finish_emptying(ledger, built.directory)  # as the next start does
+    assert sorted(p.name for p in (built.directory / "runs").iterdir()) == folders
 
 
 @pytest.mark.parametrize("call", [0, 10, 25, 40, 55, 70])
