@@ -59,6 +59,11 @@ def is_client_id(text: str) -> bool:
     return _CLIENT_ID.fullmatch(text) is not None
 
 
+def seed_word(client: ClientId) -> int:
+    """Return the word by which a client's random numbers in a round differ from the others'."""
+    return int.from_bytes(client.encode()[:6], "big")
+
+
 def is_run_id(text: str) -> bool:
     """Return True if the text has the form of a run id."""
     return _RUN_ID.fullmatch(text) is not None

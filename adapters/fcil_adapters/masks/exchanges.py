@@ -15,7 +15,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ LIST, NAMES, SETS, VOTES, LETTERS = (
 PARTS = (LIST, NAMES, SETS, VOTES, LETTERS)
 
 MOST_MEMBERS = 1000
-MOST_CLASSES = 10_000
+MOST_NAMES = 100_000  # of a task's classes, aliases included
 ID_BYTES = 26
 DIGEST_BYTES = 32
 
@@ -102,7 +102,8 @@ BROADCAST: Mapping[str, PayloadSchema] = {
         at_most=(*_MEMBERS, ("counted", "most_members")),
     ),
     NAMES: PayloadSchema(
-        (_bytes("names", "named", DIGEST_BYTES),), at_most=(("named", "most_classes"),)
+        (_bytes("names", "named", DIGEST_BYTES), _counts("places", "named")),
+        at_most=(("named", "most_names"),),
     ),
     VOTES: PayloadSchema(
         (_counts("voted", "members"), _bytes("signatures", "votes", SIGNATURE_BYTES)),
@@ -171,6 +172,17 @@ def is_summed_once(method: Method, exchange: Exchange) -> bool:
     return not exchange.trains and (exchange.rounds == 1 or frozen)
 
 
+def fewest_classes(method: Method, exchanges: Iterable[Exchange]) -> int:
+    """Return the fewest classes of a task in which these exchanges can take place.
+
+    Two, where training is masked: a task of one class has no loss to train by, and clients send
+    the mean of its images instead, the same in each round. Of two sums with and without a client,
+    the difference would be that client's.
+    """
+    own = (e for e in exchanges if e.masking and e.kind not in MASKING)
+    return 2 if any(not is_summed_once(method, e) for e in own) else 1
+
+
 def in_terms(method: Method, terms: PrivacyTerms) -> Method:
     """Return the method with the rounds that a run's terms ask for."""
     return with_masks(method) if terms.masks else method
@@ -199,7 +211,7 @@ def with_masks(method: Method) -> Method:
         return {
             **method.dims(hparams, backbone, task),
             "most_members": MOST_MEMBERS,
-            "most_classes": MOST_CLASSES,
+            "most_names": MOST_NAMES,
         }
 
     return replace(method, exchanges=exchanges, broadcast=broadcast, dims=dims, plain=method)

@@ -220,24 +220,43 @@ class Member:
             }
         )
 
-    def check_names(self, names: U8, own: Mapping[str, int], classes: Sequence[int]) -> None:
+    def check_names(
+        self,
+        names: U8,
+        places: I64,
+        own: Mapping[str, int],
+        held: Collection[str],
+        classes: Sequence[int],
+    ) -> None:
         """Check that this client's classes have the ids that they have for all clients.
 
+        A server that names each client one of its classes alone would get rows of one client each.
+
         Args:
-            names: (c, 32), salted digests of the names of the task's classes.
+            names: (m, 32), salted digests of all names of the task's classes.
+            places: (m,) of their classes in the task.
             own: name -> id, as the server gave them to this client.
+            held: the classes with images that this client has announced.
             classes: ids of the task's classes.
 
         Raises:
-            TrustError: a class has another id, or two have the same name.
+            TrustError: a class has another id or none, or two classes have the same name.
         """
-        rows = [row.tobytes() for row in names]
-        if len(rows) != len(classes) or len(set(rows)) != len(rows):
-            raise _refused("the classes of the task do not have one name each")
-        places = {number: place for place, number in enumerate(classes)}
+        if not all(place < len(classes) for place in places.tolist()):
+            raise _refused("a name belongs to no class of the task")
+        ids = {row.tobytes(): classes[i] for row, i in zip(names, places.tolist(), strict=True)}
+        if len(ids) != len(names):
+            raise _refused("two classes of the task have the same name")
+        task = set(classes)
         for name, number in own.items():
-            if number in places and rows[places[number]] != name_digest(self.digest, name):
+            if number in task and ids.get(name_digest(self.digest, name)) != number:
                 raise _refused(f"class {name!r} has another id for this client than for others")
+        for name in held:
+            listed = ids.get(name_digest(self.digest, name))
+            if listed is not None and own.get(name) != listed:
+                raise _refused(
+                    f"class {name!r}, of which this client has images, is left out of its part"
+                )
 
     def _names(self, other: int) -> tuple[ClientId, ClientId]:
         low, high = sorted((self.own, other))
@@ -299,10 +318,18 @@ class Member:
             if other > self.own:
                 found[other] = pair_seed(self.secrets.mask, self.digest, *self._names(other))
             elif other in sealed:
-                found[other] = unseal(key, sealed[other], tied(self.digest, other, self.own))
+                info = tied(self.digest, other, self.own)
+                found[other] = self._opened(key, sealed[other], info, other, "seed of a mask")
             else:
                 raise _refused(f"client {self.members.clients[other]} has sent no seed of a mask")
         return found
+
+    def _opened(self, key: PrivateKeys, sealed: bytes, info: bytes, of: int, what: str) -> bytes:
+        try:
+            return unseal(key, sealed, info)
+        except TrustError as error:
+            name = self.members.clients[of]
+            raise _refused(f"the {what} that client {name} has signed does not open") from error
 
     def open_letters(self, letters: Letters) -> dict[int, tuple[bytes, bytes]]:
         """Return the shares of each sender's self-mask and mask key.
@@ -317,7 +344,7 @@ class Member:
             letters.senders.tolist(), letters.letters, letters.committed, strict=True
         ):
             info = tied(self.digest, sender, self.own)
-            plain = unseal(reader, sealed.tobytes(), info)
+            plain = self._opened(reader, sealed.tobytes(), info, sender, "letter")
             shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
             digests = b"".join(
                 commitment(share, info, share_name(survived=survived))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,8 @@ def letter(
 def context_of(
     kind: str,
     number: int,
+    rounds: int,
+    seed: int,
     schema_digest: str,
     classes: Sequence[int],
     past: Sequence[int],
@@ -59,12 +61,14 @@ def context_of(
 ) -> bytes:
     """Return a digest of all that the sums of a round are about, for all clients the same.
 
-    A server that gave one client another model, or other ids for its classes, would find that
-    client's part in the total.
+    A server that gave one client another model, another place in the schedule, or other ids for
+    its classes, would find that client's part in the total.
 
     Args:
         kind: of the round.
         number: of the round, within (task, kind).
+        rounds: their number, on which the learning rate depends.
+        seed: of the run.
         schema_digest: of the run.
         classes: ids of the task's classes.
         past: ids of earlier ones.
@@ -74,6 +78,8 @@ def context_of(
     words = [
         kind,
         str(number),
+        str(rounds),
+        str(seed),
         schema_digest,
         ",".join(map(str, classes)),
         ",".join(map(str, past)),
@@ -83,17 +89,21 @@ def context_of(
     return hashlib.sha256("\n".join(words).encode()).digest()
 
 
-def names_part(digest: bytes, names: Iterable[str]) -> Part:
-    """Return the names of a task's classes, in order of their ids there, as salted digests.
+def names_part(digest: bytes, names: Mapping[str, int], classes: Sequence[int]) -> Part:
+    """Return all names of a task's classes, as salted digests, with their places in the task.
 
     All clients get the same, so a name has the same id for each of them.
 
     Args:
         digest: of the list, as salt.
-        names: of the classes.
+        names: name -> id; a class may have several, or none.
+        classes: ids of the task's classes.
     """
-    rows = [name_digest(digest, name) for name in names]
-    return Part(NAMES, Payload({"names": as_rows(rows)}))
+    at = {number: place for place, number in enumerate(classes)}
+    rows = sorted((name_digest(digest, name), at[number]) for name, number in names.items())
+    digests = [np.frombuffer(row, np.uint8) for row, _ in rows]
+    places = np.array([place for _, place in rows], np.int64)
+    return Part(NAMES, Payload({"names": _stacked(digests, DIGEST_BYTES), "places": places}))
 
 
 def name_digest(digest: bytes, name: str) -> bytes:

@@ -20,7 +20,6 @@ from fcil_protocol.payloads.schema import Dim, Kind, TensorSpec
 
 COUNT = "count"  # images of each class (c,)
 IMAGES = "images"  # images of all classes (1,)
-_LONE = "lone"  # images of clients that send the mean of a task's only class (1,)
 _CLIENTS = "clients"  # clients with an image (1,)
 _UPLOADS = "uploads"  # uploads, of clients with or without images (1,)
 _DESCRIBED = "described"  # images of each class, of the clients that describe it (c,)
@@ -31,10 +30,8 @@ _OWNED = "owned"  # ids of the classes that an upload describes
 # - classes: its images of each class, for a tensor whose last c rows are the task's classes;
 # - described: its images of each class that it describes, for a tensor with a row for each of these
 #   (`class_reports.report_specs`);
-# - clients: 1, if it has an image;
-# - lone_class: its images, if the tensor is there; it is in tasks of one class alone;
-# - clients_or_lone: as ``images`` in a task of one class, else as ``clients``.
-Weight = Literal["images", "classes", "described", "clients", "lone_class", "clients_or_lone"]
+# - clients: 1, if it has an image.
+Weight = Literal["images", "classes", "described", "clients"]
 
 
 # Kind -> (binary digits after the point, largest sum). For LoRA: means up to 2^6, 2^26 images.
@@ -73,13 +70,10 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
     specs = [_row_sums(sum_spec(s), w) for s, w in tensors.items()]
     specs += [count_sum(COUNT, "c"), count_sum(IMAGES)]
     specs += [count_sum(_DESCRIBED, "c")] if "described" in used else []
-    specs += [count_sum(_LONE)] if "lone_class" in used else []
-    specs += [count_sum(_CLIENTS)] if used & {"clients", "clients_or_lone"} else []
+    specs += [count_sum(_CLIENTS)] if "clients" in used else []
 
     def read(payload: Payload) -> dict[str, F64]:
         counts, images = (payload.i64(n).astype(np.float64) for n in (COUNT, "n"))
-        lone = [spec.name for spec, weight in tensors.items() if weight == "lone_class"]
-        there = all(name in payload.tensors for name in lone)
         rows = np.zeros(0, np.int64)
         if "described" in used:
             rows = class_positions(payload.i64(_OWNED), payload.i64("classes").tolist())
@@ -87,13 +81,12 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
             COUNT: counts,
             IMAGES: images,
             _DESCRIBED: _spread(counts[rows], rows, len(counts)),
-            _LONE: images * (there and len(counts) == 1),
             _CLIENTS: (images > 0).astype(np.float64),
         }
         sums = {spec.name: known[spec.name] for spec in specs if spec.name in known}
         for spec, weight in tensors.items():
             values = payload.tensors.get(spec.name)
-            if values is None or (weight == "lone_class" and len(counts) > 1):
+            if values is None:
                 sums[spec.name] = np.zeros(0)  # `dense` knows its shape
             else:
                 if weight == "described":
@@ -112,8 +105,6 @@ def weighted_sums(weights: Iterable[tuple[TensorSpec, Weight]]) -> Additive:
         if "described" in used:
             out[_OWNED] = np.asarray(classes, np.int64)[described]
         for spec, weight in tensors.items():
-            if weight == "lone_class" and not sums[_LONE].any():
-                continue
             total = sums[spec.name]
             factor = _factors(weight, sums, len(total), total.ndim)
             mean = (total / np.maximum(factor, 1)).astype(np.float32)
@@ -167,11 +158,7 @@ def _factors(weight: Weight, known: Sums, rows: int, dims: int) -> F64:
         counts = known[COUNT]
         column = np.concatenate([np.zeros(rows - len(counts)), counts])
         return column.reshape((-1,) + (1,) * (dims - 1))
-    if weight == "clients_or_lone":
-        weight = "images" if len(known[COUNT]) == 1 else "clients"
-    name = {
-        "images": IMAGES, "described": _DESCRIBED, "clients": _CLIENTS, "lone_class": _LONE
-    }[weight]  # fmt: skip
+    name = {"images": IMAGES, "described": _DESCRIBED, "clients": _CLIENTS}[weight]
     return known[name].reshape((-1,) + (1,) * (dims - 1))
 
 

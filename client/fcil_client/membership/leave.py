@@ -1,18 +1,21 @@
 """Leave a federation: tell the server, then remove keys, caches and state from this device.
 
-Images stay where they are, and so does the journal of sent data.
+Images stay where they are, and so do the journal of sent data, the spent privacy budget, and what
+masked rounds must remember.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 from fcil_client.link.visit import answer, visit
 from fcil_client.membership.rotate_keys import rotate
-from fcil_client.state import privacy_budget, sent_journal
+from fcil_client.state import mask_secrets, peers, privacy_budget, sent_journal
 from fcil_client.state.home import FORMER, Enrolment, Home
-from fcil_protocol.errors import MembershipExpired, Revoked, UnknownClient
+from fcil_client.state.mask_secrets import MaskFile
+from fcil_protocol.errors import CorruptFile, MembershipExpired, Revoked, UnknownClient
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.zmq_link import LinkNews
 from fcil_protocol.messages.messages import LEFT, Bye
@@ -44,12 +47,15 @@ async def notify_server(home: Home, enrolment: Enrolment, make: Dial = dial) -> 
 
 
 def clear(home: Home) -> list[Path]:
-    """Remove all files of a client but its journal and ledger; return the journal's files.
+    """Remove the files of a client but those about what it has sent; return the journal's files.
 
-    The same images may enrol again with another ticket, and the spent epsilon stays spent.
+    The same images may enrol again with another ticket: the spent epsilon stays spent, images in a
+    masked sum of a run go into no second one, and pinned peers stay pinned.
     """
     kept = sent_journal.files(home.directory)
-    ledger = home.directory / privacy_budget.NAME
+    with contextlib.suppress(CorruptFile):  # it stays as it is, and stops masked rounds
+        MaskFile(home.directory).erase()
+    stay = {privacy_budget.NAME, mask_secrets.NAME, peers.NAME, "lock", FORMER}
     home.note_leaving()
     with storage_errors("remove the client's files from", home.directory):
         # First the files that make it a client: a kill in between leaves caches, never a partial
@@ -57,7 +63,7 @@ def clear(home: Home) -> list[Path]:
         for name in ("client.json", "keys.json"):
             (home.directory / name).unlink(missing_ok=True)
         for path in home.directory.iterdir():
-            if path in (*kept, ledger) or path.name in ("lock", FORMER):
+            if path in kept or path.name in stay:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from fcil_adapters.masks.exchanges import (
     SHARES,
     VOTE,
     VOTES,
+    fewest_classes,
     is_summed_once,
 )
 from fcil_adapters.masks.member import Bounds, Member, keys_upload
@@ -26,8 +27,8 @@ from fcil_client.link.handshake import Terms
 from fcil_client.state.home import Home
 from fcil_client.state.mask_secrets import MaskFile
 from fcil_client.state.peers import PeerBook
-from fcil_protocol.errors import SchemaMismatch
-from fcil_protocol.ids import ClientId, sha256_of
+from fcil_protocol.errors import SchemaMismatch, TrustError
+from fcil_protocol.ids import ClientId, seed_word, sha256_of
 from fcil_protocol.messages.messages import RoundOpen
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
@@ -81,8 +82,18 @@ class Masking:
         """Check, before any work, that nothing of an update is in another sum of the run.
 
         Raises:
-            TrustError: something is.
+            TrustError: something is, or could be.
         """
+        exchange = terms.exchange(order.kind)
+        assert exchange is not None, "the order is of the run's method"
+        if len(order.classes) < fewest_classes(terms.method, [exchange]):
+            raise TrustError(
+                "masked round: it trains on a task of one class, of which each round would send "
+                "the same means, and of two sums that differ by one client the difference is its "
+                "update.",
+                action="Nothing was sent. Ask the operator for tasks of two classes or more "
+                "(tasks.min_new_classes).",
+            )
         members = MaskList.read(_part(parts, LIST))
         cycle = (order.task, members.cycle)
         self.file.check_unused(order.run, cycle, _once(order, terms, classes))
@@ -94,6 +105,7 @@ class Masking:
         task: TaskInfo,
         parts: Parts,
         names: Mapping[str, int],
+        held: Collection[str],
         upload: Payload,
     ) -> Payload:
         """Return the masked sums of an upload, which has passed its own checks.
@@ -104,6 +116,7 @@ class Masking:
             task: of the order.
             parts: every part that the order names, those of masks included.
             names: class name -> id, as the server gave them to this client.
+            held: the classes with training images that this client has announced.
             upload: the method's own.
 
         Raises:
@@ -123,11 +136,10 @@ class Masking:
         with self.file.lock:
             member = self._member(order, terms, parts)
             delivered, letters = self._letters(member, parts)
-            shown = np.asarray(_part(parts, NAMES).tensors["names"], np.uint8)
-            member.check_names(shown, names, order.classes)
-            about = context_of(
-                order.kind, order.round, terms.schema_digest, order.classes, order.past, parts
-            )
+            shown = _part(parts, NAMES)
+            digests = np.asarray(shown.tensors["names"], np.uint8)
+            member.check_names(digests, shown.i64("places"), names, held, order.classes)
+            about = self._about(order, terms, parts)
             if (kept := self.file.kept(about.hex())) is not None:
                 return unpack(kept)  # the bytes that its masks hide; others would show the change
             if noises_sum(terms, order.kind, task):
@@ -141,6 +153,25 @@ class Masking:
             once = _once(order, terms, classes)
             self.file.settle_masked(b"".join(pieces(hidden)), about.hex(), once)
         return hidden
+
+    def _about(self, order: RoundOpen, terms: Terms, parts: Parts) -> bytes:
+        """Return `context_of` the order.
+
+        Raises:
+            TrustError: the random numbers of this client are not its own.
+        """
+        if order.seed[1:] != [seed_word(self.client)]:
+            raise TrustError("masked round: the seed of this client is not made of its id.")
+        return context_of(
+            order.kind,
+            order.round,
+            order.rounds,
+            order.seed[0],
+            terms.schema_digest,
+            order.classes,
+            order.past,
+            parts,
+        )
 
     def _member(self, order: RoundOpen, terms: Terms, parts: Parts) -> Member:
         members = MaskList.read(_part(parts, LIST))

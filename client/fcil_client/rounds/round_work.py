@@ -29,6 +29,7 @@ from fcil_client.rounds.model_keeper import ModelKeeper
 from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.outbox import Keeping, Outbox
+from fcil_client.state.peers import PeerBook
 from fcil_client.state.privacy_budget import PrivacyLedger, refuse_weak
 from fcil_client.state.sent_journal import SentJournal
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
@@ -37,6 +38,7 @@ from fcil_protocol.errors import (
     DataError,
     EgressRefused,
     NothingLeft,
+    PrivacyRefused,
     SchemaMismatch,
     TooLarge,
 )
@@ -94,6 +96,7 @@ class RoundWork:
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
         names: ids of the classes that this client holds, as of the last round.
+        announced: the classes with training images of the last sealed inventory.
         effort: number of images that fit into one pass, as far as failures have shown.
         place: its worker; its own, or one that many clients share.
         resources: its share of the machine.
@@ -114,6 +117,7 @@ class RoundWork:
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []
         self.names: dict[str, int] = {}
+        self.announced: frozenset[str] = frozenset()
         self.place = place or Workplace(options, home.directory / "worker.log")
         self.effort = self.place.effort
         self.resources = self.place.resources
@@ -238,8 +242,10 @@ class RoundWork:
             EgressRefused: the list is not of the form that may leave the device.
             DiskFull, StorageError: the journal cannot record it.
         """
-        payload = inventory.announceable(self.least(terms)).payload()
+        told = inventory.announceable(self.least(terms))
+        payload = told.payload()
         _refuse("the list of classes holds", inventory_faults(payload))
+        self.announced = frozenset(name for name, count in told.train.items() if count)
         key = RoundKey(RunId(terms.run), -1, INVENTORY, 0)
         return self._seal(payload, key, terms, server, base=0)
 
@@ -311,7 +317,7 @@ class RoundWork:
         self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[StoredEnvelope, str]:
         """Make and seal the upload of a round of keys, shares, votes or unmasking."""
-        refuse_weak(terms.privacy, self._options.limits)
+        self._refuse_weak(terms)
         _, parts = self._parts(order, terms, task, server)
         payload = self._masking.upload(order, terms, parts)
         return self._seal_update(payload, order, terms, task, server)
@@ -323,7 +329,7 @@ class RoundWork:
         assert terms.method.plain is not None, "the run's rounds are masked"
         self._guard(replace(terms, method=terms.method.plain), order.kind, payload, task)
         parts = {**begun.parts, **begun.masks}
-        return self._masking.masked(order, terms, task, parts, self.names, payload)
+        return self._masking.masked(order, terms, task, parts, self.names, self.announced, payload)
 
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget.
@@ -347,7 +353,7 @@ class RoundWork:
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
         if order.kind == LATE:
-            refuse_weak(terms.privacy, self._options.limits)
+            self._refuse_weak(terms)
             return _Begun(classes, {}, parts, self._home.state())
         if exchange is not None and exchange.masking:
             self._masking.check_unused(order, terms, masks, classes)
@@ -408,7 +414,23 @@ class RoundWork:
         """
         self._model.release(run, promoted)
 
+    def _refuse_weak(self, terms: Terms) -> None:
+        """Check the run's terms against this client's limits and the peers that it has pinned.
+
+        Raises:
+            PrivacyRefused: they are weaker.
+        """
+        refuse_weak(terms.privacy, self._options.limits)
+        if not terms.privacy.masks and PeerBook(self._home.directory).pinned():
+            raise PrivacyRefused(
+                "the owner of this client has pinned other clients, so it trains in masked rounds "
+                "alone, and those of this run are not masked.",
+                action="Unpin them (fcil-client peers --unpin) if that is enough, or ask the "
+                "operator for privacy.secure = 'masks'.",
+            )
+
     def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
+        self._refuse_weak(terms)
         names: list[str] = []
         if terms.privacy.noise_multiplier > 0:
             names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]

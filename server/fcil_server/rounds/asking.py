@@ -11,7 +11,7 @@ from fcil_adapters.contract import Part, TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS
 from fcil_adapters.masks.record import MaskRecord, context_of, is_for, members_of, names_part
 from fcil_protocol.errors import MethodMismatch
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, seed_word
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE, REGISTRY
 from fcil_protocol.payloads.payload import Payload
@@ -100,8 +100,7 @@ async def ask(
             oldest_base=progress.oldest_base,
             classes=list(progress.task.classes),
             past=list(progress.task.past),
-            # The client's id makes its stream differ from the others' of the same round.
-            seed=[context.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
+            seed=[context.config.run.seed, seed_word(peer.client)],
             remaining_s=remaining_s,
             min_count=context.config.privacy.evaluate_min_count,
             parts=[*(r for r in progress.refs if is_for(r.name, peer.client)), registry],
@@ -115,8 +114,8 @@ def mask_names(context: RunContext, progress: RunProgress, task: TaskInfo) -> tu
     step, record = progress.step, MaskRecord.read(progress.state)
     if record is None or step is None or step.kind not in context.masked_kinds:
         return ()
-    digest, names = record.members.digest(context.run, task.index), context.classes.names()
-    return (names_part(digest, (names[c] for c in task.classes)),)
+    digest = record.members.digest(context.run, task.index)
+    return (names_part(digest, context.classes.keyed(task.classes), task.classes),)
 
 
 def sums_are_about(context: RunContext, progress: RunProgress, task: TaskInfo) -> bytes:
@@ -125,8 +124,16 @@ def sums_are_about(context: RunContext, progress: RunProgress, task: TaskInfo) -
     if step is None or step.kind not in context.masked_kinds:
         return b""
     parts = {p.name: p.payload for p in (*progress.parts, *progress.names)}
-    schema = context.schema_digest
-    return context_of(step.kind, step.round, schema, task.classes, task.past, parts)
+    return context_of(
+        step.kind,
+        step.round,
+        step.rounds,
+        context.config.run.seed,
+        context.schema_digest,
+        task.classes,
+        task.past,
+        parts,
+    )
 
 
 def clients_unable(context: RunContext, progress: RunProgress) -> frozenset[ClientId]:
@@ -162,10 +169,9 @@ def oldest_base(context: RunContext, progress: RunProgress) -> int:
 
 def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
     """Return the part with the names and ids of the classes that this client may know."""
+    ids = context.classes.names_for(peer.names)
     if context.config.privacy.share_names:
-        ids = {name: class_id for class_id, name in context.classes.names().items()}
-    else:
-        ids = context.classes.names_for(peer.names)
+        ids |= {name: class_id for class_id, name in context.classes.names().items()}
     seen = set(task.seen)
     names = sorted(name for name, class_id in ids.items() if class_id in seen)
     tasks = {c: t.task for t in context.ledger.tasks.all(context.run) for c in t.class_ids}

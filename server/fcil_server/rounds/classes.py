@@ -141,11 +141,19 @@ class ClassRegistry:
 
     def keys_of(self, class_ids: Collection[int]) -> frozenset[str]:
         """Return all keys by which clients may call these classes; hidden ones have none."""
+        return frozenset(self.keyed(class_ids))
+
+    def keyed(self, class_ids: Collection[int]) -> dict[str, int]:
+        """Return the keys of `keys_of`, each with the id of its class."""
         wanted = set(class_ids)
         rows = self._ledger.classes.all(self._run)
-        own = {c.key for c in rows if c.class_id in wanted and not c.hidden}
+        own = {
+            c.key: c.class_id
+            for c in rows
+            if c.class_id is not None and c.class_id in wanted and not c.hidden
+        }
         others = self._ledger.classes.aliases(self._run).items()
-        return frozenset(own | {key for key, target in others if target in own})
+        return own | {key: own[target] for key, target in others if target in own}
 
     def listed_tasks(self) -> int:
         """Return the number of listed tasks, 0 if classes are discovered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -43,26 +44,26 @@ class Discovery:
         """Wait until a task may open by the rules of ``[tasks]``."""
         rules, least = self.context.config.tasks, self.context.config.round.min_clients
         now = asyncio.get_running_loop().time
-        first: float | None = None
+        keys: frozenset[str] = frozenset()
+        first = changed = now()  # when the first name came, and when names last came or went
         while True:
             await self.before_wait()
-            pending, here = len(self.held_class_keys()), len(self.context.peers.announced())
-            first = (first or now()) if pending else None
-            enough = pending >= rules.min_new_classes and here >= least
-            overdue = first is not None and now() >= first + rules.max_wait_s
-            if pending and here and overdue:
+            before, keys, here = keys, self.held_class_keys(), len(self.context.peers.announced())
+            if keys != before:
+                changed = now()
+                first = first if before else changed
+            moments = []  # at which a task may open if there is no news
+            if len(keys) >= rules.min_new_classes and here >= least:
+                moments.append(changed + rules.settle_s)
+            if len(keys) >= self.context.fewest_classes and here:
+                moments.append(first + rules.max_wait_s)
+            if moments and now() >= min(moments):
                 return
-            self.waits(self._wish(pending, here))
-            # Overdue and no client connected: only an arrival changes anything.
-            limit = None if first is None or not here else first + rules.max_wait_s - now()
+            self.waits(self._wish(len(keys), here))
             self.news.clear()
-            try:
-                wait_s = rules.settle_s if enough else limit and max(0.0, limit)
+            with contextlib.suppress(TimeoutError):
+                wait_s = min(moments) - now() if moments else None
                 await asyncio.wait_for(self.news.wait(), wait_s)
-            except TimeoutError:
-                # The client that brought the classes may have left while they settled.
-                if enough and len(self.held_class_keys()) >= rules.min_new_classes:
-                    return
 
     def _wish(self, pending: int, here: int) -> str:
         rules, least = self.context.config.tasks, self.context.config.round.min_clients

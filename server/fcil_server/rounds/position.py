@@ -18,7 +18,7 @@ from fcil_adapters.contract import (
     TaskInfo,
 )
 from fcil_adapters.contract.averaging import Averaging
-from fcil_adapters.masks.exchanges import MASKING
+from fcil_adapters.masks.exchanges import MASKING, fewest_classes
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import Message, PartRef
 from fcil_protocol.storage.spool import Spool
@@ -84,6 +84,11 @@ class RunContext:
         """The kinds of the method's own rounds, if they are masked."""
         own = () if self.method.plain is None else self.exchanges
         return frozenset(e.kind for e in own if e.masking and e.kind not in MASKING)
+
+    @cached_property
+    def fewest_classes(self) -> int:
+        """Fewest classes of a task: masked training has none of one (`masks.exchanges`)."""
+        return fewest_classes(self.method, self.exchanges)
 
     def is_asynchronous(self, kind: str) -> bool:
         """Return True if updates of rounds of a kind may start from older states of the task."""

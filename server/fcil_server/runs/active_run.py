@@ -17,7 +17,7 @@ from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Exchange, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.privacy_terms import check_privacy
-from fcil_adapters.masks.exchanges import in_terms
+from fcil_adapters.masks.exchanges import fewest_classes, in_terms
 from fcil_protocol.errors import (
     ConfigError,
     FcilError,
@@ -33,7 +33,7 @@ from fcil_server.aggregation.publisher import Publisher
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.federation.directory import Federation
-from fcil_server.federation.sections import TrustSection
+from fcil_server.federation.sections import TasksSection, TrustSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, RunRow
@@ -292,6 +292,7 @@ async def _open(
         tell_ignored(ports.notify, method, hparams, config)
         exchanges = method.exchanges(hparams, info)
         check_unlabelled(ports.notify, exchanges, evaluate=config.run.evaluate)
+        check_task_sizes(config.tasks, fewest_classes(method, exchanges))
         if row is None:
             facts: dict[str, Any] = {} if choice is None else {"budget": choice.fields()}
             if entry is not None:
@@ -381,6 +382,28 @@ def tell_ignored(
     if reason and config.run.keep_updates:
         text = f"[run] keep_updates has no effect: {method.name} cannot forget a client exactly"
         notify("warning", "ignored", f"{text}, for {reason}")
+
+
+def check_task_sizes(tasks: TasksSection, fewest: int) -> None:
+    """Check that tasks have as many classes as masked training needs.
+
+    Raises:
+        ConfigError: one has fewer, or could have.
+    """
+    small = [i for i, names in enumerate(tasks.classes) if len(names) < fewest]
+    if tasks.schedule == "listed" and small:
+        raise ConfigError(
+            f"tasks.classes lists one class in task {small[0]}, and with privacy.secure = 'masks' "
+            f"a method that trains needs {fewest} or more in each task.",
+            action="Join tasks, or choose a method without training (docs/secure-aggregation.md).",
+        )
+    if tasks.schedule == "discovered" and tasks.min_new_classes < fewest:
+        raise ConfigError(
+            f"tasks.min_new_classes is {tasks.min_new_classes}, and with privacy.secure = 'masks' "
+            f"a method that trains needs {fewest} or more in each task.",
+            action=f"Set tasks.min_new_classes to {fewest} or more, or choose a method without "
+            "training (docs/secure-aggregation.md).",
+        )
 
 
 def check_unlabelled(

@@ -399,32 +399,50 @@ def test_a_class_has_the_same_id_for_all_clients():
     rounds = begun(3)
     rounds.give_keys(range(3))
     member = rounds.member(0)
-    names = names_part(member.digest, ["cat", "dog"]).payload.tensors["names"]
-    member.check_names(names, {"Cat": 4, "dog": 7, "emu": 2}, [4, 7])
-    for own in ({"cat": 7}, {"dog": 4}, {"cat": 4, "emu": 7}):
+    shown = names_part(member.digest, {"cat": 7, "dog": 4, "katze": 7}, [4, 7]).payload
+    names, places = shown.tensors["names"], shown.i64("places")
+    assert sorted(places.tolist()) == [0, 1, 1]
+    member.check_names(names, places, {"Cat": 7, "dog": 4, "emu": 2}, ["Cat", "emu"], [4, 7])
+    member.check_names(names, places, {"katze": 7, "cat": 7}, ["katze", "cat"], [4, 7])
+    for own in ({"cat": 4}, {"dog": 7}, {"cat": 7, "emu": 4}):
         with pytest.raises(TrustError, match="another id for this client"):
-            member.check_names(names, own, [4, 7])
-    twice = names_part(member.digest, ["cat", "dog", "cat"]).payload.tensors["names"]
-    for shown, classes in ((twice, [4, 7, 9]), (names, [4, 7, 9])):
-        with pytest.raises(TrustError, match="one name each"):
-            member.check_names(shown, {"cat": 9}, classes)
+            member.check_names(names, places, own, [], [4, 7])
+    for moved in (places + 1, places * 7):
+        with pytest.raises(TrustError, match="no class of the task"):
+            member.check_names(names, moved, {}, [], [4, 7])
+    with pytest.raises(TrustError, match="the same name"):
+        member.check_names(names[[0, 0]], places[[0, 1]], {}, [], [4, 7])
+
+
+def test_a_client_is_told_all_its_classes_or_sends_nothing():
+    """Of clients that were told one class each, every row of the total would be a single one's."""
+    rounds = begun(3)
+    rounds.give_keys(range(3))
+    member = rounds.member(0)
+    shown = names_part(member.digest, {"cat": 4, "dog": 7}, [4, 7]).payload
+    names, places = shown.tensors["names"], shown.i64("places")
+    member.check_names(names, places, {"cat": 4}, ["cat", "not of this task"], [4, 7])
+    with pytest.raises(TrustError, match="class 'dog', of which this client has images, is left"):
+        member.check_names(names, places, {"cat": 4}, ["cat", "dog"], [4, 7])
 
 
 def test_sums_are_about_one_model_and_one_set_of_classes():
     def part(value):
         return {"current": Payload({"w": np.array([value], np.float32)})}
 
-    usual = context_of("train", 0, "s", [0, 1], [], part(1.0))
+    usual = context_of("train", 0, 3, 1993, "s", [0, 1], [], part(1.0))
     others = [
-        context_of("train", 1, "s", [0, 1], [], part(1.0)),
-        context_of("train", 0, "t", [0, 1], [], part(1.0)),
-        context_of("train", 0, "s", [1, 0], [], part(1.0)),
-        context_of("train", 0, "s", [0], [1], part(1.0)),
-        context_of("train", 0, "s", [0, 1], [], part(2.0)),
-        context_of("train", 0, "s", [0, 1], [], {**part(1.0), "x": Payload()}),
+        context_of("train", 1, 3, 1993, "s", [0, 1], [], part(1.0)),
+        context_of("train", 0, 1, 1993, "s", [0, 1], [], part(1.0)),  # a last round: no step
+        context_of("train", 0, 3, 1994, "s", [0, 1], [], part(1.0)),
+        context_of("train", 0, 3, 1993, "t", [0, 1], [], part(1.0)),
+        context_of("train", 0, 3, 1993, "s", [1, 0], [], part(1.0)),
+        context_of("train", 0, 3, 1993, "s", [0], [1], part(1.0)),
+        context_of("train", 0, 3, 1993, "s", [0, 1], [], part(2.0)),
+        context_of("train", 0, 3, 1993, "s", [0, 1], [], {**part(1.0), "x": Payload()}),
     ]
-    assert len({usual, *others}) == 7
-    assert usual == context_of("train", 0, "s", [0, 1], [], part(1.0))
+    assert len({usual, *others}) == 9
+    assert usual == context_of("train", 0, 3, 1993, "s", [0, 1], [], part(1.0))
 
 
 def test_shares_are_given_for_the_set_that_two_thirds_have_signed_and_no_other():

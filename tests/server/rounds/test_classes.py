@@ -245,6 +245,7 @@ class TestHeldUnderAnotherName:
         registry.rename("cat", "felis")
         assert registry.keys_of([0]) == {"felis", "cat", "katze"}
         assert registry.keys_of([0, 1]) == {"felis", "cat", "katze", "dog"}
+        assert registry.keyed([1, 0]) == {"felis": 0, "cat": 0, "katze": 0, "dog": 1}
         assert registry.canonical(["katze", "cat", "dog", "oak"]) == {"felis", "dog", "oak"}
 
     def test_nobody_holds_a_hidden_class(self, registry: ClassRegistry) -> None:

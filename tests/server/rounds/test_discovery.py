@@ -53,7 +53,7 @@ def kit(tmp_path: Path) -> Iterator[SimpleNamespace]:
         peers: list[SimpleNamespace] = []
         yield SimpleNamespace(
             run=RUN, ledger=ledger, classes=classes, notes=notes, here=peers,
-            counts_late=False, forgotten=frozenset(), masked_kinds=frozenset(), is_asynchronous=lambda _kind: False,
+            counts_late=False, forgotten=frozenset(), masked_kinds=frozenset(), fewest_classes=1, is_asynchronous=lambda _kind: False,
             notify=lambda level, code, text: notes.append(f"{level} {code} {text}"),
             peers=SimpleNamespace(announced=lambda: peers),
             config=SimpleNamespace(

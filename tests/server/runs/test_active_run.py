@@ -25,9 +25,10 @@ from fcil_protocol.errors import (
     WorkerDied,
 )
 from fcil_server.federation.config import load, to_toml
+from fcil_server.federation.sections import TasksSection
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import active_run, run_record
-from fcil_server.runs.active_run import check_unlabelled, tell_ignored
+from fcil_server.runs.active_run import check_task_sizes, check_unlabelled, tell_ignored
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.resources import RunSetup
 from fcil_server.runs.run_queue import RunQueue
@@ -186,6 +187,18 @@ def test_what_a_budget_chose_is_kept_and_told_only_where_something_else_is_set()
     config, noted = kept(own, ["method.name=running_mean", "method.side=8"], {"side": 4})
     assert config.method.options == {"side": 4}
     assert noted[0].startswith("[method] side: run r1 was started with other values")
+
+
+def test_masked_training_needs_two_classes_in_each_task() -> None:
+    pairs, single = [["a", "b"], ["c", "d"]], [["a", "b"], ["c"]]
+    check_task_sizes(TasksSection(schedule="listed", classes=single), 1)
+    check_task_sizes(TasksSection(schedule="listed", classes=pairs), 2)
+    check_task_sizes(TasksSection(min_new_classes=2), 2)
+    with pytest.raises(ConfigError, match=r"tasks.classes lists one class in task 1"):
+        check_task_sizes(TasksSection(schedule="listed", classes=single), 2)
+    with pytest.raises(ConfigError, match=r"tasks.min_new_classes is 1") as refused:
+        check_task_sizes(TasksSection(), 2)
+    assert "Set tasks.min_new_classes to 2 or more" in refused.value.action
 
 
 def test_unlabelled_images_need_an_evaluation_and_a_warning() -> None:

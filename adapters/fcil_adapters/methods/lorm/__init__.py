@@ -9,14 +9,12 @@ Manifest (no torch). NOTES.md leads from the equations to the functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from fcil_adapters.contract import (
     BackboneInfo,
     Cadence,
     Exchange,
-    Kind,
     Largest,
     Payload,
     PayloadSchema,
@@ -34,7 +32,6 @@ from fcil_adapters.methods.lorm.parts import (
     root_names,
     root_specs,
 )
-from fcil_adapters.methods.lorm.sums import finish_sums, train_sums
 from fcil_adapters.numerics.class_reports import count_faults, count_spec, tally_specs
 from fcil_adapters.numerics.symmetric import triangle_size
 from fcil_adapters.numerics.task_parts import CURRENT
@@ -58,20 +55,14 @@ def exchanges(h: LormHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
+    # No sums, although the merge needs no more (`merging.RegMean`): the inputs of the first block
+    # do not depend on what is trained, so each round would send the same products, and of two sums
+    # that differ by one client the difference is that client's.
     train = train_exchange(NAME, h, backbone, more=_roots(h, backbone), check=_root_faults)
-    train = replace(train, additive=train_sums(h, _trained(train.upload), backbone))
     if h.task_merge == "mean":
         return (train,)
     told = PayloadSchema((*root_specs(root_names(h, "A"), backbone), *tally_specs()))
-    sums = finish_sums(h, backbone)
-    return (train, Exchange("finish", told, rounds=1, check=count_faults, additive=sums))
-
-
-def _trained(upload: PayloadSchema) -> Iterator[TensorSpec]:
-    """Yield the specs of LoRA, head and a lone class's mean."""
-    for spec in upload.tensors:
-        if spec.kind is not Kind.COUNT and not spec.name.startswith("root."):
-            yield spec
+    return (train, Exchange("finish", told, rounds=1, check=count_faults))
 
 
 def _roots(h: LormHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:

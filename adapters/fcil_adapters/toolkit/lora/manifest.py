@@ -134,11 +134,14 @@ def train_exchange(
 
 
 def _additive(h: LoraHparams, specs: Iterable[TensorSpec], more: Mapping[str, Weight]) -> Additive:
-    """Return the sums of uploads that `server.average_round` averages."""
+    """Return the sums of uploads that `server.average_round` averages.
+
+    A lone class's mean has none: masked rounds do not train on one (`masks.exchanges`).
+    """
     usual: Weight = "images" if h.weights == "samples" else "clients"
     head: Weight = "classes" if h.head_average == "rows" else usual
-    weights: dict[str, Weight] = {"mean": "lone_class", **dict.fromkeys(HEAD, head), **more}
-    trained = (spec for spec in specs if spec.kind is not Kind.COUNT)
+    weights: dict[str, Weight] = {**dict.fromkeys(HEAD, head), **more}
+    trained = (spec for spec in specs if spec.kind is not Kind.COUNT and spec.name != "mean")
     return weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
 
 

@@ -23,7 +23,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.weighted_sums import Weight, weighted_sums
-from fcil_adapters.toolkit.heads.rows import HEAD, head_specs, row_specs
+from fcil_adapters.toolkit.heads.rows import head_specs, row_specs
 from fcil_adapters.toolkit.prompts.options import PoolHparams
 from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, pool_names
 
@@ -75,8 +75,7 @@ def train_exchange(
     trained = (*prompt_specs(names, rows), *head_specs("c"))
     schema = PayloadSchema((*trained, *tally_specs()))
     usual: Weight = "images" if average == "samples" else "clients"
-    weights: dict[str, Weight] = {} if usual == "images" else {HEAD[0]: "clients_or_lone"}
-    sums = weighted_sums((spec, weights.get(spec.name, usual)) for spec in trained)
+    sums = weighted_sums((spec, usual) for spec in trained)
     additive = sums if averaged else None
     return (Exchange("train", schema, check=count_faults, averaged=averaged, additive=additive),)
 
