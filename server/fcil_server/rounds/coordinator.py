@@ -92,18 +92,26 @@ class Coordinator:
     def _look_at(self, peers: list[Peer]) -> None:
         self.discovery.news.set()
         for event in self._list_available(peers):
+            self._tell_round(event)
+
+    def _tell_round(self, event: machine.Event) -> None:
+        """Pass an event on to the round under way; without one it is forgotten.
+
+        A round begins with all clients that are there, so it needs nothing of what came before.
+        """
+        if self.progress.round is not None:
             self._events.put_nowait(event)
 
     def _list_available(self, peers: list[Peer]) -> list[machine.Available]:
         progress, late = self.progress, frozenset[ClientId]()
         if progress.task is not None and progress.step is not None and progress.step.kind == LATE:
-            late = self.late_images.clients(progress.task, peers)
+            late = self.late_images.clients(progress.task, peers, self._now())
         return list_available(self.context, progress, peers, self._now(), late)
 
     def on_client_left(self, client: ClientId) -> None:
         """Handle the end of a client's session."""
         self.discovery.news.set()  # the waiting phrase counts connected clients
-        self._events.put_nowait(machine.Left(client, self._now()))
+        self._tell_round(machine.Left(client, self._now()))
 
     def on_client_declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
         """Handle a client that cannot take part; return True if the round waited for its answer."""
@@ -156,7 +164,7 @@ class Coordinator:
         progress = self.progress
         progress.mode, progress.held_for = mode, ""
         event = machine.Resume if mode is Mode.RUNNING else machine.Hold
-        self._events.put_nowait(event(self._now()))
+        self._tell_round(event(self._now()))
         self._mode_changed.set()
         self.discovery.news.set()
         if mode is Mode.DRAINING and progress.phase == "done":
@@ -336,7 +344,7 @@ class Coordinator:
         if not context.counts_late or context.ledger.rounds.current(context.run) is not None:
             return False
         await self._may_go_on()
-        if not self.late_images.suffice(task):
+        if not self.late_images.suffice(task, self._now()):
             return False
         number = context.ledger.rounds.count_late(context.run, task.index)
         await self._late_round(task, late_step(number))
@@ -435,7 +443,9 @@ class Coordinator:
         yielder = Yielder()
         try:
             while True:
-                if progress.mode is Mode.DRAINING and progress.round.phase is Phase.GATHERING:
+                # Nobody is at work: the round goes on after the next start.
+                idle = progress.round.phase is Phase.GATHERING or progress.round.waits_for_rested
+                if progress.mode is Mode.DRAINING and idle:
                     await self._may_go_on()
                 progress.show(*describe_wait(self.context, progress))
                 for instruction in progress.round.handle(await self._events.get()):
@@ -463,6 +473,7 @@ class Coordinator:
     def _set_timer(self, at: float) -> None:
         loop = asyncio.get_running_loop()
         tick = machine.Tick(at)
+        self._timers = [timer for timer in self._timers if timer.when() > loop.time()]
         self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
 
     async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.late_images import classes_of
-from fcil_protocol.errors import EgressRefused, MethodMismatch, NothingLeft, PrivacyRefused
+from fcil_protocol.errors import EgressRefused, MethodMismatch, NothingLeft, NotNow, PrivacyRefused
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import LATE
 from fcil_server.ledger.enums import Answer, UpdateStatus
@@ -23,6 +24,15 @@ from fcil_server.sessions.peers import Peer
 _FINAL = frozenset(e.code for e in (NothingLeft, PrivacyRefused, EgressRefused, MethodMismatch))
 # While the run waits for classes: after the server's start, other clients may connect meanwhile.
 _FIRST_S = 10.0
+_MOST_BACKOFF = 6  # times four: with rounds every ten minutes, a month
+
+
+class _Backoff(NamedTuple):
+    """A client that was asked and sent nothing: what it had, how often, and how long it rests."""
+
+    held: dict[str, int]
+    times: int
+    until: float
 
 
 @dataclass
@@ -32,15 +42,18 @@ class LateImages:
     The server does not see which images an update counts. It remembers how many of each class a
     client announced when it was last asked for that class: other numbers may mean late images, and
     the client knows. It does not remember across a restart, after which each client is asked once.
+    A client that cannot answer is left alone four times as long each time, unless its numbers
+    change: it would have the others compute, and with noise pay, for rounds that too few join.
     """
 
     context: RunContext
     _settled: dict[ClientId, dict[str, int]] = field(default_factory=dict)
     _asked: dict[ClientId, dict[str, int]] = field(default_factory=dict)  # in the open round
+    _backoff: dict[ClientId, _Backoff] = field(default_factory=dict)
     _keys: frozenset[str] = frozenset()  # of the open round's classes, if it counts images once
     _next_at: float | None = None  # no round before, while the run waits for classes
 
-    def clients(self, task: TaskInfo, peers: Iterable[Peer]) -> frozenset[ClientId]:
+    def clients(self, task: TaskInfo, peers: Iterable[Peer], now: float) -> frozenset[ClientId]:
         """Return those of the connected clients that may have late images of the classes so far.
 
         A client whose updates a fork took over has none: it has forgotten which of its images they
@@ -49,6 +62,7 @@ class LateImages:
         Args:
             task: the newest one.
             peers: the clients.
+            now: seconds of the server's uptime.
         """
         keys = self.context.classes.keys_of(task.seen)
         found = []
@@ -56,7 +70,9 @@ class LateImages:
             known = self._settled.get(peer.client, {})
             held = _held(peer, keys)
             late = any(known.get(key) != n for key, n in held.items())
-            if late and peer.client not in self._apart:
+            rest = self._backoff.get(peer.client)
+            left_alone = rest is not None and now < rest.until and rest.held == held
+            if late and not left_alone and peer.client not in self._apart:
                 found.append(peer.client)
         return frozenset(found)
 
@@ -66,9 +82,9 @@ class LateImages:
         updates, run = self.context.ledger.updates, self.context.run
         return updates.inherited_from(run) | {client for client, _ in self.context.forgotten}
 
-    def suffice(self, task: TaskInfo) -> bool:
+    def suffice(self, task: TaskInfo, now: float) -> bool:
         """Return True if enough clients may have late images for a round to change anything."""
-        late = self.clients(task, self.context.peers.announced())
+        late = self.clients(task, self.context.peers.announced(), now)
         return len(late) >= max(self.context.config.least_updates, 1)
 
     def wait_s(self, now: float) -> float:
@@ -118,17 +134,32 @@ class LateImages:
             if row is not None and row.new_state is not None
             else counted
         )
-        nothing = [
-            a.client
-            for a in ledger.answers.of_round(key)
-            if a.answer is Answer.DECLINED and a.reason in _FINAL
-        ]
+        declined = {
+            a.client: a.reason for a in ledger.answers.of_round(key) if a.answer is Answer.DECLINED
+        }
+        nothing = [client for client, reason in declined.items() if reason in _FINAL]
         for client in (*sent, *nothing):
             self._settled.setdefault(client, {}).update(self._asked.get(client, {}))
-        self._asked.clear()
         if key.kind == LATE:
             self._next_at = now + self.context.config.round.late_every_s
+            answered = {*(u.client for u in updates), *nothing}
+            for client, held in self._asked.items():
+                rests = declined.get(client) == NotNow.code
+                self._leave_alone(client, held, now, rests=rests, answered=client in answered)
+        self._asked.clear()
         return counted
+
+    def _leave_alone(
+        self, client: ClientId, held: dict[str, int], now: float, *, rests: bool, answered: bool
+    ) -> None:
+        """Leave a client alone for a while that was asked for late images, unless it answered."""
+        before = self._backoff.pop(client, None)
+        if answered:
+            return
+        again = before is not None and before.held == held and not rests
+        times = min(before.times + 1, _MOST_BACKOFF) if before is not None and again else 1
+        wait_s = self.context.config.round.late_every_s * 4**times
+        self._backoff[client] = _Backoff(held, times, now + wait_s)
 
 
 def _held(peer: Peer, keys: Collection[str]) -> dict[str, int]:

@@ -355,6 +355,11 @@ class Round:
         declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
         return declined - self.excluded
 
+    @property
+    def waits_for_rested(self) -> bool:
+        """True while all that is missing is of clients that rest: nobody is at work."""
+        return self.stuck_until == math.inf
+
     def _wait_for_rested(self) -> list[Instruction]:
         """Wait without limit: resting clients ask in again on their own."""
         begins, self.stuck_until = self.stuck_until != math.inf, math.inf

@@ -108,6 +108,7 @@ class TestLate:
     """Alice has taught Cat with five images, and was not asked since the server's start."""
 
     TASK = TaskInfo(0, (0,))
+    now = 1e9
 
     @pytest.fixture
     def late(self, kit) -> LateImages:
@@ -118,7 +119,7 @@ class TestLate:
         return LateImages(kit)
 
     def has(self, late, task=TASK, **counts) -> bool:
-        return late.clients(task, [peer(ALICE, "alice", **counts)]) == {ALICE}
+        return late.clients(task, [peer(ALICE, "alice", **counts)], self.now) == {ALICE}
 
     def ask(self, kit, late, number=0, *, answer="counted", kind="late", task=TASK, **counts):
         """Let a round ask alice, who has announced these images."""
@@ -177,6 +178,33 @@ class TestLate:
         self.ask(kit, late, answer=answer, cat=5)
         assert self.has(late, cat=5) is asked_again
 
+    def test_who_cannot_answer_is_asked_ever_more_seldom_unless_its_numbers_change(
+        self, kit, late
+    ) -> None:
+        """Each time the others would compute, and pay with noise, for too few updates."""
+
+        def left_alone_s(number: int, answer: str, **counts: int) -> float:
+            self.ask(kit, late, number, answer=answer, **counts)  # at 7 s
+            waits = [60.0 * 4**n for n in range(9)]
+            for after in waits[1:]:
+                self.now = 7.0 + after + 1
+                if self.has(late, **counts):
+                    self.now = 7.0 + after - 1
+                    assert not self.has(late, **counts)
+                    assert self.has(late, **{**counts, "cat": counts["cat"] + 1})
+                    return after
+            raise AssertionError("it is never asked again")
+
+        assert left_alone_s(0, "worker_died", cat=5) == 240
+        assert left_alone_s(1, "worker_died", cat=5) == 960
+        assert left_alone_s(2, "not_now", cat=5) == 240
+        assert left_alone_s(3, "not_now", cat=5) == 240, "it rests, and says when it no longer does"
+        assert left_alone_s(4, "worker_died", cat=6) == 240
+        self.now = 8.0
+        assert not self.has(late, cat=6)
+        self.ask(kit, late, 5, answer="excluded", cat=6)
+        assert self.has(late, cat=6), "it has sent an update"
+
     def test_what_another_round_asked_for_is_not_taken_for_what_this_one_did(
         self, kit, late
     ) -> None:
@@ -208,9 +236,9 @@ class TestLate:
 
     def test_a_round_needs_as_many_clients_as_a_state(self, kit, late) -> None:
         kit.here[:] = [peer(ALICE, "alice", cat=1)]
-        assert late.suffice(self.TASK)
+        assert late.suffice(self.TASK, self.now)
         kit.config.least_updates = 2
-        assert not late.suffice(self.TASK)
+        assert not late.suffice(self.TASK, self.now)
 
     def test_while_the_run_waits_rounds_are_apart_and_the_first_lets_others_connect(
         self, kit, late
@@ -465,5 +493,76 @@ def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> Non
         kit.here.append(peer(ALICE, "alice", dog=2))
         discovery.news.set()
         await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(story())
+
+
+def test_news_of_other_things_does_not_put_a_task_off(kit) -> None:
+    """Clients come and go all the time; only a new name begins the settling anew."""
+
+    async def story() -> None:
+        kit.config.tasks.settle_s = 0.5
+        kit.here.append(peer(ALICE, "alice", dog=2))
+        discovery = Discovery(kit, [].append, may_go_on)
+        waiting = asyncio.create_task(discovery.wait())
+        chatter = 0
+        while not waiting.done():
+            discovery.news.set()
+            chatter += 1
+            await asyncio.wait({waiting}, timeout=0.01)
+            assert chatter < 30_000, "the task never opens"
+        await waiting
+
+    asyncio.run(story())
+
+
+def test_a_task_of_too_few_classes_does_not_open_however_long_it_waits(kit) -> None:
+    waits: list[str] = []
+
+    async def story() -> None:
+        kit.fewest_classes = kit.config.tasks.min_new_classes = 2
+        kit.config.tasks.max_wait_s = 0.0
+        kit.here.append(peer(ALICE, "alice", dog=2))
+        discovery = Discovery(kit, waits.append, may_go_on)
+        waiting = asyncio.create_task(discovery.wait())
+        for _ in range(5):  # as it is overdue from the start, it would be open by now
+            discovery.news.set()
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        kit.classes.announce(BOB, ["emu"])
+        kit.here.append(peer(BOB, "bob", emu=1))
+        discovery.news.set()
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(story())
+    assert "at least 2 new classes" in waits[-1]
+
+
+def test_what_happens_between_rounds_is_not_kept_for_a_round(kit) -> None:
+    """A run may wait for classes for months while clients come and go."""
+
+    bob = peer(BOB, "bob")
+    bob.holds = lambda *_: True
+
+    async def story() -> None:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        for _ in range(3):
+            coordinator.on_client_ready(bob)
+            coordinator.on_client_left(BOB)
+            coordinator.set_mode(Mode.PAUSED)
+            coordinator.set_mode(Mode.RUNNING)
+        assert coordinator._events.empty()
+
+    asyncio.run(story())
+
+
+def test_timers_of_a_round_that_have_gone_off_are_let_go(kit) -> None:
+    async def story() -> None:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        for _ in range(20):
+            coordinator._set_timer(asyncio.get_running_loop().time())
+            await coordinator._events.get()
+        coordinator._set_timer(asyncio.get_running_loop().time() + 3600)
+        assert len(coordinator._timers) <= 2
 
     asyncio.run(story())
