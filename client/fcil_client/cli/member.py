@@ -38,7 +38,7 @@ def leave(
 ) -> None:
     """Leave the federation for good: tell the server, and remove keys and caches.
 
-    Images stay, and the journal of what left this device. What the server has averaged into the
+    Images stay, and the records of what left this device. What the server has averaged into the
     model stays in it. To come back, join with a new ticket.
     """
     form = chosen(form, json_flag)

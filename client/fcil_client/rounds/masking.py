@@ -116,7 +116,7 @@ class Masking:
             task: of the order.
             parts: every part that the order names, those of masks included.
             names: class name -> id, as the server gave them to this client.
-            held: the classes with training images that this client has announced.
+            held: the classes with training images of which the server knows by this client.
             upload: the method's own.
 
         Raises:

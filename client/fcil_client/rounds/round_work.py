@@ -67,6 +67,7 @@ class _Begun:
         past: those of earlier tasks, for a method that keeps exemplars of them.
         parts: the parts of the broadcast that the method receives.
         masks: those of the masked round under way.
+        held: the classes that the server must name, of those that are in the round.
         state: the method's, after the last counted update; None if none is needed.
     """
 
@@ -75,6 +76,7 @@ class _Begun:
     parts: dict[str, Payload]
     state: Payload | None
     masks: dict[str, Payload] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
 
     @property
     def payloads(self) -> list[Payload]:
@@ -97,6 +99,7 @@ class RoundWork:
         faults: images of the last round that vanished or broke since the scan.
         names: ids of the classes that this client holds, as of the last round.
         announced: the classes with training images of the last sealed inventory.
+        known: those that it had announced before the last order: what the server knows by now.
         effort: number of images that fit into one pass, as far as failures have shown.
         place: its worker; its own, or one that many clients share.
         resources: its share of the machine.
@@ -118,6 +121,7 @@ class RoundWork:
         self.faults: list[str] = []
         self.names: dict[str, int] = {}
         self.announced: frozenset[str] = frozenset()
+        self.known: frozenset[str] | None = None
         self.place = place or Workplace(options, home.directory / "worker.log")
         self.effort = self.place.effort
         self.resources = self.place.resources
@@ -246,6 +250,7 @@ class RoundWork:
         payload = told.payload()
         _refuse("the list of classes holds", inventory_faults(payload))
         self.announced = frozenset(name for name, count in told.train.items() if count)
+        self.known = self.announced if self.known is None else self.known
         key = RoundKey(RunId(terms.run), -1, INVENTORY, 0)
         return self._seal(payload, key, terms, server, base=0)
 
@@ -278,6 +283,8 @@ class RoundWork:
 
     async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
+        # An inventory may be on its way as an order comes; with the next order, it has arrived.
+        held, self.known = self.announced & (self.known or frozenset()), self.announced
         if order.kind in MASKING:
             envelope, digest = await asyncio.to_thread(
                 self._seal_masking, order, terms, task, server
@@ -305,6 +312,7 @@ class RoundWork:
             names = [name for name, c in begun.classes.items() if c in described]
             await asyncio.to_thread(self._charge, terms, order.key, task, names)
         if terms.method.plain is not None and order.kind != EVALUATE:
+            begun = replace(begun, held=held)
             payload = await asyncio.to_thread(self._mask, order, terms, task, begun, payload)
         del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
@@ -329,7 +337,7 @@ class RoundWork:
         assert terms.method.plain is not None, "the run's rounds are masked"
         self._guard(replace(terms, method=terms.method.plain), order.kind, payload, task)
         parts = {**begun.parts, **begun.masks}
-        return self._masking.masked(order, terms, task, parts, self.names, self.announced, payload)
+        return self._masking.masked(order, terms, task, parts, self.names, begun.held, payload)
 
     def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
         """Open the order's parts, and charge the round to the privacy budget.
@@ -434,7 +442,7 @@ class RoundWork:
         names: list[str] = []
         if terms.privacy.noise_multiplier > 0:
             names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]
-        keys = [class_key(name) for name in classes]
+        keys = sorted({class_key(name) for name in classes})
         self._ledger.charge(terms.privacy, self._options.limits, key, keys, names)
 
     async def _compute(

@@ -171,7 +171,8 @@ def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
     """Return the part with the names and ids of the classes that this client may know."""
     ids = context.classes.names_for(peer.names)
     if context.config.privacy.share_names:
-        ids |= {name: class_id for class_id, name in context.classes.names().items()}
+        own = set(ids.values())
+        ids |= {name: c for c, name in context.classes.shown_names().items() if c not in own}
     seen = set(task.seen)
     names = sorted(name for name, class_id in ids.items() if class_id in seen)
     tasks = {c: t.task for t in context.ledger.tasks.all(context.run) for c in t.class_ids}

@@ -22,12 +22,18 @@ def apply_change(classes: ClassRegistry, fields: dict[str, Any]) -> list[str]:
             name.
 
     Raises:
-        UsageError: there is no such change or class, or it would mix classes.
+        UsageError: there is no such change or class, it would mix classes, or a masked round
+            depends on their names.
     """
     change, names = fields.get("change"), [str(n) for n in fields.get("names") or ()]
     if change not in CHANGES:
         raise UsageError(
             f"expected a change of classes that is one of {', '.join(CHANGES)}, got {change!r}."
+        )
+    if change != "admit" and classes.are_signed():
+        raise UsageError(
+            "a masked round is under way, in which clients sign the names of classes.",
+            action="Try again when it is over (fcil-server status).",
         )
     if change == "admit" and not names:
         names = [c.name for c in classes.awaiting_admission()]

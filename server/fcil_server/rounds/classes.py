@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.masks.exchanges import SHARES
 from fcil_protocol.errors import ConfigError, InternalError, UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise_class_name
@@ -216,6 +217,21 @@ class ClassRegistry:
         """Return id -> name of every class that has an id."""
         rows = self._ledger.classes.all(self._run)
         return {c.class_id: c.name for c in rows if c.class_id is not None}
+
+    def shown_names(self) -> dict[int, str]:
+        """Return id -> name of every class that has an id and is not hidden."""
+        rows = self._ledger.classes.all(self._run)
+        return {c.class_id: c.name for c in rows if c.class_id is not None and not c.hidden}
+
+    def are_signed(self) -> bool:
+        """Return True while clients sign the names of a task's classes, in a round of masked sums.
+
+        It follows the round of shares at once.
+        """
+        opened = self._ledger.tasks.all(self._run)
+        closed = self._ledger.rounds.closed_of(self._run, opened[-1].task) if opened else []
+        last = closed[-1] if closed else None
+        return last is not None and last.kind == SHARES and last.new_state is not None
 
     # Changes by the operator.
 

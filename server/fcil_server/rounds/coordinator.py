@@ -87,6 +87,7 @@ class Coordinator:
     def on_client_ready(self, peer: Peer) -> None:
         """Handle a client that is ready and has announced its classes (again)."""
         self.old_classes.notice(peer)
+        self.late_images.is_ready(peer.client)
         self._look_at([peer])
 
     def _look_at(self, peers: list[Peer]) -> None:
@@ -316,9 +317,12 @@ class Coordinator:
         if not self.context.counts_late or not opened:
             return
         wait_s = self.late_images.wait_s(self._now())
-        if not wait_s and await self._count_late(self.context.classes.task_info(opened[-1].task)):
-            # Others may have come meanwhile.
-            wait_s = max(self.late_images.wait_s(self._now()), MIN_BETWEEN_S)
+        if not wait_s:
+            if await self._count_late(self.context.classes.task_info(opened[-1].task)):
+                # Others may have come meanwhile.
+                wait_s = max(self.late_images.wait_s(self._now()), MIN_BETWEEN_S)
+            else:
+                wait_s = self.late_images.left_alone_s(self._now())
         if wait_s:
             if self._late_timer is not None:
                 self._late_timer.cancel()

@@ -45,15 +45,17 @@ class Discovery:
         rules, least = self.context.config.tasks, self.context.config.round.min_clients
         now = asyncio.get_running_loop().time
         keys: frozenset[str] = frozenset()
-        first = changed = now()  # when the first name came, and when names last came or went
+        ready = False
+        first = changed = now()  # when the first name came, and when the last name or client needed
         while True:
             await self.before_wait()
             before, keys, here = keys, self.held_class_keys(), len(self.context.peers.announced())
-            if keys != before:
+            was_ready, ready = ready, len(keys) >= rules.min_new_classes and here >= least
+            if keys != before or ready > was_ready:
                 changed = now()
                 first = first if before else changed
             moments = []  # at which a task may open if there is no news
-            if len(keys) >= rules.min_new_classes and here >= least:
+            if ready:
                 moments.append(changed + rules.settle_s)
             if len(keys) >= self.context.fewest_classes and here:
                 moments.append(first + rules.max_wait_s)

@@ -6,6 +6,7 @@ sum over images can count it when it comes (docs/decisions/0086).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,8 +43,9 @@ class LateImages:
     The server does not see which images an update counts. It remembers how many of each class a
     client announced when it was last asked for that class: other numbers may mean late images, and
     the client knows. It does not remember across a restart, after which each client is asked once.
-    A client that cannot answer is left alone four times as long each time, unless its numbers
-    change: it would have the others compute, and with noise pay, for rounds that too few join.
+    A client that declines or stays silent is left alone four times as long each time, unless its
+    numbers change: it would have the others compute, and with noise pay, for rounds that too few
+    join. One that rests is left alone until it says that it is ready.
     """
 
     context: RunContext
@@ -134,32 +136,40 @@ class LateImages:
             if row is not None and row.new_state is not None
             else counted
         )
-        declined = {
-            a.client: a.reason for a in ledger.answers.of_round(key) if a.answer is Answer.DECLINED
-        }
-        nothing = [client for client, reason in declined.items() if reason in _FINAL]
+        answers = (Answer.DECLINED, Answer.STRAGGLER)
+        failed = {a.client: a.reason for a in ledger.answers.of_round(key) if a.answer in answers}
+        nothing = [client for client, reason in failed.items() if reason in _FINAL]
         for client in (*sent, *nothing):
             self._settled.setdefault(client, {}).update(self._asked.get(client, {}))
         if key.kind == LATE:
             self._next_at = now + self.context.config.round.late_every_s
-            answered = {*(u.client for u in updates), *nothing}
-            for client, held in self._asked.items():
-                rests = declined.get(client) == NotNow.code
-                self._leave_alone(client, held, now, rests=rests, answered=client in answered)
+            for client in {*(u.client for u in updates), *nothing}:
+                self._backoff.pop(client, None)
+            for client in failed.keys() - set(nothing):
+                held = self._asked.get(client, {})
+                self._leave_alone(client, held, now, rests=failed[client] == NotNow.code)
         self._asked.clear()
         return counted
 
     def _leave_alone(
-        self, client: ClientId, held: dict[str, int], now: float, *, rests: bool, answered: bool
+        self, client: ClientId, held: dict[str, int], now: float, *, rests: bool
     ) -> None:
-        """Leave a client alone for a while that was asked for late images, unless it answered."""
-        before = self._backoff.pop(client, None)
-        if answered:
-            return
-        again = before is not None and before.held == held and not rests
-        times = min(before.times + 1, _MOST_BACKOFF) if before is not None and again else 1
-        wait_s = self.context.config.round.late_every_s * 4**times
+        before = self._backoff.get(client)
+        times = before.times if before is not None and before.held == held else 0
+        times = times if rests else min(times + 1, _MOST_BACKOFF)
+        wait_s = math.inf if rests else self.context.config.round.late_every_s * 4**times
         self._backoff[client] = _Backoff(held, times, now + wait_s)
+
+    def is_ready(self, client: ClientId) -> None:
+        """Note that a client has announced its classes: if it rested, it does no more."""
+        before = self._backoff.get(client)
+        if before is not None and before.until == math.inf:
+            self._backoff[client] = before._replace(until=0.0)
+
+    def left_alone_s(self, now: float) -> float:
+        """Return the seconds until a client that was left alone may be asked again; 0: never."""
+        ends = [b.until - now for b in self._backoff.values() if now < b.until < math.inf]
+        return min(ends, default=0.0)
 
 
 def _held(peer: Peer, keys: Collection[str]) -> dict[str, int]:

@@ -386,7 +386,8 @@ def _unfinished_forks(ledger: Ledger, directory: Path) -> list[Path]:
         folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
         unknown = [p for p in folders if p.is_dir() and ledger.runs.get(RunId(p.name)) is None]
         own = ("states", "kept", start.NAME)
-        return [p for p in unknown if all(q.name.startswith(own) for q in p.iterdir())]
+        # A file under way has a dot before its name.
+        return [p for p in unknown if all(q.name.lstrip(".").startswith(own) for q in p.iterdir())]
 
 
 def leftovers(directory: Path, run: RunId) -> list[Path]:

@@ -78,7 +78,6 @@ def test_what_was_summed_and_who_is_pinned_outlast_the_membership(home, damaged)
     file.begin(RoundKey(RUN, 0, "mask_keys", 0))
     file.settle_masked(b"upload", "ab" * 32, cat)
     PeerBook(home.directory).pin(PINNED, pinned=True)
-    (home.directory / "journal.jsonl").touch()
     if damaged:
         (home.directory / "masks.json").write_text("{")
     clear(home)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import sample_run
 from fcil_protocol.errors import ConfigError, InternalError, UsageError
+from fcil_protocol.ids import RoundKey
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.asking import class_registry
 from fcil_server.rounds.class_changes import apply_change, class_list
 from fcil_server.rounds.classes import ClassRegistry, refused_names
 from sample_run import ALICE, BOB, GONE, RUN, Clock
@@ -308,3 +311,55 @@ class TestAdmitting:
     ) -> None:
         with pytest.raises(UsageError, match=what):
             apply_change(careful, fields)
+
+
+class TestSignedNames:
+    """In a round of masked sums clients sign all names of a task; others would spoil the sum."""
+
+    @pytest.mark.parametrize("change", ["hide", "show", "alias", "rename"])
+    def test_names_change_before_and_after_it_and_not_meanwhile(
+        self, ledger: Ledger, registry: ClassRegistry, change: str
+    ) -> None:
+        registry.announce(ALICE, ["cat", "dog"])
+        registry.open_task(0)
+        names = {"alias": ["Katze", "cat"], "rename": ["cat", "felis"]}.get(change, ["cat"])
+        own = RoundKey(RUN, 0, "train", 0)
+        for state, kind in enumerate(("mask_keys", "mask_shares"), 1):
+            assert not registry.are_signed()
+            key = RoundKey(RUN, 0, kind, 0)
+            ledger.rounds.open(key, asked=[ALICE], base_state=state - 1)
+            ledger.rounds.close(key, "done", new_state=state)
+        for _ in range(2):  # before it has asked somebody, and since
+            with pytest.raises(UsageError, match="clients sign the names of classes"):
+                apply_change(registry, {"change": change, "names": names})
+            if ledger.rounds.current(RUN) is None:
+                ledger.rounds.open(own, asked=[ALICE], base_state=2)
+        ledger.rounds.close(own, "done", new_state=3)
+        assert apply_change(registry, {"change": change, "names": names}) == names
+
+    def test_a_round_of_shares_that_failed_is_followed_by_none(
+        self, ledger: Ledger, registry: ClassRegistry
+    ) -> None:
+        registry.announce(ALICE, ["cat"])
+        registry.open_task(0)
+        key = RoundKey(RUN, 0, "mask_shares", 0)
+        ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        ledger.rounds.close(key, "skipped")
+        assert not registry.are_signed()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_client_is_told_its_own_names_and_of_the_others_what_they_share(
+    ledger: Ledger, registry: ClassRegistry, shared: bool
+) -> None:
+    registry.announce(ALICE, ["cat", "dog", "emu"])
+    registry.open_task(0)
+    registry.alias("Katze", "cat")
+    registry.hide("dog")
+    context = SimpleNamespace(
+        run=RUN, ledger=ledger, classes=registry,
+        config=SimpleNamespace(privacy=SimpleNamespace(share_names=shared)),
+    )  # fmt: skip
+    told = class_registry(context, SimpleNamespace(names=["Katze", "dog"]), registry.task_info(0))
+    names = dict(zip(told.payload.meta["names"], told.payload.i64("class").tolist(), strict=True))
+    assert names == {"Katze": 0} | ({"emu": 2} if shared else {})

@@ -17,6 +17,7 @@ from fcil_protocol.payloads.schema import class_key
 from fcil_server.federation.config import Config
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import discovery as discovery_module
 from fcil_server.rounds import restore
 from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
@@ -166,7 +167,7 @@ class TestLate:
     @pytest.mark.parametrize(
         ("answer", "asked_again"),
         [
-            ("not_now", True),
+            ("data_error", True),
             ("excluded", True),
             ("privacy_refused", False),
             ("egress_refused", False),
@@ -196,14 +197,32 @@ class TestLate:
             raise AssertionError("it is never asked again")
 
         assert left_alone_s(0, "worker_died", cat=5) == 240
+        assert late.left_alone_s(7.0) == 240, "it wakes the run"
         assert left_alone_s(1, "worker_died", cat=5) == 960
-        assert left_alone_s(2, "not_now", cat=5) == 240
-        assert left_alone_s(3, "not_now", cat=5) == 240, "it rests, and says when it no longer does"
-        assert left_alone_s(4, "worker_died", cat=6) == 240
+        assert left_alone_s(2, "worker_died", cat=6) == 240
         self.now = 8.0
         assert not self.has(late, cat=6)
-        self.ask(kit, late, 5, answer="excluded", cat=6)
+        self.ask(kit, late, 3, answer="excluded", cat=6)
         assert self.has(late, cat=6), "it has sent an update"
+        assert late.left_alone_s(8.0) == 0
+
+    def test_who_rests_is_asked_when_it_says_that_it_is_ready(self, kit, late) -> None:
+        self.ask(kit, late, answer="not_now", cat=5)
+        assert not self.has(late, cat=5)
+        assert late.left_alone_s(8.0) == 0, "nothing else wakes the run for it"
+        late.is_ready(ALICE)
+        assert self.has(late, cat=5)
+
+    def test_who_was_away_is_asked_as_soon_as_it_is_back(self, kit, late) -> None:
+        key = RoundKey(RUN, 0, "late", 0)
+        kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+        late.begin(self.TASK, "late")
+        late.ask(peer(ALICE, "alice", cat=5))
+        kit.ledger.answers.set(key, ALICE, Answer.LOST, "")
+        kit.ledger.rounds.close(key, "skipped")
+        late.close(key, 7.0)
+        self.now = 8.0
+        assert self.has(late, cat=5)
 
     def test_what_another_round_asked_for_is_not_taken_for_what_this_one_did(
         self, kit, late
@@ -564,5 +583,34 @@ def test_timers_of_a_round_that_have_gone_off_are_let_go(kit) -> None:
             await coordinator._events.get()
         coordinator._set_timer(asyncio.get_running_loop().time() + 3600)
         assert len(coordinator._timers) <= 2
+
+    asyncio.run(story())
+
+
+def test_the_client_that_was_waited_for_begins_the_settling_anew(kit, monkeypatch) -> None:
+    """Others that come with it, as after a power cut, bring their classes to the same task."""
+    clock = SimpleNamespace(now=0.0)
+    loop = SimpleNamespace(time=lambda: clock.now)
+    mine = SimpleNamespace(get_running_loop=lambda: loop, wait_for=asyncio.wait_for)
+    monkeypatch.setattr(discovery_module, "asyncio", mine)
+
+    async def opens_after(discovery, waiting, now: float) -> bool:
+        clock.now = now
+        discovery.news.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return bool(waiting.done())
+
+    async def story() -> None:
+        kit.config.round.min_clients, kit.config.tasks.settle_s = 2, 5.0
+        kit.config.tasks.max_wait_s = 1e6
+        kit.here.append(peer(ALICE, "alice", dog=2))
+        discovery = Discovery(kit, [].append, may_go_on)
+        waiting = asyncio.create_task(discovery.wait())
+        assert not await opens_after(discovery, waiting, 10.0)
+        kit.here.append(peer(BOB, "bob", dog=1))
+        assert not await opens_after(discovery, waiting, 20.0)
+        assert not await opens_after(discovery, waiting, 24.0)
+        assert await opens_after(discovery, waiting, 25.0)
 
     asyncio.run(story())
