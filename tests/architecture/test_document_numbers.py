@@ -133,7 +133,9 @@ SENTENCES = [
     # 2 Link
     (PROTOCOL, "more than {} at once and {} a second, is **cut off**", REFUSED),
     (PROTOCOL, "{} a second are always tolerated.", [Of(s + "sessions.conduct.MOST", conduct.WINDOW_S, {10: "Ten"}.__getitem__)]),
-    (PROTOCOL, "and an inventory, which counts {} times.", [word(s + "sessions.conduct.ANNOUNCED")]),
+    (PROTOCOL, "an inventory, which counts {} times,", [word(s + "sessions.conduct.ANNOUNCED")]),
+    (PROTOCOL, "a `rotate`, which counts {} times,", [Of(s + "daemon.cut_offs.A_ROTATION")]),
+    (PROTOCOL, "the server keeps the {} newest", [word(s + "daemon.dispatch.MOST_STRAYS")]),
     (PROTOCOL, "| `HANDSHAKE_IVL` | {} s |", [Of(p + "link.zmq_link.HANDSHAKE_MS", 1000)]),
     (PROTOCOL, "| `MAXMSGSIZE` | {} MiB |", [Of(p + "link.zmq_link.MAX_MESSAGE_BYTES", MIB)]),
     (PROTOCOL, "| `SNDHWM` | {} messages |", [Of(p + "link.zmq_link.HIGH_WATER")]),

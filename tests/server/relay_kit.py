@@ -20,7 +20,7 @@ from fcil_protocol.errors import FcilError
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.messages.frames import parse
-from fcil_protocol.messages.messages import Chunk, Hello, Nack, PartRef, Parts, Want
+from fcil_protocol.messages.messages import Chunk, Hello, PartRef, Parts, Want, Welcome
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.testing import MemoryRouter
@@ -71,7 +71,7 @@ class Center:
         )
         self.given = Counter()  # (digest, chunk) -> times that it was sent
         self.by = Counter()  # client -> chunks that were sent to it
-        self.heard, self.left, self.tasks = [], [], []
+        self.heard, self.left, self.tasks, self.strays = [], [], [], []
         self.channels = {}  # conn -> (incoming, channel)
         self.reading = asyncio.Event()
         self.reading.set()
@@ -151,10 +151,15 @@ class Center:
             channel.peer_nonce = message.nonce
             channel.check(received)
             self.channels[incoming.conn] = (incoming, channel, row)
-            # In the place of a Welcome: the nonce, in a message that is signed like it.
-            self.lanes.send(
-                incoming.route, channel.frames(Nack(code="hello", text=channel.nonce.hex()))
-            )
+            welcome = Welcome(
+                protocol=1, server_nonce=channel.nonce, certificate=b"", run="r", method="m",
+                method_version="1", hparams="{}", schema_digest="0" * 64, backbone="{}",
+                needs_backbone=False, ready=True, max_payload_bytes=1, credit=1,
+            )  # fmt: skip
+            self.lanes.send(incoming.route, channel.frames(welcome))
+            return
+        if incoming.conn not in self.channels:  # the server answers that a session begins otherwise
+            self.strays.append(message)
             return
         _, channel, row = self.channels[incoming.conn]
         message = channel.check(received)
@@ -281,7 +286,7 @@ class Member:
         )  # fmt: skip
         received = parse(await self.link.recv())
         welcome = self.channel.check(received)
-        self.channel.peer_nonce = bytes.fromhex(welcome.text)
+        self.channel.peer_nonce = welcome.server_nonce
         self.task = asyncio.create_task(self._listen())
 
     async def _listen(self):

@@ -6,13 +6,19 @@ import heapq
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 MAX_DEPTH = 32  # folders below the root
+
 MAX_LINKS = 10_000  # links that are followed
 SIDES = ("train", "test")  # their folders are classes, in layouts that have them
 
 Identity = tuple[int, int]  # device and inode
+
+
+def depth_below(root: Path, place: str) -> int:
+    """Return how many folders a place is below a root."""
+    return len(PurePath(place).relative_to(root).parts)
 
 
 @dataclass(frozen=True, order=True)

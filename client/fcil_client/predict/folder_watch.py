@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
+from fcil_adapters.images.folder_walk import MAX_DEPTH, depth_below
 from fcil_client.data.file_names import is_about_a_name, is_text
 from fcil_client.predict.images import is_image, walk
 from fcil_protocol.errors import DataError
@@ -215,11 +216,17 @@ class FolderEvents:
     def _begin(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
         places = [self._folder]
         if self._recursive:  # the watcher itself would follow link cycles
-            below = (place for place, _, _ in os.walk(self._folder) if is_text(place))
-            places = sorted({self._folder, *map(Path, below)})
+            places = sorted({self._folder, *map(Path, self._below())})
         return awatch(
             *places, watch_filter=None, debounce=DEBOUNCE_MS, step=STEP_MS, recursive=False
         )
+
+    def _below(self) -> Iterator[str]:
+        for place, folders, _ in os.walk(self._folder):
+            if depth_below(self._folder, place) >= MAX_DEPTH:
+                folders.clear()  # as `images.walk`
+            if is_text(place):
+                yield place
 
     def _ask(self) -> asyncio.Task[set[tuple[Change, str]]]:
         async def ask() -> set[tuple[Change, str]]:

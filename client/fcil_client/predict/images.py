@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images.decoding import IMAGE_SUFFIXES, MAX_FILE_BYTES, decode, preprocess
+from fcil_adapters.images.folder_walk import MAX_DEPTH, depth_below
 from fcil_protocol.errors import DataError
 
 U8 = NDArray[np.uint8]
@@ -67,6 +68,10 @@ def walk(folder: Path, faults: list[str] | None = None) -> Iterator[Path]:
 
     for directory, folders, files in os.walk(folder, onerror=report):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if folders and depth_below(folder, directory) >= MAX_DEPTH:  # the walk is recursive
+            if faults is not None:
+                faults.append(f"folder {directory} is too deep: what is below it is left out.")
+            folders.clear()
         for name in sorted(filter(is_image, files)):
             yield Path(directory, name)
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from fcil_protocol.link.interface import Incoming
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as the system permits: each client takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Descriptors:

@@ -45,12 +45,14 @@ def relay(
         import asyncio
         import sys
 
+        from fcil_protocol.link.descriptors import allow_many_files
         from fcil_protocol.storage.atomic_files import DirectoryLock
         from fcil_protocol.trust.ticket import read_ticket
         from fcil_server.sessions.relay.home import make_directory
 
         shown = read_ticket(ticket, sys.stdin.buffer) if ticket is not None else None
         make_directory(directory)
+        allow_many_files()
         file = log.open()
         with DirectoryLock.acquire(directory, "relay"):
             asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb, file))

@@ -18,7 +18,10 @@ from fcil_server.federation.roster import Roster
 from fcil_server.sessions.conduct import MOST, WINDOW_S, Conduct
 from fcil_server.sessions.peers import GOODBYE_S, Peer, Peers
 
-A_FLOOD = 100  # weight of a connection cut for a flood, in needless messages
+# Weights in needless messages: of a connection cut for a flood, and of a change of keys, which
+# waits for the disk and leaves a row for good.
+A_FLOOD = 100
+A_ROTATION = 60
 
 
 class Speaker(Protocol):

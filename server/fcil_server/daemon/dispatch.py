@@ -35,6 +35,8 @@ from fcil_server.sessions.inbox import Inbox
 from fcil_server.sessions.intake import peer_text
 from fcil_server.sessions.peers import Peer
 
+MOST_STRAYS = 4  # a member's connections that were refused and have no session
+
 
 class Dispatch:
     """Receives messages and hands each to its part of the server.
@@ -53,6 +55,7 @@ class Dispatch:
         self._sessions = sessions
         self._guests = guests
         self._cut_offs = cut_offs
+        self._strays: dict[bytes, list[int]] = {}  # a member's key -> connections without a session
         self._credit = context.config.wire.credit
         self._inbox = Inbox(
             context.intake,
@@ -143,6 +146,17 @@ class Dispatch:
         if not coordinator.on_client_declined(peer.client, key, message.reason):
             self._cut_offs.count_needless(peer.client)
 
+    def _limit_strays(self, incoming: Incoming) -> None:
+        """Cut the oldest of a member's connections without a session when there are too many."""
+        context = self._context
+        if not context.roster.allow_list.is_member(incoming.key):
+            return
+        strays = [c for c in self._strays.get(incoming.key, ()) if c != incoming.conn]
+        strays = [c for c in (*strays, incoming.conn) if context.peers.by_conn(c) is None]
+        for conn in strays[:-MOST_STRAYS]:
+            context.link.cut(conn)
+        self._strays[incoming.key] = strays[-MOST_STRAYS:]
+
     def _departed(self, conn: int) -> None:
         self._guests.departed(conn)
         self._sessions.end(conn)
@@ -151,6 +165,7 @@ class Dispatch:
         """Answer a message that belongs to no session; the connection of a guest ends with it."""
         self._sessions.refuse(incoming, error)
         self._guests.cut_after_answer(incoming)
+        self._limit_strays(incoming)
         if isinstance(error, InternalError | BadSignature):
             origin = incoming.key.hex()
             self._context.journal.note("error", error.code, error.message, origin=origin)

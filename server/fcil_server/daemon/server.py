@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.link.descriptors import allow_many_files
 from fcil_protocol.link.interface import ServerLink
 from fcil_protocol.link.zmq_link import Router
 from fcil_protocol.process import control_socket
@@ -119,7 +119,7 @@ class Server:
         Raises:
             FcilError: the server could not start, or the run failed.
         """
-        _raise_descriptor_limit()
+        allow_many_files()
         self.ledger.database.checkpoint_by_hand()
         work: list[asyncio.Task[None]] = []
         async with contextlib.AsyncExitStack() as ends:  # closes the parts, the last one first
@@ -287,7 +287,7 @@ class Server:
         """
         credit = self.config.wire.credit
 
-        def changed(relay: ClientId) -> None:  # these four call parts that are made below
+        def changed(relay: ClientId) -> None:  # these five call parts that are made below
             link.send_lists(relay)
 
         def flooded(key: bytes) -> None:
@@ -300,6 +300,9 @@ class Server:
             self.journal.refusal(relay, error)
             cut_offs.count_needless(relay)
 
+        def greets(relay: ClientId) -> None:
+            cut_offs.count_needless(relay)
+
         roster = self._roster(changed)
         router, port = self._listen(roster, flooded)
         link = RelayedLink(
@@ -310,6 +313,7 @@ class Server:
             serve=lambda p, want: parts().context.run.publisher.serve(p, want, credit),
             notify=self.note,
             refused=refused,
+            greets=greets,
             must_be_heard=must_be_heard,
         )
         ends.callback(link.close)
@@ -426,11 +430,3 @@ class Server:
             await parts.flusher.run()
             parts.context.intake.revive(self.peers)
             self._service.news()
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow as many open files as the system permits: each client takes one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

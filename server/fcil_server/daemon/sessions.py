@@ -24,7 +24,7 @@ from fcil_protocol.messages.messages import (
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.ticket import keys_digest
 from fcil_server.daemon.context import ServerContext
-from fcil_server.daemon.cut_offs import CutOffs
+from fcil_server.daemon.cut_offs import A_ROTATION, CutOffs
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF, REVOKED
 from fcil_server.ledger.rows import ClientRow
@@ -179,6 +179,7 @@ class ClientSessions:
         Raises:
             BadSignature, WireError, UsageError: see `Roster.rotate`.
         """
+        self._cut_offs.count_needless(peer.client, A_ROTATION)
         row = self._row(peer)
         keys = self._context.roster.rotate(row, message)
         self._context.journal.note("info", "rotated", f"{peer.name} has new keys", peer.client)

@@ -179,7 +179,10 @@ class Roster:
         Raises:
             BadSignature, WireError: the new keys do not prove themselves, or are no keys.
             UsageError: they are another client's.
+            Revoked, MembershipExpired: it is no longer a member.
         """
+        if not row.may_join(self._ledger.now):
+            raise refusal(row, self._ledger.now)
         keys = PublicKeys.from_fields(
             {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
         )
@@ -187,6 +190,8 @@ class Roster:
         holder = self._ledger.clients.by_curve(keys.curve)
         if holder is not None and holder.client_id != row.client_id:
             raise UsageError("these keys belong to another client.", action="Generate new ones.")
+        if keys == row.public_keys:
+            return keys  # sent again, since the answer was lost
         with self._ledger.transaction():
             self._ledger.clients.replace_keys(row.client_id, keys)
             self._ledger.audit.add(row.name, "rotate_keys", keys.fingerprint)

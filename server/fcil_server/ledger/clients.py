@@ -150,8 +150,10 @@ class ClientTable:
         )
 
     def set_address(self, relay: ClientId, address: str) -> None:
-        """Note under which address a relay's clients reach it."""
-        self._db.write("UPDATE clients SET address = ? WHERE client_id = ?", (address, relay))
+        """Note under which address a relay's clients reach it; it says so whenever it connects."""
+        self._db.write(
+            "UPDATE clients SET address = ? WHERE client_id = ?", (address, relay), durable=False
+        )
 
     def revoke(self, client_id: ClientId, why: str = "") -> None:
         """Bar a client from now on; the first revocation's time and reason stay."""
@@ -162,7 +164,12 @@ class ClientTable:
         )
 
     def replace_keys(self, client_id: ClientId, keys: PublicKeys) -> None:
-        """Take over a client's new public keys."""
+        """Take over a client's new public keys.
+
+        Raises:
+            UsageError: they are those of an erased client.
+        """
+        self.refuse_erased_key(keys.curve)
         self._db.write(
             "UPDATE clients SET curve = ?, signing = ?, sealing = ? WHERE client_id = ?",
             (keys.curve, keys.signing, keys.sealing, client_id),

@@ -87,6 +87,7 @@ class RelayedLink:
         notify: takes a note for the operator: level, code, text, relay.
         refused: receives errors of a relay's own messages.
         must_be_heard: raises for a relay that is cut off.
+        greets: counts a relay's beginnings, each of which is answered with long lists.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class RelayedLink:
         notify: Callable[[str, str, str, ClientId], None],
         refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
         must_be_heard: Callable[[ClientId], None] = lambda _: None,
+        greets: Callable[[ClientId], None] = lambda _: None,
     ) -> None:
         self._link = link
         self._roster = roster
@@ -109,6 +111,7 @@ class RelayedLink:
         self._notify = notify
         self._refused = refused
         self._must_be_heard = must_be_heard
+        self._greets = greets
         self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
         self._lanes: dict[int, _RelayedConnection] = {}
         self._last = FIRST_LANE
@@ -229,6 +232,7 @@ class RelayedLink:
         received = parse(incoming.frames)
         message = received.message
         if isinstance(message, Uplink):
+            self._greets(relay.row.client_id)
             self._greet(relay, received, message)
         elif relay.peer is None:
             raise WireError("the session of a relay begins with an uplink.")

@@ -429,3 +429,15 @@ def test_a_class_without_a_name_is_explained_once(client, shots):
     assert done.stdout.count("unnamed-") > 1
     assert done.stderr.count("share_names") == 1
     assert "share_names" not in run(shots, "--top", "5", "--json").stderr
+
+
+def test_what_is_below_too_many_folders_is_left_out_with_a_sentence(tmp_path):
+    """The walk would end in the interpreter's own limit."""
+    deep = tmp_path.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    (deep / "below.png").touch()
+    (tmp_path / "d" / "seen.png").touch()
+    faults = []
+    assert [p.name for p in predict_images.walk(tmp_path, faults)] == ["seen.png"]
+    assert len(faults) == 1
+    assert "is too deep: what is below it is left out" in faults[0]

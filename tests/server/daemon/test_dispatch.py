@@ -22,3 +22,23 @@ def test_work_on_an_earlier_round_names_it(number, kind, phase):
     desk = SimpleNamespace(_context=SimpleNamespace(run=SimpleNamespace(coordinator=coordinator)))
     said = Progress(run=RUN, task=0, kind=kind, round=number, phase="working", done=1, total=2)
     assert Dispatch._phase(desk, said) == phase
+
+
+def test_a_members_connections_without_a_session_are_few():
+    """Each takes two descriptors; a guest's is cut after its answer."""
+    cut, sessions = [], {3}
+    context = SimpleNamespace(
+        roster=SimpleNamespace(allow_list=SimpleNamespace(is_member=lambda key: key == b"member")),
+        peers=SimpleNamespace(by_conn=lambda conn: conn if conn in sessions else None),
+        link=SimpleNamespace(cut=cut.append),
+    )
+    desk = SimpleNamespace(_context=context, _strays={})
+    for conn in (1, 2, 2, 3, 4, 5, 6, 7):
+        Dispatch._limit_strays(desk, SimpleNamespace(key=b"member", conn=conn))
+        Dispatch._limit_strays(desk, SimpleNamespace(key=b"guest", conn=100 + conn))
+    assert cut == [1, 2], "3 has a session, and 4 to 7 are the newest"
+    sessions.add(5)
+    for conn in (8, 9):
+        Dispatch._limit_strays(desk, SimpleNamespace(key=b"member", conn=conn))
+    assert cut == [1, 2, 4]
+    assert desk._strays == {b"member": [6, 7, 8, 9]}

@@ -4,8 +4,10 @@ import pytest
 
 from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, UsageError
 from fcil_protocol.ids import is_client_id, named_client_id
+from fcil_protocol.messages.messages import Rotate
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import PROOF, proof_text
 from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF, refusal
 from fcil_server.federation.roster import Roster, check_name
@@ -204,3 +206,51 @@ def test_ids_that_derive_from_names_are_the_same_in_every_federation(roster):
     roster.named_ids = False
     drawn = roster.enrol_local("here:swarm-002", PrivateKeys.generate().public, "uid 0")
     assert drawn != named_client_id("swarm-002")
+
+
+def rotation(row, keys):
+    proof = keys.sign(PROOF, proof_text(row.curve, keys.public))
+    public = keys.public
+    return Rotate(
+        curve=public.curve, signing=public.signing, sealing=public.sealing, proof=proof
+    )  # fmt: skip
+
+
+def member(roster):
+    _, ticket = issue(roster)
+    keys = PrivateKeys.generate()
+    client = roster.redeem(ticket, keys.public, "")
+    return roster.federation.ledger.clients, client, keys
+
+
+def test_new_keys_take_the_place_of_the_old_ones_once(roster):
+    clients, client, old = member(roster)
+    new = PrivateKeys.generate()
+    for _ in range(3):  # an answer may be lost
+        row = clients.get(client)
+        assert roster.rotate(row, rotation(row, new)) == new.public
+        assert roster.allow_list.is_member(new.public.curve)
+        assert not roster.allow_list.is_member(old.public.curve)
+    actions = [e.action for e in roster.federation.ledger.audit.newest()]
+    assert actions.count("rotate_keys") == 1, "a row that nobody can remove"
+
+
+def test_a_revoked_client_gets_no_new_keys(roster):
+    clients, client, _ = member(roster)
+    roster.revoke(clients.get(client), "lost", "test", keep=False)
+    row, new = clients.get(client), PrivateKeys.generate()
+    with pytest.raises(Revoked, match="lost"):
+        roster.rotate(row, rotation(row, new))
+    assert not roster.allow_list.is_member(new.public.curve)
+
+
+def test_keys_of_an_erased_client_become_nobodys(roster):
+    clients, gone, keys = member(roster)
+    roster.revoke(clients.get(gone), "", "test", keep=False)
+    clients.erase(gone)
+    _, ticket = issue(roster, "other")
+    client = roster.redeem(ticket, PrivateKeys.generate().public, "")
+    row = clients.get(client)
+    with pytest.raises(UsageError):
+        roster.rotate(row, rotation(row, keys))
+    assert clients.get(client).curve == row.curve

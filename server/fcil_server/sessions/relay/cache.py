@@ -51,9 +51,13 @@ class Cache:
             return None
         path = self._path(name)
         data = b""
-        with contextlib.suppress(OSError):
+        try:
             data = path.read_bytes()
             os.utime(path)  # after a restart, file times give the order of use
+        except FileNotFoundError:
+            pass  # somebody has removed it
+        except OSError:
+            return None  # too many open files, for example: the file may be whole
         if hashlib.sha256(data).digest() != expected:
             self._remove(name)
             return None

@@ -17,7 +17,7 @@ from fcil_protocol.errors import FcilError, InternalError, WireError
 from fcil_protocol.link.interface import Incoming, ServerLink
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import parse
-from fcil_protocol.messages.messages import Admit, Chunk, Message, Parts, Want
+from fcil_protocol.messages.messages import Admit, Chunk, Message, Parts, Want, Welcome
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.trust.keys import PublicKeys
@@ -80,6 +80,7 @@ class RelaySession:
         self._link: ServerLink
         self._numbers: dict[int, int] = {}  # connection -> lane
         self._last = 0
+        self._welcomed: set[int] = set()  # lanes with a session
         self.lanes: dict[int, Incoming] = {}
 
     def open(self, open_link: OpenLink) -> None:
@@ -173,16 +174,25 @@ class RelaySession:
             del self.lanes[number]
             self._fetches.left(number)
             self._spans.pop(number, None)
+            self._welcomed.discard(number)
             self._push(relay_frames.up(number, incoming.key))
 
     def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
-        """Serve a Want for chunks that are cached or worth fetching for all; False: pass it on."""
+        """Serve a Want for chunks that are cached or worth fetching for all; False: pass it on.
+
+        Only in a session, of which the server sees that a client has one: chunks wait in memory
+        until they are read.
+        """
         want = _peek(frames)
         if not isinstance(want, Want) or want.header or not want.chunks:
+            return False
+        if number not in self._welcomed:
             return False
         header = self._fetches.header_of(want.digest)
         if header is None or max(want.chunks) >= len(header.hashes):
             return False  # a client's own part, an unknown one, or no such chunk
+        if number not in self._spans:
+            self._cut_older(number)
         self._spans[number] = want.span
         here: dict[int, bytes] = {}
         missing: list[int] = []
@@ -198,6 +208,13 @@ class RelaySession:
             self._ask()
         return True
 
+    def _cut_older(self, number: int) -> None:
+        """Cut a client's older lanes that chunks were sent to: it has a newer session."""
+        key = self.lanes[number].key
+        for other, lane in self.lanes.items():
+            if other < number and other in self._spans and lane.key == key:
+                self._link.cut(lane.conn)
+
     def _ask(self) -> None:
         for want in self._fetches.wants(time.monotonic()):
             self._push(self._channel.frames(want))
@@ -212,16 +229,17 @@ class RelaySession:
         if not laned.frames:
             self._link.cut(lane.conn)
             return
-        self._learn(laned.frames)
+        message = _peek(laned.frames)
+        if isinstance(message, Welcome):
+            self._welcomed.add(laned.number)
+        elif isinstance(message, Parts):
+            self._learn(message, laned.frames)
         self._counts["passed"] += 1
         if not self._link.send(lane.route, laned.frames):
             self._link.cut(lane.conn)  # it does not read: its session ends, it comes back
 
-    def _learn(self, frames: tuple[bytes, ...]) -> None:
+    def _learn(self, message: Parts, frames: tuple[bytes, ...]) -> None:
         """Note the hashes of a part that is for all clients, if the server signed its header."""
-        message = _peek(frames)
-        if not isinstance(message, Parts):
-            return
         data, signature, _ = frames[2:]
         try:
             verify_header(data, signature, self._server)

@@ -1,6 +1,8 @@
 """A relay's cache: what fits the hash, the newest used, within its limit."""
 
+import errno
 import hashlib
+from pathlib import Path
 
 from fcil_server.sessions.relay.cache import Cache
 
@@ -71,3 +73,18 @@ def test_files_of_others_are_left_alone(tmp_path):
     (tmp_path / "README").write_text("x")
     assert len(Cache(tmp_path, 1)) == 0
     assert (tmp_path / "README").exists()
+
+
+def test_a_file_that_cannot_be_opened_now_is_kept(tmp_path, monkeypatch):
+    cache = filled(tmp_path)
+
+    def refuse(_self):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        assert cache.get(DIGEST, 1, expected(1)) is None
+    assert cache.get(DIGEST, 1, expected(1)) == data(1)
+    (tmp_path / f"{DIGEST}.2").unlink()
+    assert cache.get(DIGEST, 2, expected(2)) is None
+    assert (len(cache), cache.bytes) == (2, 200)

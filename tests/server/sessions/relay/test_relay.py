@@ -1,6 +1,7 @@
 """A relay fetches once, keeps what is sealed, and is caught when it lies."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,41 @@ def test_a_damaged_file_is_fetched_again_and_never_given_out(tmp_path):
         assert center.given[part.digest, 3] == 2
         assert sum(center.given.values()) == 10
         assert not second.errors
+
+    play(tmp_path, story)
+
+
+def test_chunks_are_given_in_a_session_alone(tmp_path):
+    """Of wants without one the server hears: chunks wait in the relay's memory until they are read."""
+
+    async def story(center, site):
+        part = center.publish()
+        first, thief = site.client(tmp_path, "first"), site.client(tmp_path, "thief")
+        await first.greet()
+        await first.fetch(part)
+        await thief.connect()
+        want = Want(digest=part.digest, chunks=[0, 1, 2])
+        thief.link.send(Channel(thief.keys, thief.server).frames(want))
+        await until(lambda: center.strays)
+        assert [m.chunks for m in center.strays] == [[0, 1, 2]]
+        assert site.relay._session._spans.keys() == {1}
+
+    play(tmp_path, story)
+
+
+def test_a_newer_session_of_a_client_is_given_chunks_and_an_older_one_is_cut(tmp_path):
+    async def story(center, site):
+        part = center.publish()
+        old = site.client(tmp_path, "c")
+        await old.greet()
+        await old.fetch(part)
+        session = site.relay._session
+        (lane,) = session.lanes.values()
+        session.lanes[2] = replace(lane, conn=lane.conn + 1000)  # the same key again
+        session._spans[1] = 1
+        session._cut_older(2)
+        await until(lambda: old.news == [LinkNews("down")])
+        del session.lanes[2]
 
     play(tmp_path, story)
 
