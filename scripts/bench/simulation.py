@@ -181,7 +181,8 @@ class Simulation:
         opening = self._context(task, "train", 0, rounds)
         self.state = self.aggregator.open_task(opening, self.state)
         declared = self.method.exchanges(self.hparams, self.backbone.info)
-        for exchange in (e for e in declared if e.in_task(task.index) and not e.unlabelled):
+        here = (e for e in declared if e.in_task(task.index) and not (e.unlabelled or e.late))
+        for exchange in here:
             count = exchange.rounds or rounds
             for index in range(count):
                 self._round(exchange, self._context(task, exchange.kind, index, count))

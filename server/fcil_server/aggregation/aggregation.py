@@ -84,6 +84,7 @@ class Aggregation:
         self._hparams = hparams
         self._config = config
         self._notify = notify
+        self._told_faults: set[str] = set()
         self._info: BackboneInfo | None = None
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
@@ -212,10 +213,25 @@ class Aggregation:
             )
         return tuple(parts)
 
+    def _tell_faults(self, folder: str, faults: list[str]) -> None:
+        """Say once that images of the server's own folder are not tested as they should be."""
+        new = [fault for fault in faults if fault not in self._told_faults]
+        self._told_faults.update(new)
+        if new:
+            more = f", and {len(new) - 1} more" if len(new) > 1 else ""
+            self._notify(f"the test images in {folder}: {new[0].rstrip('.')}{more}")
+
     async def evaluate(
         self, ctx: Context, parts: Sequence[Part], folder: str, classes: dict[str, int]
     ) -> dict[int, tuple[int, int]]:
-        """Test the global model on the server's own folder: class id -> (correct, total)."""
+        """Test the global model on the server's own folder: class id -> (correct, total).
+
+        Args:
+            ctx: of the evaluation.
+            parts: of the model.
+            folder: the folder.
+            classes: name -> id of those to test; one may have several names.
+        """
         fields = {
             **self._fields(ctx),
             "data": folder,
@@ -223,7 +239,8 @@ class Aggregation:
             "parts": [p.name for p in parts],
         }
         blobs = [p.payload for p in parts]
-        _, answer = await self._call("evaluate", fields, blobs)
+        said, answer = await self._call("evaluate", fields, blobs)
+        self._tell_faults(folder, [str(fault) for fault in said["faults"]])
         result = unpack(answer[0])
         rows = zip(
             result.i64("classes").tolist(),

@@ -5,7 +5,6 @@ The digits are scikit-learn's, written once as class folders; everything else is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -168,18 +167,15 @@ def write_digits(folder: Path) -> Path:
 # --- partitions -----------------------------------------------------------------------------
 
 
-def partition(
-    images: Images, split: PartitionRequest, room: Path, *, anew: bool = False
-) -> PartitionImages:
-    """Return a partition, made by ``fcil-client split`` if there is no readable one.
+def partition(images: Images, split: PartitionRequest, room: Path) -> PartitionImages:
+    """Draw a partition with ``fcil-client split``.
+
+    An older file is not used: the data, or what draws it, may have changed since.
 
     Raises:
         DataError: it cannot be drawn; the message is the command's own.
     """
     path = room / f"partition-{split.slug}.json"
-    if not anew and path.exists():
-        with contextlib.suppress(CorruptFile):
-            return read_partition(path)
     made = path.with_suffix(".half")
     made.unlink(missing_ok=True)
     where = ["--data", str(images.source), "--out", str(made)]
@@ -216,22 +212,15 @@ def read_partition(path: Path) -> PartitionImages:
 def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, PartitionImages]:
     """Return the partitions of some cells by the slug of their split.
 
-    The first is always drawn again: if the data set has changed, all are.
-
     Raises:
         DataError: names every split that cannot be drawn.
     """
     splits = {c.split.slug: c.split for c in cells}
     found: dict[str, PartitionImages] = {}
     faults: list[str] = []
-    source = ""
-    for number, (slug, split) in enumerate(splits.items()):
+    for slug, split in splits.items():
         try:
-            one = partition(images, split, room, anew=number == 0)
-            source = source or one.source
-            if one.source != source:
-                one = partition(images, split, room, anew=True)
-            found[slug] = one
+            found[slug] = partition(images, split, room)
         except DataError as error:
             faults.append(error.message)
     if faults:

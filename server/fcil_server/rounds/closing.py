@@ -427,8 +427,7 @@ class Closing:
         self._best = None
         aggregation, folder = self.context.aggregation, self.context.config.run.central_test
         ctx = method_context(self.context, task, Step(EVALUATE, 0, 1))
-        seen = set(task.seen)
-        ids = {name: c for c, name in self.context.classes.names().items() if c in seen}
+        ids = self.context.classes.keyed(task.seen)  # a folder may have a class's other name
         shown = parts or await aggregation.broadcast(ctx, state)
         return await aggregation.evaluate(ctx, shown, folder, ids)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.worker.host import WorkerHost
 from fcil_protocol.errors import DataError, StorageError, WireError, WorkerDied
 from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.worker import ServerWorker
 
 MEAN = "running_mean"
@@ -131,12 +133,17 @@ def test_wrong_numbers_of_payloads_are_refused():
 def test_a_central_folder_is_evaluated_with_its_test_side_only(tmp_path):
     fill(tmp_path, "train", "light", range(5), 200)
     fill(tmp_path, "test", "light", range(10, 14), 200)
-    fill(tmp_path, "test", "Dark", range(20, 23), 40)
+    fill(tmp_path, "test", "Dark", range(20, 22), 40)
+    fill(tmp_path, "test", "dunkel", range(22, 23), 40)  # another name of the class
     fill(tmp_path, "test", "future", range(30, 32), 90)
     mean = np.repeat(np.float32([[200], [40]]) / 255, SIDE**2, axis=1)
     part = Payload({"mean": mean, "count": np.ones(2, np.int64), "classes": np.arange(2)})
     fields = fields_of(MEAN, context(MEAN, "evaluate"))
-    fields |= {"data": str(tmp_path), "classes": {"light": 0, "dark": 1}, "parts": ["current"]}
+    fields |= {
+        "data": str(tmp_path),
+        "classes": {"light": 0, "dark": 1, "dunkel": 1},
+        "parts": ["current"],
+    }
     worker = Direct(ServerWorker())
     reply, (counts,) = worker("evaluate", fields, [part])
     assert counts.i64("classes").tolist() == [0, 1]
@@ -193,3 +200,16 @@ def test_a_real_process_survives_a_failing_pull_and_a_kill_in_the_middle(tmp_pat
     first, second = asyncio.run(go())
     assert first == second
     assert unpack(first).i64("task.0.count").tolist() == [9, 6]
+
+
+def test_faults_of_the_servers_own_test_images_are_told_once():
+    told = []
+    kit = SimpleNamespace(_told_faults=set(), _notify=told.append)
+    Aggregation._tell_faults(kit, "tests", [])
+    for _ in range(3):  # it is evaluated after every task
+        Aggregation._tell_faults(kit, "tests", ["a.png is damaged.", "b.png is damaged."])
+    Aggregation._tell_faults(kit, "tests", ["a.png is damaged.", "c.png is damaged."])
+    assert told == [
+        "the test images in tests: a.png is damaged, and 1 more",
+        "the test images in tests: c.png is damaged",
+    ]

@@ -136,14 +136,16 @@ def test_cells_share_one_folder_of_features_within_the_bound_of_the_toml(tmp_pat
     assert with_cache[1].counts == tmp_path / "work" / "key1" / "features.jsonl"
 
 
-def test_a_partition_file_that_was_cut_is_made_anew(tmp_path) -> None:
+def test_a_partition_is_drawn_and_never_an_older_file(tmp_path) -> None:
     source = data.write_digits(tmp_path / "digits")
     split = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1].split
     images = data.Images(source, source)
     made = data.partition(images, split, tmp_path)
     whole = made.path.read_bytes()
-    for damaged in (whole[:300], b"[]", b'{"digest": 3}'):
-        made.path.write_bytes(damaged)
+    older = whole.replace(made.digest.encode(), b"0" * len(made.digest))
+    assert older != whole
+    for other in (whole[:300], b"[]", b'{"digest": 3}', older):
+        made.path.write_bytes(other)
         assert data.partition(images, split, tmp_path) == made
         assert made.path.read_bytes() == whole
 

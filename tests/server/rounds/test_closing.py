@@ -71,7 +71,7 @@ class Scene:
                 settled=lambda: self.settled.append(self.ledger.rounds.current(RUN)),
             ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=self.pruned.append),
-            classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
+            classes=SimpleNamespace(names=dict, keyed=lambda ids: {f"class {i}": i for i in ids}), lag=Lag, attended=True,
         )  # fmt: skip
         self.at = RunProgress(round=self.open_round(), task=TASK, step=Step("train", 0, 9))
         self.closing = closing.Closing(self.kit, self.at, self.at.adopt)
@@ -431,8 +431,8 @@ def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
 ):
     scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
 
-    async def evaluate(_ctx, _parts, folder, _ids):
-        assert folder == "tests"
+    async def evaluate(_ctx, _parts, folder, ids):
+        assert (folder, ids) == ("tests", {"class 0": 0, "class 1": 1})
         if fails:
             raise DataError("the folder is gone.")
         return {0: (3, 4), 1: (0, 1)}
