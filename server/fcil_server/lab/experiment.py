@@ -283,6 +283,12 @@ def _cross_checks(found: Experiment) -> Iterator[str]:
         where = f"claim {claim.text[:40]!r}"
         yield from _unknown(where, [claim.left, claim.right], titles, "row")
         yield from _unknown(where, [claim.partition], names, "partition")
+        joint = [r.title for r in found.rows if r.joint and r.title in (claim.left, claim.right)]
+        if claim.metric != "faa" and joint:
+            yield (
+                f"{where} compares {claim.metric}, which the joint row {joint[0]!r} lacks: it has "
+                "one task"
+            )
 
 
 def _foreign_seeds(row: RowSection, seeds: Sequence[int]) -> Iterator[str]:

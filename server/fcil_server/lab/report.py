@@ -146,6 +146,8 @@ def _accuracy(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[B
         f"Percent, n = {n}{f'; {spread}' if spread else ', so without a deviation'}. "
         "In brackets what a paper says, in its own setting (below)."
     )
+    if any(row.joint for row in experiment.rows):
+        yield Text("A joint row has one task, so it has neither AIA nor forgetting.")
     empty = _empty_rows(found)
     if empty:
         yield Text(f"No result yet, in no partition: {', '.join(empty)}.")

@@ -108,7 +108,7 @@ def entries(
                     for p in experiment.papers
                     if part.name in p.figures.get(row.title, {})
                 )
-                found.append(_entry(mine, finished, papers))
+                found.append(_entry(mine, finished, papers, joint=row.joint))
     return found
 
 
@@ -116,12 +116,18 @@ def _entry(
     cells: Sequence[Cell],
     finished: Mapping[str, Content],
     papers: tuple[tuple[str, Figure], ...],
+    *,
+    joint: bool,
 ) -> RowSummary:
     done = [(c, finished[c.name]) for c in cells if c.name in finished]
     contents = [content for _, content in done]
 
     def over(*path: str) -> Stat:
         return Stat.of(_at(content, path) for content in contents)
+
+    def over_tasks(*path: str) -> Stat:
+        # A joint row has one task: a mean that compares with no other's, and nothing to forget.
+        return Stat.of([]) if joint else over(*path)
 
     causes = dict.fromkeys(c for content in contents for c in content["bytes"]["by_cause"])
     return RowSummary(
@@ -130,9 +136,12 @@ def _entry(
         seeds=tuple(c.seed for c, _ in done),
         missing=tuple(c.seed for c in cells if c.name not in finished),
         faa=over("faa"),
-        aia=over("aia"),
-        forgetting={name: over("forgetting", name) for name in ("max", "diag", "fedmammoth")},
-        by_seed={name: _by_seed(done, path) for name, path in METRICS.items()},
+        aia=over_tasks("aia"),
+        forgetting={name: over_tasks("forgetting", name) for name in ("max", "diag", "fedmammoth")},
+        by_seed={
+            name: {} if joint and name != "faa" else _by_seed(done, path)
+            for name, path in METRICS.items()
+        },
         up=over("per_client_round", "up_tensor"),
         down=over("per_client_round", "down_tensor"),
         up_wire=over("per_client_round", "up_true_wire"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fcil_protocol.errors import ConfigError
 from fcil_server.lab import plan, report
 from fcil_server.lab.experiment import ClaimSection
 from fcil_server.lab.progress import TimeBudget, describe_plan
@@ -80,6 +81,23 @@ def test_a_claim_tells_means_and_the_difference_over_the_seeds_of_both() -> None
     done = {f"{r}/beta=1/{s}": content("", v[s - 1]) for r, v in values.items() for s in (1, 2)}
     judged = judge_claim(ClaimSection.model_validate(CLAIM), entries(found, plan.make(found), done))
     assert judged.words == "62.0 against 60.0, +2.0 ± 0.7 over 2 seeds"  # sqrt(0.5)
+
+
+def test_a_joint_row_has_an_accuracy_and_no_mean_over_tasks() -> None:
+    """It has one task; others' means over growing tasks are higher, whatever they know."""
+    found = experiment()
+    (joint,) = [row for row in found.rows if row.joint]
+    cells = plan.make(found)
+    done = {c.name: content(c.name, 60.0) for c in cells}
+    by_row = {e.row: e for e in entries(found, cells, done)}
+    assert by_row[joint.title].faa.mean == 60.0
+    assert by_row[joint.title].aia.mean is None
+    assert {s.mean for s in by_row[joint.title].forgetting.values()} == {None}
+    assert by_row[joint.title].by_seed["aia"] == by_row[joint.title].by_seed["forgetting"] == {}
+    assert by_row["NCM"].aia.mean is not None
+    for metric in ("aia", "forgetting"):
+        with pytest.raises(ConfigError, match=f"compares {metric}, which the joint row"):
+            experiment(claims=[{**CLAIM, "right": joint.title, "metric": metric}])
 
 
 def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path) -> None:
