@@ -357,7 +357,7 @@ class Round:
 
     @property
     def waits_for_rested(self) -> bool:
-        """True while all that is missing is of clients that rest: nobody is at work."""
+        """True while all that is missing is of clients that rest: none is at work."""
         return self.stuck_until == math.inf
 
     def _wait_for_rested(self) -> list[Instruction]:
