@@ -100,7 +100,7 @@ MAY_IMPORT = {
 SMALL = {
     "fcil_adapters.contract.forgetting": "a part of the face for method authors",
     "fcil_adapters.contract.privacy_terms": "above manifests, which need the noise of `privacy`",
-    "fcil_adapters.numerics.symmetric": "below sums, Gaussians and LoRM, which all pack triangles",
+    "fcil_adapters.numerics.symmetric": "below sums, Gaussians and LoRM, which all have packed triangles",
     "fcil_adapters.numerics.torch_numpy": "one file owns the bridge between torch and numpy",
     "fcil_adapters.resources.priority": "one file owns the priority of workers",
     "fcil_adapters.toolkit.closed_form.model": "one of three halves, which manifests name as text",

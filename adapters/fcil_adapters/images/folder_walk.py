@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 MAX_DEPTH = 32  # folders below the root
-
 MAX_LINKS = 10_000  # links that are followed
 SIDES = ("train", "test")  # their folders are classes, in layouts that have them
 

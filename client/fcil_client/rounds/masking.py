@@ -161,7 +161,11 @@ class Masking:
             TrustError: the random numbers of this client are not its own.
         """
         if order.seed[1:] != [seed_word(self.client)]:
-            raise TrustError("masked round: the seed of this client is not made of its id.")
+            raise TrustError(
+                "masked round: the seed of this client is not made of its id.",
+                action="Nothing was sent. Ask the operator; if others see the same, the server is "
+                "at fault.",
+            )
         return context_of(
             order.kind,
             order.round,

@@ -41,6 +41,7 @@ from fcil_protocol.errors import (
     PrivacyRefused,
     SchemaMismatch,
     TooLarge,
+    TrustError,
 )
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.messages.messages import BackboneClaim, RoundOpen, UseModel
@@ -67,7 +68,8 @@ class _Begun:
         past: those of earlier tasks, for a method that keeps exemplars of them.
         parts: the parts of the broadcast that the method receives.
         masks: those of the masked round under way.
-        held: the classes that the server must name, of those that are in the round.
+        held: the classes that the server must name, of those that are in the round; None: this
+            client has announced none.
         state: the method's, after the last counted update; None if none is needed.
     """
 
@@ -76,7 +78,7 @@ class _Begun:
     parts: dict[str, Payload]
     state: Payload | None
     masks: dict[str, Payload] = field(default_factory=dict)
-    held: frozenset[str] = frozenset()
+    held: frozenset[str] | None = None
 
     @property
     def payloads(self) -> list[Payload]:
@@ -98,7 +100,8 @@ class RoundWork:
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
         names: ids of the classes that this client holds, as of the last round.
-        announced: the classes with training images of the last sealed inventory.
+        announced: the classes with training images of the last sealed inventory; None: there is
+            none yet.
         known: those that it had announced before the last order: what the server knows by now.
         effort: number of images that fit into one pass, as far as failures have shown.
         place: its worker; its own, or one that many clients share.
@@ -120,7 +123,7 @@ class RoundWork:
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []
         self.names: dict[str, int] = {}
-        self.announced: frozenset[str] = frozenset()
+        self.announced: frozenset[str] | None = None
         self.known: frozenset[str] | None = None
         self.place = place or Workplace(options, home.directory / "worker.log")
         self.effort = self.place.effort
@@ -284,7 +287,9 @@ class RoundWork:
     async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
         # An inventory may be on its way as an order comes; with the next order, it has arrived.
-        held, self.known = self.announced & (self.known or frozenset()), self.announced
+        held, self.known = self.known, self.announced
+        if held is not None and self.announced is not None:
+            held &= self.announced
         if order.kind in MASKING:
             envelope, digest = await asyncio.to_thread(
                 self._seal_masking, order, terms, task, server
@@ -325,7 +330,7 @@ class RoundWork:
         self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[StoredEnvelope, str]:
         """Make and seal the upload of a round of keys, shares, votes or unmasking."""
-        self._refuse_weak(terms)
+        refuse_weak(terms.privacy, self._options.limits)
         _, parts = self._parts(order, terms, task, server)
         payload = self._masking.upload(order, terms, parts)
         return self._seal_update(payload, order, terms, task, server)
@@ -335,6 +340,11 @@ class RoundWork:
     ) -> Payload:
         """Check the method's own upload as if it were sent, and hide it."""
         assert terms.method.plain is not None, "the run's rounds are masked"
+        if begun.held is None:
+            raise TrustError(
+                "masked round: it came before this client had told the server its classes.",
+                action="Nothing was sent. The client takes part when it is asked again.",
+            )
         self._guard(replace(terms, method=terms.method.plain), order.kind, payload, task)
         parts = {**begun.parts, **begun.masks}
         return self._masking.masked(order, terms, task, parts, self.names, begun.held, payload)
@@ -361,7 +371,8 @@ class RoundWork:
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
         if order.kind == LATE:
-            self._refuse_weak(terms)
+            self._refuse_unmasked(terms)
+            refuse_weak(terms.privacy, self._options.limits)
             return _Begun(classes, {}, parts, self._home.state())
         if exchange is not None and exchange.masking:
             self._masking.check_unused(order, terms, masks, classes)
@@ -422,13 +433,12 @@ class RoundWork:
         """
         self._model.release(run, promoted)
 
-    def _refuse_weak(self, terms: Terms) -> None:
-        """Check the run's terms against this client's limits and the peers that it has pinned.
+    def _refuse_unmasked(self, terms: Terms) -> None:
+        """Check that the run's rounds are masked, if the owner of this device has pinned peers.
 
         Raises:
-            PrivacyRefused: they are weaker.
+            PrivacyRefused: they are not.
         """
-        refuse_weak(terms.privacy, self._options.limits)
         if not terms.privacy.masks and PeerBook(self._home.directory).pinned():
             raise PrivacyRefused(
                 "the owner of this client has pinned other clients, so it trains in masked rounds "
@@ -438,7 +448,7 @@ class RoundWork:
             )
 
     def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
-        self._refuse_weak(terms)
+        self._refuse_unmasked(terms)
         names: list[str] = []
         if terms.privacy.noise_multiplier > 0:
             names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]

@@ -179,11 +179,12 @@ class ClientSessions:
         Raises:
             BadSignature, WireError, UsageError: see `Roster.rotate`.
         """
-        self._cut_offs.count_needless(peer.client, A_ROTATION)
         row = self._row(peer)
         keys = self._context.roster.rotate(row, message)
         self._context.journal.note("info", "rotated", f"{peer.name} has new keys", peer.client)
         self.send(peer, Ack(digest=keys_digest(keys)))
+        # Not before: a member that is cut off for it is so with its new keys.
+        self._cut_offs.count_needless(peer.client, A_ROTATION)
         if row.via is not None:  # after the answer: the relay cuts connections with an old key
             self._context.roster.changed(row.via)
 

@@ -87,7 +87,7 @@ class Coordinator:
     def on_client_ready(self, peer: Peer) -> None:
         """Handle a client that is ready and has announced its classes (again)."""
         self.old_classes.notice(peer)
-        self.late_images.is_ready(peer.client)
+        self.late_images.on_ready(peer.client)
         self._look_at([peer])
 
     def _look_at(self, peers: list[Peer]) -> None:

@@ -46,7 +46,8 @@ class Discovery:
         now = asyncio.get_running_loop().time
         keys: frozenset[str] = frozenset()
         ready = False
-        first = changed = now()  # when the first name came, and when the last name or client needed
+        # When the first name came; and when the last one did, or the last client that was missing.
+        first = changed = now()
         while True:
             await self.before_wait()
             before, keys, here = keys, self.held_class_keys(), len(self.context.peers.announced())

@@ -160,7 +160,7 @@ class LateImages:
         wait_s = math.inf if rests else self.context.config.round.late_every_s * 4**times
         self._backoff[client] = _Backoff(held, times, now + wait_s)
 
-    def is_ready(self, client: ClientId) -> None:
+    def on_ready(self, client: ClientId) -> None:
         """Note that a client has announced its classes: if it rested, it does no more."""
         before = self._backoff.get(client)
         if before is not None and before.until == math.inf:

@@ -6,7 +6,11 @@ import pytest
 
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import Progress
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import keys_digest
+from fcil_server.daemon.cut_offs import A_ROTATION
 from fcil_server.daemon.dispatch import Dispatch
+from fcil_server.daemon.sessions import ClientSessions
 from sample_run import RUN
 
 
@@ -42,3 +46,23 @@ def test_a_members_connections_without_a_session_are_few():
         Dispatch._limit_strays(desk, SimpleNamespace(key=b"member", conn=conn))
     assert cut == [1, 2, 4]
     assert desk._strays == {b"member": [6, 7, 8, 9]}
+
+
+def test_new_keys_are_in_force_before_their_cost_is_counted():
+    """Else a member that is cut off for it would be one again with the new keys."""
+    keys, done = PrivateKeys.generate().public, []
+
+    def adopt(_row, _message):
+        done.append("adopted")
+        return keys
+
+    sessions = SimpleNamespace(
+        _row=lambda _peer: SimpleNamespace(via=None),
+        _context=SimpleNamespace(
+            roster=SimpleNamespace(rotate=adopt), journal=SimpleNamespace(note=lambda *_: None)
+        ),
+        _cut_offs=SimpleNamespace(count_needless=lambda _client, count: done.append(count)),
+        send=lambda _peer, message: done.append(message.digest),
+    )
+    ClientSessions.rotate(sessions, SimpleNamespace(name="camera", client="c"), None)
+    assert done == ["adopted", keys_digest(keys), A_ROTATION]

@@ -210,7 +210,7 @@ class TestLate:
         self.ask(kit, late, answer="not_now", cat=5)
         assert not self.has(late, cat=5)
         assert late.left_alone_s(8.0) == 0, "nothing else wakes the run for it"
-        late.is_ready(ALICE)
+        late.on_ready(ALICE)
         assert self.has(late, cat=5)
 
     def test_who_was_away_is_asked_as_soon_as_it_is_back(self, kit, late) -> None:
