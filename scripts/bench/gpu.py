@@ -367,9 +367,16 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run it; return the exit code."""
-    began = time.monotonic()
     args = arguments(words)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     path = args.out.with_suffix(".log")
     with path.open("w") as log:

@@ -142,7 +142,9 @@ class TestMachine:
         monkeypatch.setattr(machine, "facts_of", lambda *_: TORCH)
         monkeypatch.setattr(machine, "find_python", None)
         out = tmp_path / "gpu.md"
+        before = signal.getsignal(signal.SIGTERM)
         assert gpu.main(["--out", str(out)]) == gpu.EXIT_UNUSABLE
+        assert signal.getsignal(signal.SIGTERM) is before
         said = capsys.readouterr()
         assert said.out == ""
         why = (
