@@ -316,7 +316,7 @@ class TooLarge(WireError):
 
 
 class VersionMismatch(WireError):
-    """The two sides share no protocol version.
+    """The two sides share no protocol version, or the client cannot read the run's payloads.
 
     Install the fcil version that the message names.
     """

@@ -129,6 +129,7 @@ class Thin:
             methods=[self.method],
             run=run,
             schema_digest=schema,
+            takes_compact=True,
         )
         self._say(hello)
 
@@ -188,7 +189,7 @@ class Thin:
         )
 
     def _offer(self, payload: Payload, core: Core) -> None:
-        plain = pack(payload)
+        plain = pack(payload, compact=True)
         sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
         header = sealed.parsed
         first = unrequested_chunks(header)

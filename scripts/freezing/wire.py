@@ -81,8 +81,10 @@ def core(direction: str, **more: Any) -> Core:
 
 CORES = {
     "update": core("update"),
+    "update-compact": core("update"),
     "inventory": core("update", schema="", task=-1, round=-1, kind="inventory", base=-1),
     "part": core("broadcast", part=PART),
+    "part-compact": core("broadcast", part=PART),
 }
 
 
@@ -90,7 +92,8 @@ def envelope(folder: Folder, name: str, content: Mapping[str, Any], chunk_bytes:
     if folder.has(name):
         return
     made, up = CORES[name], CORES[name].direction == "update"
-    plain = pack(payload_of(content["tensors"], content["meta"]))
+    compact = name.endswith("-compact")
+    plain = pack(payload_of(content["tensors"], content["meta"]), compact=compact)
     sealed, key = seal(plain, made, CLIENT_KEYS if up else SERVER, chunk_bytes=chunk_bytes)
     said = {
         "core": vars(made), "payload": content, "plain_sha256": hashlib.sha256(plain).hexdigest(),
@@ -302,6 +305,8 @@ def freeze(folder: Folder) -> None:
     tickets(folder)
     enrolment(folder)
     envelope(folder, "update", UPDATE, CHUNK_BYTES)
+    envelope(folder, "update-compact", UPDATE, CHUNK_BYTES)
     envelope(folder, "inventory", INVENTORY)
     envelope(folder, "part", BROADCAST)
+    envelope(folder, "part-compact", BROADCAST)
     said_by(folder)

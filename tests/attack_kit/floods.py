@@ -235,4 +235,5 @@ def _hello(channel: Channel, federation: str, client: str) -> Hello:
         federation=federation,
         client=client,
         methods=["running_mean==1"],
+        takes_compact=True,
     )

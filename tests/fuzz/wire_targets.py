@@ -295,7 +295,11 @@ def payload_seeds():
     yield Payload()
 
 
-@target("payload", lambda: [pack(p) for p in payload_seeds()], max_words=8_000, form="safetensors")
+def packed_seeds():
+    return [pack(p, compact=compact) for p in payload_seeds() for compact in (False, True)]
+
+
+@target("payload", packed_seeds, max_words=8_000, form="safetensors")
 def payload(data):
     """Read it as everything that it could be."""
     found = unpack(data)

@@ -281,7 +281,7 @@ class Member:
         self.say(
             Hello(
                 nonce=self.channel.nonce, protocol=1, oldest=1, package="0",
-                federation=federation.id, client=self.id,
+                federation=federation.id, client=self.id, takes_compact=True,
             )
         )  # fmt: skip
         received = parse(await self.link.recv())

@@ -108,6 +108,7 @@ class RawClient:
                 "methods": ["running_mean==1", "pilora==1"],
                 "run": run,
                 "schema_digest": digest,
+                "takes_compact": True,
             } | changes
             self.say(Hello(**fields))
             answer = await self.hear(Welcome, Nack)

@@ -217,7 +217,7 @@ def test_a_flood_of_hellos_is_one_session_at_a_time(siege, endure):
                         nonce=client.channel.nonce, protocol=fcil_protocol.PROTOCOL_VERSION,
                         oldest=fcil_protocol.OLDEST_PROTOCOL_VERSION, package="", device="x" * 128,
                         federation=client.certificate.federation, client=client.client,
-                        methods=["running_mean==1"] * 200,
+                        methods=["running_mean==1"] * 200, takes_compact=True,
                     )
                 )  # fmt: skip
                 answers.append(await asyncio.wait_for(client.link.recv(), WAIT_S))

@@ -189,7 +189,7 @@ async def way_of_one_update(tmp_path):
     # 13: state -> sealed parts
     publisher = Publisher(
         federation=root.federation, run=run, keys=server_keys, ledger=ledger,
-        store=PartStore(tmp_path / "parts"), max_plain_bytes=LIMIT,
+        store=PartStore(tmp_path / "parts"), max_plain_bytes=LIMIT, compact=True,
         send=lambda p, m, *blobs: router.send(p.route, p.channel.frames(m, *blobs)),
     )  # fmt: skip
     parts: tuple[Part, ...] = aggregator.broadcast(ctx, new_state)

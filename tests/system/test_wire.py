@@ -7,8 +7,10 @@ import pytest
 import safetensors.numpy
 
 from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Direction
+from fcil_server.reports.results.run_data import collect
 from system.bad_link import BadLink
-from system.kit import settings, write_client
+from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
 
@@ -70,3 +72,36 @@ def test_neither_the_wire_nor_the_spool_nor_the_parts_show_anything(tmp_path):
         assert secret not in wire, f"{what} is on the wire"
         assert secret not in stored, f"{what} is at rest in clear"
     assert looked > 50
+
+
+def newest(federation):
+    """Return the newest run's id, digest of its last state, and bytes by direction."""
+    with open_ledger(federation) as ledger:
+        data = collect(ledger, ledger.runs.newest().run_id)
+    last = federation.federation / "runs" / data.run.run_id / "final.safetensors"
+    flows = [f for view in data.rounds for f in view.flows]
+    return data.run.run_id, last.read_bytes(), {
+        d: [sum(getattr(f, what) for f in flows if f.direction is d) for what in ("tensor", "sealed")]
+        for d in Direction
+    }  # fmt: skip
+
+
+@pytest.mark.full
+def test_plain_and_compact_payloads_hold_the_same(tmp_path):
+    """The clients stay; the second run begins under them, and they follow it into the other form."""
+    known = settings(tasks__classes=[["0", "1"]], round__settle_s=0.2)
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *known, "-c", "wire.compact=false")
+        for k, name in enumerate("ab"):
+            federation.join(name, write_client(tmp_path / name, (0, 1), offset=12 * k))
+        assert federation.server.wait(100) == 0, federation.last_words("server")
+        plain, state, before = newest(federation)
+        federation.serve("--until-done", "--new-run", *known, "-c", "wire.compact=true")
+        assert federation.server.wait(100) == 0, federation.last_words("server")
+        federation.check_clients()
+        compact, again, after = newest(federation)
+    assert compact != plain
+    assert again == state
+    for direction in Direction:
+        assert after[direction][0] == before[direction][0]
+        assert after[direction][1] < before[direction][1]

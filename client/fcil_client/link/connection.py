@@ -117,6 +117,7 @@ class Connection:
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = welcome.server_nonce
+        self._channel.compact = welcome.compact
         self.server = server
         self._welcomed = True
         if welcome.clock_ms:

@@ -76,6 +76,7 @@ class Terms:
     """The content of a verified Welcome, in usable form: the run's method, options and backbone.
 
     Attributes:
+        compact: payloads are compact, both ways.
         training_metrics: trained updates hold the loss and accuracy of their training.
     """
 
@@ -87,6 +88,7 @@ class Terms:
     max_payload_bytes: int
     credit: int
     privacy: PrivacyTerms = NO_PRIVACY
+    compact: bool = False
     training_metrics: bool = False
 
     @cached_property
@@ -165,6 +167,7 @@ def hello(
         schema_digest=terms.schema_digest if terms and ready else "",
         backbone=claim if ready else None,
         takes_models=True,
+        takes_compact=True,
     )
 
 
@@ -238,6 +241,7 @@ def read_terms(welcome: Welcome) -> Terms:
         max_payload_bytes=welcome.max_payload_bytes,
         credit=min(welcome.credit, MAX_WINDOW_BYTES),
         privacy=welcome.privacy,
+        compact=welcome.compact,
         # Nothing that noise does not cover may leave beside it.
         training_metrics=welcome.training_metrics
         and not welcome.privacy.noise_multiplier

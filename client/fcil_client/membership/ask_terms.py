@@ -145,13 +145,14 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     for override in overrides:
         apply_override(fields, override)
     options, run, wire = (fields.pop(name, {}) for name in ("method", "run", "wire"))
-    half = wire.pop("half", WEIGHTS)
+    half, compact = wire.pop("half", WEIGHTS), wire.pop("compact", True)
     named = run.pop("backbone", "embedded")
     extra = [*fields, *(f"run.{key}" for key in run), *(f"wire.{key}" for key in wire)]
     if extra:
         raise ConfigError(
             f"a dry run of a method has no use for {', '.join(extra)[:200]}.",
-            action="It takes method.OPTION=VALUE, run.backbone=NAME and wire.half=KINDS.",
+            action="It takes method.OPTION=VALUE, run.backbone=NAME, wire.half=KINDS and "
+            "wire.compact=BOOLEAN.",
         )
     method = registry.load_method(name)
     method = registry.with_forms(method, forms_of(half, name, method.half))
@@ -160,8 +161,9 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     registry.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
     terms = Terms(
-        "", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1, training_metrics=True
-    )
+        "", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1,
+        compact=bool(compact), training_metrics=True,
+    )  # fmt: skip
     return TermsPreview(terms, "method", "as the method is installed here; no server was asked")
 
 

@@ -88,7 +88,7 @@ def dry_run(
         "privacy": terms.privacy.model_dump(),
         "exemplars": terms.method.exemplars(terms.hparams),
         "unlabelled": _unlabelled(terms, unlabelled),
-        "announcement": _announcement(inventory.announceable(least), exact=enrolled),
+        "announcement": _announcement(preview.terms, inventory.announceable(least), exact=enrolled),
         "tasks": list(_tasks(preview, possible, offers=unlabelled is not None)),
         "faults": inventory.faults,
     }
@@ -109,7 +109,7 @@ def _unlabelled(terms: Terms, folder: Path | None) -> dict[str, Any] | None:
     return {"folder": None if folder is None else str(folder), "images": images, "most": most}
 
 
-def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
+def _announcement(terms: Terms, inventory: Inventory, *, exact: bool) -> dict[str, Any]:
     payload = inventory.payload()
     return {
         "classes": [{"name": n, **counts} for n, counts in inventory.counts().items()],
@@ -117,7 +117,7 @@ def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
         "tensors": describe_tensors(payload, INVENTORY_SCHEMA),
         "fields": describe_fields(payload, INVENTORY_SCHEMA),
         "tensor_bytes": payload.tensor_bytes,
-        "sealed_bytes": sealed_size(len(pack(payload))),
+        "sealed_bytes": sealed_size(len(pack(payload, compact=terms.compact))),
         "refused": inventory_faults(payload),
     }
 
@@ -225,14 +225,17 @@ def _exchange(
 ) -> dict[str, Any]:
     schema = terms.upload_schema(kind)
     bounds = schema.bounds(dims)
+    at_most = not all(bound.exact for bound in bounds) or any(m.optional for m in schema.meta)
+    # Compact, the largest tensors need not have the longest header: the plain form is above all.
+    compact = terms.compact and not at_most
     return {
         "kind": kind,
         "rounds": rounds,
         "tensors": [_tensor(bound) for bound in bounds],
         "fields": [{"name": m.name, "type": m.type, "values": 1} for m in schema.meta],
         "tensor_bytes": sum(bound.bytes for bound in bounds),
-        "sealed_bytes": _sealed_bytes(schema, bounds),
-        "at_most": not all(bound.exact for bound in bounds) or any(m.optional for m in schema.meta),
+        "sealed_bytes": _sealed_bytes(schema, bounds, compact=compact),
+        "at_most": at_most,
     }
 
 
@@ -248,10 +251,10 @@ def _tensor(bound: TensorBound) -> dict[str, Any]:
     }
 
 
-def _sealed_bytes(schema: PayloadSchema, bounds: Sequence[TensorBound]) -> int:
+def _sealed_bytes(schema: PayloadSchema, bounds: Sequence[TensorBound], *, compact: bool) -> int:
     """Return the size of the envelope's body: sealing does not compress, so zeros suffice."""
     largest = Payload(
         {b.spec.name: np.zeros(b.shape, WIRE_DTYPES[b.spec.dtype]) for b in bounds},
         {m.name: _LONGEST if m.optional else _ZERO[m.type] for m in schema.meta},
     )
-    return sealed_size(len(pack(largest)))
+    return sealed_size(len(pack(largest, compact=compact)))

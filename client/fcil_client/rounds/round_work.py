@@ -530,7 +530,7 @@ class RoundWork:
     def _seal(
         self, payload: Payload, key: RoundKey, terms: Terms, server: PublicKeys, *, base: int
     ) -> tuple[StoredEnvelope, str]:
-        plain = pieces(payload)
+        plain = pieces(payload, compact=terms.compact)
         size = sum(map(len, plain))
         if size > terms.max_payload_bytes:
             raise TooLarge(

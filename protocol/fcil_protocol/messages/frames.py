@@ -15,7 +15,13 @@ import msgpack
 from pydantic import ValidationError
 
 from fcil_protocol.errors import TooLarge, WireError
-from fcil_protocol.messages.messages import MESSAGES, SIGNATURE_BYTES, Chunk, Message
+from fcil_protocol.messages.messages import (
+    COMPACT,
+    MESSAGES,
+    SIGNATURE_BYTES,
+    Chunk,
+    Message,
+)
 from fcil_protocol.messages.relay_frames import is_laned
 
 MAX_BODY_BYTES = 256 * 1024
@@ -35,9 +41,9 @@ class Received:
     blobs: tuple[bytes, ...]
 
 
-def encode(message: Message) -> bytes:
-    """Return the body frame of a message."""
-    fields = message.model_dump(exclude_defaults=True)
+def encode(message: Message, *, compact: bool = False) -> bytes:
+    """Return the body frame of a message; ``compact``: with digests of envelopes as bytes."""
+    fields = message.model_dump(exclude_defaults=True, context=COMPACT if compact else None)
     fields["t"] = message.type
     packed: bytes = msgpack.packb(fields, use_bin_type=True)
     return packed

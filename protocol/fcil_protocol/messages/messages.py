@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+)
 
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import RoundKey, RunId
@@ -25,6 +32,19 @@ Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Name = Annotated[str, Field(max_length=128)]
 Text = Annotated[str, Field(max_length=2000)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _hex_of(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _sent(digest: str, info: SerializationInfo) -> str | bytes:
+    return bytes.fromhex(digest) if info.context == COMPACT else digest
+
+
+# The digest of an envelope: hex here, and on the wire its 32 bytes or their hex.
+COMPACT = {"compact": True}  # the context of `model_dump` in which it is written as bytes
+EnvelopeDigest = Annotated[Hex, BeforeValidator(_hex_of), PlainSerializer(_sent)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Index = Annotated[int, Field(ge=-1, lt=2**31)]
 
@@ -87,12 +107,13 @@ class Hello(Message):
     schema_digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     backbone: BackboneClaim | None = None
     takes_models: bool = False  # it knows the message `UseModel`
+    takes_compact: bool = False  # it reads compact payloads, and digests as bytes
 
 
 class Verdict(Strict):
     """Outcome of the client's last update."""
 
-    update: Hex
+    update: EnvelopeDigest
     counted: bool
     reason: Text = ""
 
@@ -159,6 +180,7 @@ class Welcome(Message):
     credit: Count  # bytes of parts that may be requested and not yet received
     privacy: PrivacyTerms = NO_PRIVACY
     half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
+    compact: bool = False  # payloads are compact, both ways, and digests are bytes
     verdict: Verdict | None = None
     training_metrics: bool = False  # it takes the loss and accuracy of a client's training
     clock_ms: Count = 0  # unix time of the server; 0: not reported
@@ -169,7 +191,7 @@ class PartRef(Strict):
     """One part of a broadcast, by name and digest (of its sealed header)."""
 
     name: Name
-    digest: Hex
+    digest: EnvelopeDigest
     sealed_bytes: Count
 
 
@@ -238,7 +260,7 @@ class Update(Message):
     """
 
     type = "update"
-    digest: Hex
+    digest: EnvelopeDigest
     unasked: Count = 0
 
 
@@ -250,7 +272,7 @@ class Want(Message):
     """
 
     type = "want"
-    digest: Hex
+    digest: EnvelopeDigest
     chunks: list[Count] = Field(max_length=MAX_WANTED)
     span: Annotated[int, Field(ge=1, lt=2**53)] = 1
     header: bool = False
@@ -263,7 +285,7 @@ class Parts(Message):
     """
 
     type = "parts"
-    digest: Hex
+    digest: EnvelopeDigest
 
 
 class Chunk(Message):
@@ -271,7 +293,7 @@ class Chunk(Message):
 
     type = "chunk"
     signed = False
-    digest: Hex
+    digest: EnvelopeDigest
     index: Count
 
 
@@ -279,7 +301,7 @@ class Ack(Message):
     """Server -> client: the update is on disk; the sender may forget it."""
 
     type = "ack"
-    digest: Hex
+    digest: EnvelopeDigest
 
 
 class Nack(Message):

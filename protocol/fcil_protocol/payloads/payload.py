@@ -1,10 +1,16 @@
-"""Payload: named tensors and typed metadata, and their unique byte form (safetensors)."""
+"""Payload: named tensors and typed metadata, and their byte forms.
+
+The plain form is safetensors. The compact form, for the wire alone, has the same tensors behind a
+deflated header without offsets: for 48 tensors of LoRA 224 bytes instead of 4,296. Readers take
+both.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,8 +38,10 @@ MAX_HEADER_BYTES = 1 << 20  # a payload of 1,000 tensors needs about 90 kB
 MAX_TENSORS = 4096
 MAX_META_BYTES = 1 << 18
 _MAX_DIMS = 32  # numpy's own limit until 2.0
+_NO_SIZE = 2**63  # beyond it numpy has no shape and no file has a place
 _META_KEY = "fcil"
 _ORDER = ("I64", "F32", "I32", "F16", "U8")  # order of tensors in the bytes: the library's
+_COMPACT = 1 << 63  # in the length field: the header that follows is deflated
 
 
 @dataclass(frozen=True)
@@ -73,41 +81,61 @@ def dtype_name(array: Array) -> str:
     )
 
 
-def pack(payload: Payload) -> bytes:
-    """Encode a payload as safetensors bytes; the same payload gives the same bytes."""
-    return b"".join(pieces(payload))
+def pack(payload: Payload, *, compact: bool = False) -> bytes:
+    """Encode a payload; the same payload gives the same bytes.
+
+    The compact form's bytes also depend on the installed zlib.
+    """
+    return b"".join(pieces(payload, compact=compact))
 
 
-def pieces(payload: Payload) -> list[bytes | memoryview]:
+def pieces(payload: Payload, *, compact: bool = False) -> list[bytes | memoryview]:
     """Return the pieces that `pack` joins: the header, then each tensor's own memory, not copied.
 
-    The bytes are those that the safetensors library writes; it would copy them twice.
+    The plain form's bytes are those that the safetensors library writes; it would copy them twice.
     """
     names = {name: dtype_name(array) for name, array in payload.tensors.items()}
     order = sorted(names, key=lambda name: (_ORDER.index(names[name]), name))
     arrays = {name: np.asarray(payload.tensors[name], order="C") for name in order}
     meta = json.dumps(dict(sorted(payload.meta.items())), ensure_ascii=True, allow_nan=False)
+    encode = _compact_header if compact else _plain_header
+    bodies = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
+    return [encode(names, arrays, meta), *bodies]
+
+
+def _plain_header(names: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
     header: dict[str, Any] = {"__metadata__": {_META_KEY: meta}}
     end = 0
     for name, array in arrays.items():
         begin, end = end, end + array.nbytes
         place = [begin, end]
         header[name] = {"dtype": names[name], "shape": array.shape, "data_offsets": place}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = _json(header)
     text += b" " * (-len(text) % 8)  # so that the tensors begin at aligned addresses
-    bodies = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
-    return [struct.pack("<Q", len(text)) + text, *bodies]
+    return struct.pack("<Q", len(text)) + text
+
+
+def _compact_header(names: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
+    tensors = [[name, names[name], array.shape] for name, array in arrays.items()]
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    data = squeezer.compress(_json([meta, *tensors])) + squeezer.flush()
+    data += bytes(-len(data) % 8)
+    return struct.pack("<Q", _COMPACT | len(data)) + data
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def unpack(data: bytes | memoryview) -> Payload:
-    """Decode safetensors bytes from outside.
+    """Decode a payload's bytes from outside, in either form.
 
     Limits are checked before parsing. Tensors are read-only views of ``data``, which they keep in
     memory: nothing is copied, except a tensor at an unaligned address.
 
     Raises:
         TooLarge: the header announces more than the limits allow.
-        WireError: the bytes are not safetensors as `pack` makes them.
+        WireError: the bytes are not as `pack` makes them.
     """
     view = memoryview(data).toreadonly()
     header, start = _parse_header(view)
@@ -135,21 +163,67 @@ def unpack(data: bytes | memoryview) -> Payload:
 
 
 def _parse_header(view: memoryview) -> tuple[dict[str, Any], int]:
-    """Return the JSON header, and the offset of the first tensor."""
+    """Return the header as safetensors has it, and the offset of the first tensor."""
     if len(view) < 8:
         raise WireError(f"payload of {len(view)} bytes is shorter than its 8-byte length field.")
-    (header_bytes,) = struct.unpack_from("<Q", view)
+    (length,) = struct.unpack_from("<Q", view)
+    compact, header_bytes = bool(length & _COMPACT), length & ~_COMPACT
     if header_bytes > MAX_HEADER_BYTES:
         raise TooLarge(f"payload header of {header_bytes} bytes exceeds {MAX_HEADER_BYTES}.")
     if header_bytes > len(view) - 8:
         raise WireError(f"payload header of {header_bytes} bytes in {len(view)} bytes of data.")
+    data = bytes(view[8 : 8 + header_bytes])
     try:
-        header = json.loads(bytes(view[8 : 8 + header_bytes]))
+        header = json.loads(_inflate(data) if compact else data)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise WireError("payload header is not JSON.") from error
+    if compact:
+        header = _with_offsets(header, len(view) - 8 - header_bytes)
     if not isinstance(header, dict):
         raise WireError("payload header is not a JSON object.")
     return header, 8 + header_bytes
+
+
+def _inflate(data: bytes) -> bytes:
+    """Return a compact header's text, of which no more than the limit is ever in memory."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        text = inflater.decompress(data, MAX_HEADER_BYTES + 1)
+    except zlib.error as error:
+        raise WireError("payload header is not deflated.") from error
+    if len(text) > MAX_HEADER_BYTES:
+        raise TooLarge(f"payload header of more than {MAX_HEADER_BYTES} bytes once inflated.")
+    if not inflater.eof or inflater.unused_data.strip(b"\0"):
+        raise WireError("payload header does not end where its deflated text does.")
+    return text
+
+
+def _with_offsets(listed: object, size: int) -> dict[str, Any]:
+    """Return a compact header as a plain one: its tensors lie in the order of the list.
+
+    Limits are checked here, since a list of a few bytes would otherwise become offsets without end.
+    """
+    if not isinstance(listed, list) or not listed:
+        raise WireError("compact payload header is not a JSON array.")
+    meta, *tensors = listed
+    if len(tensors) > MAX_TENSORS:
+        raise TooLarge(f"payload of {len(tensors)} tensors exceeds {MAX_TENSORS}.")
+    header: dict[str, Any] = {"__metadata__": {_META_KEY: meta}}
+    end = 0
+    for entry in tensors:
+        match entry:
+            case [str(name), str(dtype), shape] if dtype in WIRE_DTYPES and _are_sizes(shape):
+                begin, end = end, end + math.prod(shape) * WIRE_DTYPES[dtype].itemsize
+                if end > size:
+                    raise _invalid(f"its tensors have more than the {size} bytes that arrived")
+            case [str(name), dtype, shape]:
+                begin = end  # no tensor: refused with its name
+            case _:
+                raise WireError("compact payload header has an entry of other than three fields.")
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    if len(header) != 1 + len(tensors):
+        raise WireError("compact payload header names a tensor twice.")
+    return header
 
 
 def _place(name: str, entry: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, ...]]:
@@ -167,7 +241,7 @@ def _place(name: str, entry: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     few = isinstance(value, list) and len(value) <= _MAX_DIMS
-    return few and all(type(n) is int and n >= 0 for n in value)
+    return few and all(type(n) is int and 0 <= n < _NO_SIZE for n in value)
 
 
 def _check_tiling(places: Iterable[tuple[int, int]], size: int) -> None:

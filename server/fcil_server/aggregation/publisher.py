@@ -78,6 +78,7 @@ class Publisher:
         ledger: Ledger,
         store: PartStore,
         max_plain_bytes: int,
+        compact: bool,
         send: Callable[..., bool],
     ) -> None:
         self._federation = federation
@@ -86,6 +87,7 @@ class Publisher:
         self._ledger = ledger
         self._store = store
         self._max_plain_bytes = max_plain_bytes
+        self._compact = compact
         self._send = send
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._tensor_bytes: dict[str, int] = {}
@@ -127,7 +129,7 @@ class Publisher:
             return await self._reference_now(part, stamp)
 
     async def _reference_now(self, part: Part, stamp: Stamp) -> PartRef:
-        plain = pieces(part.payload)
+        plain = pieces(part.payload, compact=self._compact)
         plain_digest = sha256_of(*plain)
         known = self._ledger.parts.by_plain(self._run, part.name, plain_digest)
         if known is not None and self._intact(known.digest):

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from fcil_server.runs.active_run import OpenRun
     from fcil_server.runs.export_jobs import ExportJobs
 
-# Fields of a Welcome that do not belong to a session.
-_TERMS = {
-    "protocol", "run", "method", "method_version", "method_package", "hparams", "schema_digest",
-    "backbone", "needs_backbone", "max_payload_bytes", "credit", "privacy", "half",
+# Fields of a Welcome that belong to a session; the others are terms of the run.
+_OF_SESSION = {
+    "nonce", "seq", "server_nonce", "certificate", "ready", "verdict", "clock_ms", "promoted",
 }  # fmt: skip
 
 
@@ -359,7 +358,7 @@ def preview_terms(run: OpenRun) -> dict[str, Any]:
         closed = number < len(opened) and opened[number].closed_at is not None
         tasks.append({"classes": names, "closed": closed})
     return {
-        "terms": told.model_dump(include=_TERMS),
+        "terms": told.model_dump(exclude=_OF_SESSION),
         "rounds_per_task": run_context.config.round.rounds_per_task,
         "evaluate": run_context.config.run.evaluate,
         "tasks": tasks,

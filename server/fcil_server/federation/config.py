@@ -112,7 +112,9 @@ def parse(text: str) -> Config:
         fields = tomllib.loads(text)
         if isinstance(fields.get("wire"), dict):
             fields["wire"].pop("credit", None)  # in runs that began before it was window_mb
-            fields["wire"].setdefault("half", NOTHING)  # in runs that began before there was any
+            # In runs that began before there were any.
+            fields["wire"].setdefault("half", NOTHING)
+            fields["wire"].setdefault("compact", False)
     except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
     return validate(fields)

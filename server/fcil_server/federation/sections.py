@@ -312,6 +312,11 @@ class WireSection(Section):
         description='kinds of tensors sent in half precision, such as ["lora", "head"]; '
         '"weights": all that the method offers; "none"',
     )
+    compact: bool = Field(
+        True,
+        description="tensors' names and shapes travel deflated; false: also for clients that are "
+        "too old to read these",
+    )
 
     @field_validator("half", mode="before")
     @classmethod

@@ -346,6 +346,7 @@ def _assemble(
         max_payload_bytes=int(context.config.wire.max_payload_mb * 1e6),
         credit=context.config.wire.credit,
         privacy=context.config.privacy.terms,
+        compact=context.config.wire.compact,
         package=version("fcil"),
         method_package=registry.package_of(context.method.name),
     )

@@ -121,5 +121,6 @@ def _publisher(
         ledger=federation.ledger,
         store=PartStore(federation.run_directory(row.run_id) / "parts"),
         max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
+        compact=config.wire.compact,
         send=send,
     )

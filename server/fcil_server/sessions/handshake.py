@@ -49,6 +49,7 @@ class RunTerms:
 
     Attributes:
         probe: (4, d) features of the shipped images; None if the method needs no backbone.
+        compact: payloads are compact, both ways.
         package: version of fcil. method_package: the package of the method, and its version.
     """
 
@@ -65,6 +66,7 @@ class RunTerms:
     package: str
     method_package: str
     privacy: PrivacyTerms = NO_PRIVACY
+    compact: bool = False
 
     @property
     def install(self) -> str:
@@ -106,6 +108,7 @@ def begin_session(
     row = identify(ledger, incoming.key, hello)
     channel = Channel(keys, row.public_keys)
     channel.peer_nonce = hello.nonce
+    channel.compact = hello.takes_compact
     channel.check(received)
     return Peer(
         client=row.client_id,
@@ -137,6 +140,13 @@ def check(terms: RunTerms, hello: Hello) -> bool:
         raise WrongFederation(
             f"the client is enrolled with federation {hello.federation[:12]}, this is "
             f"{terms.federation[:12]}."
+        )
+    if terms.compact and not hello.takes_compact:
+        raise VersionMismatch(
+            f"the run's payloads are compact, and the client's fcil {hello.package} does not read "
+            "these.",
+            action=f"Install fcil {terms.package} on the client, or start a run for both on the "
+            "server: fcil-server serve --new-run -c wire.compact=false",
         )
     _check_method(terms, hello.methods)
     if hello.run != terms.run:
@@ -256,6 +266,7 @@ def welcome(
         credit=share(terms.credit, clients),
         privacy=terms.privacy,
         half=terms.method.forms.names,
+        compact=terms.compact,
         verdict=verdict,
         clock_ms=max(0, int(clock_s * 1000)),
         training_metrics=True,

@@ -47,3 +47,5 @@ def test_training_metrics_are_for_a_server_that_takes_them_and_never_beside_nois
         max_payload_bytes=1000, credit=8, privacy=privacy, training_metrics=takes,
     )  # fmt: skip
     assert read_terms(welcome).training_metrics is shared
+    assert read_terms(welcome).compact is False
+    assert read_terms(welcome.model_copy(update={"compact": True})).compact is True

@@ -166,8 +166,8 @@ def test_an_update_is_kept_with_the_state_it_came_with(home, enrolment, tmp_path
     assert home.settle_provisional(digest, counted=True)
 
 
-def meta_that_leaves(home, enrolment, data, monkeypatch, *, told, terms=TERMS, **options):
-    """Run a round of a method with gradients; return the metadata of the update in the outbox."""
+def bytes_that_leave(home, enrolment, data, monkeypatch, *, told, terms=TERMS, **options):
+    """Run a round of a method with gradients; return the payload of the update in the outbox."""
     monkeypatch.setattr(type(METHOD), "reports_training", lambda *_: True)
 
     async def main():
@@ -184,7 +184,21 @@ def meta_that_leaves(home, enrolment, data, monkeypatch, *, told, terms=TERMS, *
         bytes(envelope.body)[envelope.parsed.extent(range(i, i + 1))]
         for i in range(len(envelope.parsed.hashes))
     ]
-    return unpack(open_body(envelope.parsed, key, iter(body))).meta
+    return open_body(envelope.parsed, key, iter(body))
+
+
+def meta_that_leaves(*args, **options):
+    return unpack(bytes_that_leave(*args, **options)).meta
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_an_update_has_the_form_that_the_server_asks_for(
+    home, enrolment, tmp_path, stateful, monkeypatch, compact
+):
+    terms = replace(TERMS, compact=compact)
+    plain = bytes_that_leave(home, enrolment, tmp_path, monkeypatch, told={}, terms=terms)
+    assert plain == pack(unpack(plain), compact=compact)
+    assert (plain[7] == 0x80) is compact
 
 
 TOLD = {"trained": {"train_loss": 0.25, "train_accuracy": 0.5}}

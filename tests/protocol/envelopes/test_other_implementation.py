@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import struct
+import zlib
 from pathlib import Path
 
 import msgpack
@@ -124,14 +125,16 @@ def unwrap(seed: bytes, wrap: bytes, header: bytes, recipient: str) -> bytes:
 # --- whole envelopes ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "sender", "recipient"),
-    [
-        ("update", "client", "server"),
-        ("inventory", "client", "server"),
-        ("part", "server", "client"),
-    ],
-)
+ENDS = {
+    "update": ("client", "server"),
+    "update-compact": ("client", "server"),
+    "inventory": ("client", "server"),
+    "part": ("server", "client"),
+    "part-compact": ("server", "client"),
+}
+
+
+@pytest.mark.parametrize(("name", "sender", "recipient"), [(n, *e) for n, e in ENDS.items()])
 def test_a_frozen_envelope_is_opened_by_the_text_of_the_protocol(name, sender, recipient):
     header, signature, wrap, body = pieces((VECTORS / f"{name}.envelope").read_bytes())
     signer = Ed25519PrivateKey.from_private_bytes(secret(sender, "signing")).public_key()
@@ -159,3 +162,49 @@ def test_bodies_of_every_shape_are_opened_by_either_side(size):
     assert len(ours) == len(theirs) == header.sealed_size(size)
     decryptor = envelope.Cobblestone256Decryptor(key, envelope._context(core))
     assert decryptor.update(ours) + decryptor.finalize() == plain
+
+
+# --- payloads [6.1] -------------------------------------------------------------------------
+
+SIZES = {"F32": ("f", 4), "F16": ("e", 2), "I64": ("q", 8), "I32": ("i", 4), "U8": ("B", 1)}
+
+
+def read_payload(plain: bytes) -> tuple[dict, dict]:
+    """Return tensors as (dtype, shape, numbers), and the metadata."""
+    (number,) = struct.unpack_from("<Q", plain)
+    size = number % 2**63
+    text, body = plain[8 : 8 + size], plain[8 + size :]
+    if number < 2**63:
+        header = json.loads(text)
+        meta = header.pop("__metadata__")["fcil"]
+        listed = [[name, t["dtype"], t["shape"]] for name, t in header.items()]
+        listed.sort(key=lambda one: header[one[0]]["data_offsets"])
+    else:
+        assert size % 8 == 0
+        meta, *listed = json.loads(zlib.decompress(text, wbits=-15))
+    tensors = {}
+    for name, dtype, shape in listed:
+        code, width = SIZES[dtype]
+        count = 1
+        for side in shape:
+            count *= side
+        tensors[name] = (dtype, shape, struct.unpack_from(f"<{count}{code}", body))
+        body = body[count * width :]
+    assert body == b""
+    return tensors, json.loads(meta)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_frozen_payload_is_read_by_the_text_of_the_protocol(name):
+    header, _, _, body = pieces((VECTORS / f"{name}.envelope").read_bytes())
+    key = bytes.fromhex(said(name)["content_key"]["hex"])
+    plain = open_body(key, msgpack.unpackb(header)["core"], body)
+    assert (struct.unpack_from("<Q", plain)[0] >= 2**63) is name.endswith("-compact")
+    tensors, meta = read_payload(plain)
+    expected = said(name)["payload"]
+    assert meta == expected["meta"]
+    assert tensors.keys() == expected["tensors"].keys()
+    for tensor, t in expected["tensors"].items():
+        dtype, shape, numbers = tensors[tensor]
+        assert (dtype, shape) == (t["dtype"], t["shape"])
+        assert list(numbers) == [t["first"] + t["step"] * i for i in range(len(numbers))]

@@ -39,7 +39,7 @@ from frozen import (
     shown,
 )
 
-ENVELOPES = ("update", "inventory", "part")
+ENVELOPES = ("update", "update-compact", "inventory", "part", "part-compact")
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda folder: f"version {folder.name}")
@@ -89,12 +89,17 @@ def test_an_envelope_opens_to_what_was_sealed(vectors: Vectors, name: str):
 
 @pytest.mark.parametrize("name", ENVELOPES)
 def test_an_envelope_is_encoded_to_the_same_bytes_again(vectors: Vectors, name: str):
-    """All but the random: payload, core, header, signature, and the file around them."""
+    """All but the random: payload, core, header, signature, and the file around them.
+
+    Other versions of zlib deflate to other bytes: a compact payload need not have the same.
+    """
     said, (sender, _) = vectors.content(name), people(vectors, name)
     data = vectors.data(f"{name}.envelope")
     stored = StoredEnvelope.from_bytes(data)
     header = stored.parsed
-    assert hashlib.sha256(pack(payload_of(said["payload"]))).hexdigest() == said["plain_sha256"]
+    if not name.endswith("-compact"):
+        plain = pack(payload_of(said["payload"]))
+        assert hashlib.sha256(plain).hexdigest() == said["plain_sha256"]
     assert Core(**said["core"]).to_bytes() == header.core_bytes
     sizes = (header.sealed_bytes, header.plain_bytes, header.chunk_bytes)
     assert header_with(header.core_bytes, b"".join(header.hashes), *sizes) == stored.header

@@ -76,6 +76,7 @@ FULL: dict[str, Message] = {
             schema_digest=HEX,
             backbone=BackboneClaim(digest=HEX, preprocessing=HEX2, probe=b"\0" * 16),
             takes_models=True,
+            takes_compact=True,
         ),
         Welcome(
             nonce=NONCE,
@@ -101,6 +102,7 @@ FULL: dict[str, Message] = {
                 max_epsilon=8.0,
                 partial=True,
             ),
+            compact=True,
             verdict=VERDICT,
         ),
         RoundOpen(
@@ -218,6 +220,23 @@ def test_every_field_of_a_message_comes_back(kind: str) -> None:
     assert received.message == FULL[kind]
     assert type(received.message) is MESSAGES[kind]
     assert [received.body, received.signature, *received.blobs] == frames
+
+
+@types
+def test_digests_of_envelopes_may_travel_as_bytes(kind: str) -> None:
+    compact, *others = encode(FULL[kind], compact=True), *frames_of(FULL[kind])[1:]
+    assert parse([compact, *others]).message == FULL[kind]
+    hexes = {"update", "want", "parts", "chunk", "ack", "welcome", "round_open", "use_model",
+             "round_closed"}  # fmt: skip
+    assert (bytes.fromhex(HEX) in compact) is (kind in hexes)
+    assert len(encode(FULL[kind])) - len(compact) in ({32, 64} if kind in hexes else {0})
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), b"ab" * 32, 7, None, [1]])
+def test_a_digest_of_another_length_or_type_is_refused(digest: object) -> None:
+    packed = msgpack.packb({"t": "ack", "digest": digest})
+    with pytest.raises(WireError, match="ack: field 'digest'"):
+        parse([packed, SIG])
 
 
 @types

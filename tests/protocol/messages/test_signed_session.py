@@ -60,6 +60,16 @@ def test_messages_pass_in_both_directions() -> None:
         assert isinstance(session.to_client(Ack(digest=HEX)), Ack)
 
 
+def test_each_side_writes_digests_as_the_other_reads_them() -> None:
+    session = Session()
+    session.server.compact = True
+    assert HEX.encode() in session.client.frames(Ack(digest=HEX))[0]
+    for message in (Ack(digest=HEX), Chunk(digest=HEX, index=0)):
+        frames = session.server.frames(message, *([b"blob"] if message.type == "chunk" else []))
+        assert bytes.fromhex(HEX) in frames[0]
+        assert session.client.check(parse(frames)).digest == HEX  # type: ignore[attr-defined]
+
+
 def test_nonces_are_fresh_and_of_the_right_length() -> None:
     nonces = {new_nonce() for _ in range(100)}
     assert len(nonces) == 100

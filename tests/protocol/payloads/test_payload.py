@@ -2,6 +2,8 @@
 
 import json
 import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -36,6 +38,16 @@ def raw(header: object, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
+def deflated(text: bytes, body: bytes = b"", tail: bytes = b"") -> bytes:
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    data = squeezer.compress(text) + squeezer.flush() + tail
+    return struct.pack("<Q", 1 << 63 | len(data)) + data + body
+
+
+def listed(*entries: object, body: bytes = b"", meta: object = "{}") -> bytes:
+    return deflated(json.dumps([meta, *entries]).encode(), body)
+
+
 def same(a: Payload, b: Payload) -> bool:
     return (
         dict(a.meta) == dict(b.meta)
@@ -56,6 +68,7 @@ def test_every_wire_dtype_and_meta_type_survives_exactly():
     original = example()
     assert {dtype_name(a) for a in original.tensors.values()} == set(WIRE_DTYPES)
     assert same(unpack(pack(original)), original)
+    assert same(unpack(pack(original, compact=True)), original)
 
 
 def test_the_same_payload_gives_the_same_bytes_in_any_order():
@@ -64,6 +77,7 @@ def test_the_same_payload_gives_the_same_bytes_in_any_order():
         dict(reversed(original.tensors.items())), dict(reversed(original.meta.items()))
     )
     assert pack(shuffled) == pack(original)
+    assert pack(shuffled, compact=True) == pack(original, compact=True)
 
 
 def test_tensors_that_are_not_contiguous_are_sent_as_they_look():
@@ -102,6 +116,18 @@ def test_pieces_are_the_tensors_own_memory():
 
 def test_an_empty_payload_is_a_payload():
     assert same(unpack(pack(Payload())), Payload())
+    assert same(unpack(pack(Payload(), compact=True)), Payload())
+
+
+def test_a_compact_header_says_the_same_in_a_few_bytes_for_each_tensor():
+    names = [f"blocks.{i}.{j}.lora_{k}" for i in range(12) for j in ("qkv", "fc1") for k in "ab"]
+    made = Payload({name: np.ones((4, 192), np.float16) for name in names}, {"train_loss": 0.5})
+    small = pack(made, compact=True)
+    assert len(small) - made.tensor_bytes < 6 * len(names)
+    assert len(pack(made)) - made.tensor_bytes > 60 * len(names)
+    got = unpack(small)
+    assert same(got, made)
+    assert all(t.flags.aligned and not t.flags.owndata for t in got.tensors.values())
 
 
 def test_sizes_and_views_are_told():
@@ -125,7 +151,38 @@ def test_a_dtype_that_may_not_travel_is_refused_with_the_list_of_those_that_may(
     [
         (b"", WireError, "0 bytes is shorter"),
         (b"\x00" * 7, WireError, "7 bytes is shorter"),
-        (struct.pack("<Q", 2**63), TooLarge, "exceeds"),
+        (struct.pack("<Q", 2**62), TooLarge, "exceeds"),
+        (struct.pack("<Q", 2**63 + payload.MAX_HEADER_BYTES + 1), TooLarge, "exceeds"),
+        (struct.pack("<Q", 2**63 + 10) + b"{}", WireError, "10 bytes in 10 bytes"),
+        (struct.pack("<Q", 2**63), WireError, "does not end"),
+        (struct.pack("<Q", 2**63 + 8) + b"\xff" * 8, WireError, "not deflated"),
+        (deflated(b" " * (payload.MAX_HEADER_BYTES + 1)), TooLarge, "once inflated"),
+        (deflated(b" " * 10**8), TooLarge, "once inflated"),
+        (deflated(b'["{}"]', tail=b"\0\1"), WireError, "does not end"),
+        (deflated(b"nonsense"), WireError, "not JSON"),
+        (deflated(b"[" * 100_000), WireError, "not JSON"),
+        (deflated(b"{}"), WireError, "not a JSON array"),
+        (deflated(b"[]"), WireError, "not a JSON array"),
+        (listed(meta=3), WireError, "metadata is not a string"),
+        (listed(meta='{"a": {}}'), WireError, "numbers, names and lists"),
+        (listed(1), WireError, "other than three fields"),
+        (listed(["a", "F32"]), WireError, "other than three fields"),
+        (listed([1, "F32", [1]]), WireError, "other than three fields"),
+        (listed(["a", "BF16", [1]]), SchemaMismatch, "'BF16'"),
+        (listed(["a", ["F32"], [1]]), SchemaMismatch, "dtype"),
+        (listed(["a", "F32", [0]], ["a", "F32", [1]], body=bytes(4)), WireError, "twice"),
+        (listed(["__metadata__", "F32", [1]], body=bytes(4)), WireError, "twice"),
+        (listed(["a", "F32", [-1]]), WireError, "no shape"),
+        (listed(["a", "F32", "x"]), WireError, "no shape"),
+        (listed(["a", "F32", [True]]), WireError, "no shape"),
+        (listed(["a", "F32", [1]]), WireError, "more than the 0 bytes that arrived"),
+        (listed(["a", "F32", [2**62]], body=bytes(4)), WireError, "more than the 4 bytes"),
+        (listed(["a", "F32", [int("9" * 4300)] * 32]), WireError, "no shape"),
+        (listed(["a", "F32", [10**4299]], body=bytes(4)), WireError, "no shape"),
+        (listed(["a", "F32", [1]], body=bytes(5)), WireError, "have 4 bytes, but 5 arrived"),
+        (listed(["a", "F32", [0, 2**70]]), WireError, "not valid safetensors"),
+        (listed(*[["a", 1, 1]] * (payload.MAX_TENSORS + 1)), TooLarge, "4097 tensors"),
+        (listed(*([f"t{i}", 1, 1] for i in range(4097))), TooLarge, "4097 tensors"),
         (struct.pack("<Q", payload.MAX_HEADER_BYTES + 1), TooLarge, "exceeds"),
         (struct.pack("<Q", 10) + b"{}", WireError, "10 bytes in 10 bytes"),
         (raw(b"nonsense"), WireError, "not JSON"),
@@ -188,6 +245,19 @@ def test_offsets_and_shapes_that_lie_are_refused(header, body):
         unpack(raw(header, body))
 
 
+def test_a_few_bytes_of_header_do_not_become_offsets_without_end():
+    """20 kB on the wire that took 500 MB: each of thousands of offsets had 57 kB of digits."""
+    first = ["a", "U8", [int("9" * 4300)] * 32]
+    data = listed(first, *([f"{n:04}", "U8", []] for n in range(4000)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="not valid safetensors"):
+            unpack(data)
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_huge_announced_shape_of_no_rows_takes_no_memory():
     data = raw(tensor(shape=(0, 2**31), offsets=(0, 0)))
     assert unpack(data).tensors["a"].nbytes == 0
@@ -210,7 +280,8 @@ def test_a_tensor_that_lies_askew_is_copied_to_where_it_can_be_read():
 
 @given(st.binary(max_size=300))
 def test_random_bytes_raise_only_named_errors(data):
-    for candidate in (data, raw(data), struct.pack("<Q", 2) + b"{}" + data):
+    whole = (data, raw(data), deflated(data))
+    for candidate in (*whole, struct.pack("<Q", 2) + b"{}" + data, deflated(b'["{}"]', data)):
         try:
             unpack(candidate)
         except FcilError:
@@ -219,7 +290,12 @@ def test_random_bytes_raise_only_named_errors(data):
 
 NAMES = st.sampled_from(["dtype", "shape", "data_offsets", "fcil", "a"])
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["F32", "I64", "x"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**4299)
+    | st.floats()
+    | st.sampled_from(["F32", "I64", "x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=10,
 )
@@ -236,10 +312,18 @@ def test_well_formed_nonsense_raises_only_named_errors(header, body):
         return
 
 
+@given(st.lists(JSON_VALUES | st.lists(JSON_VALUES, min_size=3, max_size=3)), st.binary())
+def test_well_formed_nonsense_in_a_compact_header_raises_only_named_errors(entries, body):
+    try:
+        unpack(deflated(json.dumps(entries).encode(), body))
+    except FcilError:
+        return
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_a_mutated_payload_is_read_or_refused_by_name(data):
-    changed = bytearray(pack(example()))
+    changed = bytearray(pack(example(), compact=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(changed) - 1))
         end = data.draw(st.integers(at, min(len(changed), at + 4)))
@@ -280,6 +364,7 @@ def test_any_payload_survives(specs, meta):
     }
     original = Payload(tensors, meta)
     assert same(unpack(pack(original)), original)
+    assert same(unpack(pack(original, compact=True)), original)
 
 
 def test_a_payload_written_by_the_library_itself_is_read():

@@ -27,6 +27,7 @@ TERMS = RunTerms(
     federation="f" * 32, certificate=b"", run=RUN, method=METHOD, hparams=HPARAMS,
     info=NO_BACKBONE, probe=None, max_payload_bytes=1, credit=1, package="9",
     schema_digest=registry.schema_digest(METHOD, HPARAMS, NO_BACKBONE), method_package="pack 7",
+    compact=True,
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def test_a_client_can_read_the_terms(ledger: Ledger) -> None:
     welcome = Welcome(server_nonce=bytes(16), certificate=b"", ready=False, **terms)
     read = read_terms(welcome)
     assert (read.run, read.method, read.hparams) == (RUN, METHOD, HPARAMS)
+    assert (read.compact, read.training_metrics) == (True, True)
 
 
 def test_rounds_are_as_configured(ledger: Ledger) -> None:

@@ -97,6 +97,11 @@ class TestReading:
         assert parse("[wire]\nwindow_mb = 4.0\n").wire.half == "none"
         assert parse(to_toml(Config())).wire.half == "weights"
 
+    def test_a_run_that_began_before_there_were_compact_payloads_goes_on_without(self) -> None:
+        assert Config().wire.compact is True
+        assert parse("[wire]\nwindow_mb = 4.0\n").wire.compact is False
+        assert parse(to_toml(Config())).wire.compact is True
+
     def test_a_file_of_before_a_round_was_one_file_may_keep_the_size_of_its_segments(
         self, file: Path
     ) -> None:

@@ -166,6 +166,9 @@ def test_a_run_keeps_its_forms_and_says_so() -> None:
     assert (config.wire.half, config.wire.window_mb) == ("none", 2)
     assert len(noted) == 1
     assert noted[0].startswith("[wire] half: run r1 was started with other values")
+    config, noted = kept(["wire.compact=false"], ["wire.compact=true"])
+    assert config.wire.compact is False
+    assert noted[0].startswith("[wire] compact: run r1 was started with other values")
 
 
 def test_patience_and_plots_of_a_run_may_change_while_it_goes_on() -> None:

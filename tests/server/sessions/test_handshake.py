@@ -11,7 +11,13 @@ from fcil_adapters.contract import registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, preprocessing_digest
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
-from fcil_protocol.errors import BackboneMismatch, FcilError, MethodMismatch, StorageError
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    FcilError,
+    MethodMismatch,
+    StorageError,
+    VersionMismatch,
+)
 from fcil_protocol.messages.messages import BackboneClaim, Bye, Hello
 from fcil_server.sessions.handshake import RunTerms, check, feature_distance, leaving, welcome
 
@@ -36,6 +42,19 @@ def hello(**changes: object) -> Hello:
 def test_a_client_with_the_same_method_may_take_part() -> None:
     assert check(TERMS, hello())
     assert not check(TERMS, hello(schema_digest="")), "it has not loaded it yet"
+
+
+def test_a_client_that_reads_no_compact_payloads_is_refused_where_there_are_some() -> None:
+    compact = replace(TERMS, compact=True)
+    assert check(compact, hello(takes_compact=True))
+    assert check(TERMS, hello(takes_compact=True)), "it reads the plain ones as well"
+    with pytest.raises(VersionMismatch) as caught:
+        check(compact, hello(package="8"))
+    assert "the client's fcil 8 does not read" in caught.value.message
+    assert "Install fcil 9 on the client" in caught.value.action
+    assert "-c wire.compact=false" in caught.value.action
+    assert welcome(compact, nonce=bytes(16), ready=False, verdict=None).compact
+    assert not welcome(TERMS, nonce=bytes(16), ready=False, verdict=None).compact
 
 
 @pytest.mark.parametrize(
