@@ -62,7 +62,7 @@ class Recovery:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._rows = {row.digest: row for row in context.ledger.states.all(context.run)}
+        self._rows = context.ledger.states.all(context.run)
 
     async def have(self, row: StateRow) -> State:
         """Return a committed state; a recomputed one is on disk again.
@@ -82,7 +82,7 @@ class Recovery:
 
     async def restore_opening(self) -> None:
         """Compute the newest recoverable opening of a task again: it needs no updates."""
-        for row in reversed(self._rows.values()):
+        for row in reversed(self._rows):
             if row.kind == OPENING:
                 with contextlib.suppress(CorruptFile):
                     await self.have(row)
@@ -129,10 +129,11 @@ class Recovery:
     async def _base(self, row: StateRow) -> State | None:
         if row.parent is None:
             return None
-        parent = self._rows.get(row.parent)
-        if parent is None:
+        # Some openings change nothing: they have the digest of the state before.
+        before = [r for r in self._rows if r.state < row.state and r.digest == row.parent]
+        if not before:
             raise CorruptFile("the state before it is not in the ledger.")
-        return await self.have(parent)
+        return await self.have(before[-1])
 
     def _attempts(self, row: StateRow) -> list[list[UpdateRow]]:
         """Return the sets of updates that may have made a state.

@@ -22,7 +22,7 @@ from fcil_server.aggregation.combining import Combined
 from fcil_server.aggregation.store import StateStore, states_folder
 from fcil_server.federation.config import load
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.rounds.classes import ClassRegistry
@@ -45,13 +45,14 @@ class Sums:
     needs: set[str] = field(default_factory=lambda: {ALICE, BOB})
     failure: FcilError | None = None
     start: int = -1
+    step: int = 1  # what the opening of a task adds
     device: str = "cpu"
 
     async def init(self, _ctx: Any) -> Payload:
         return Payload({"w": np.full(100, self.start, np.float32)}, {})
 
     async def open_task(self, _ctx: Any, state: Payload) -> Payload:
-        return Payload({"w": state.tensors["w"] + 1}, {})
+        return Payload({"w": state.tensors["w"] + self.step}, {})
 
     def settled(self) -> None:
         """Nothing is remembered."""
@@ -192,6 +193,27 @@ def test_the_opening_of_a_task_needs_no_updates(scene: Scene) -> None:
     assert fork.parent_state == 0
     assert scene.built.state(0).read_bytes() == whole
     assert [code for _, code, _ in scene.notes] == ["state_recomputed", "state_lost"]
+
+
+@pytest.mark.parametrize("lost", [(3,), (2, 3)], ids=["the opening", "both"])
+def test_an_opening_that_changes_nothing_has_the_state_before_it(
+    scene: Scene, lost: tuple[int, ...]
+) -> None:
+    """Sums open a task as they are: the opening and the state before it have one digest."""
+    newest = scene.ledger.states.newest(scene.built.run)
+    state = scene.kit.states.load(newest.state)
+    scene.kit.classes.announce(ALICE, ["oak"])
+    scene.kit.classes.open_task(1)
+    scene.kit.states.save(3, state, newest.digest, 1)
+    key = RoundKey(scene.built.run, 1, OPENING, 0)
+    scene.ledger.states.add(key, 3, newest.digest, newest.digest)
+    scene.worker.step = 0
+    for number in lost:
+        flip(scene.built.state(number))
+    assert scene.ensure() is None
+    assert [code for _, code, _ in scene.notes] == ["state_recomputed"] * len(lost)
+    for number in lost:
+        assert np.array_equal(scene.kit.states.load(number).tensors["w"], state.tensors["w"])
 
 
 def test_a_run_that_lost_very_many_states_does_not_walk_through_all_of_them(scene: Scene) -> None:
