@@ -17,6 +17,7 @@ from fcil_server.federation.api_tokens import check_token_name
 from fcil_server.federation.operator_text import check_ticket_lifetime
 from fcil_server.federation.roster import Roster, check_name, ever_named
 from fcil_server.ledger.enums import Role, RunStatus
+from fcil_server.ledger.rows import ClientRow
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
@@ -101,6 +102,7 @@ class Commands:
             case "submit_run":
                 return await self._submit_run(fields)
             case "cancel_run":
+                self._refuse_between_runs()
                 async with self._queue_lock:
                     entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
                 _audit(context, fields, op, entry.name)
@@ -118,17 +120,22 @@ class Commands:
             case _:
                 return self._steer(op, fields)
 
+    def _refuse_between_runs(self) -> None:
+        """Refuse an act that the next run would not hear of, or that would take it away."""
+        if self._actions.is_between_runs():
+            raise NotNow(
+                "nothing was done: this run is over, and the next one is about to begin.",
+                action="Try again in a moment.",
+            )
+
     def _steer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Stop, hold or shorten the server's work.
 
         Raises:
             NotNow: the next run is about to begin, and would not hear of it.
         """
-        if op in ("close_round", "pause", "resume", "drain") and self._actions.is_between_runs():
-            raise NotNow(
-                "nothing was done: this run is over, and the next one is about to begin.",
-                action="Try again in a moment.",
-            )
+        if op in ("close_round", "pause", "resume", "drain"):
+            self._refuse_between_runs()
         match op:
             case "stop":
                 _audit(self._context, fields, "stop")
@@ -219,18 +226,27 @@ class Commands:
         rows = ledger.updates.of_round(under_way.key) if under_way else []
         going = ServedRun(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
         journal.write()  # waiting notes name the client, too
-        done = erase(context.roster, directory, row, actor, going)
-        coordinator.on_client_revoked(row.client_id)
-        journal.rename(row.name, done.pseudonym)
-        context.peers.refused.pop(row.client_id, None)
-        peer = context.peers.by_client(row.client_id)
-        if peer is not None:
-            peer.name = done.pseudonym
-            self._sessions.cut(peer)
+        try:
+            done = erase(context.roster, directory, row, actor, going)
+        finally:
+            self._on_erased(row)
         text = f"{done.pseudonym} is what remains of a member"
         journal.note("warning", "erased", text, row.client_id)
         more = await asyncio.to_thread(tidy, ledger.path, directory, done)
         return {**asdict(done), "stays": [*done.stays, *more]}
+
+    def _on_erased(self, row: ClientRow) -> None:
+        """Let nothing here know an erased client any more; no change if the ledger still does."""
+        context, now = self._context, self._context.ledger.clients.get(row.client_id)
+        if now is None or now.curve:
+            return
+        context.run.coordinator.on_client_revoked(row.client_id)
+        context.journal.rename(row.name, now.name)
+        context.peers.refused.pop(row.client_id, None)
+        peer = context.peers.by_client(row.client_id)
+        if peer is not None:
+            peer.name = now.name
+            self._sessions.cut(peer)
 
 
 def _actor(fields: dict[str, Any]) -> str:

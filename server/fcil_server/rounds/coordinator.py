@@ -448,8 +448,7 @@ class Coordinator:
         try:
             while True:
                 # Nobody is at work: the round goes on after the next start.
-                idle = progress.round.phase is Phase.GATHERING or progress.round.waits_for_rested
-                if progress.mode is Mode.DRAINING and idle:
+                if progress.mode is Mode.DRAINING and progress.round.is_idle:
                     await self._may_go_on()
                 progress.show(*describe_wait(self.context, progress))
                 for instruction in progress.round.handle(await self._events.get()):

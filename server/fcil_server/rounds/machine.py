@@ -356,9 +356,10 @@ class Round:
         return declined - self.excluded
 
     @property
-    def waits_for_rested(self) -> bool:
-        """True while all that is missing is of clients that rest: none is at work."""
-        return self.stuck_until == math.inf
+    def is_idle(self) -> bool:
+        """True while no client is at work: none is asked yet, or all have declined or rest."""
+        waits = self.stuck_until is not None and Answer.NONE not in self.answers.values()
+        return self.phase is Phase.GATHERING or waits
 
     def _wait_for_rested(self) -> list[Instruction]:
         """Wait without limit: resting clients ask in again on their own."""

@@ -45,6 +45,7 @@ from fcil_server.reports.sinks.webhooks import Webhook, choose_webhooks
 from fcil_server.reports.traffic.budget import applied, fitted, over_budget
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs import run_queue
+from fcil_server.runs.erase import finish_erasures
 from fcil_server.runs.forget import finish_emptying
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.promotion import Promotion
@@ -233,6 +234,7 @@ async def open_run(
     """
     ledger, queue = federation.ledger, RunQueue(federation.directory)
     finish_emptying(ledger, federation.directory)
+    finish_erasures(ledger, federation.directory)
     chosen = _Followers(  # before any run: their faults are the server's
         [doors.choose(name, options) for name, options in config.sinks.options.items()],
         choose_webhooks(config.webhooks.options),

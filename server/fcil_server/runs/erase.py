@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.storage.segment import Segment
@@ -18,7 +19,7 @@ from fcil_server.ledger.clients import as_word
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow, Erased, RunRow
 from fcil_server.reports import run_directory
-from fcil_server.runs.forget import finish_emptying
+from fcil_server.runs.forget import finish_emptying, remove_uncounted
 
 _LOG_BYTES = 64 << 20  # of a log file that are searched for a name
 
@@ -70,7 +71,7 @@ def preview_erasure(ledger: Ledger, directory: Path, row: ClientRow) -> list[str
 def erase(
     roster: Roster, directory: Path, row: ClientRow, actor: str, going: ServedRun | None = None
 ) -> Erasure:
-    """Erase a client; a repetition finishes what a kill interrupted.
+    """Erase a client; a repetition, or the next start, finishes what a kill interrupted.
 
     The ledger first, which ends the membership, then files; the caller rewrites reports (`tidy`).
 
@@ -82,22 +83,26 @@ def erase(
         going: the run that is served now; None: the server is stopped.
 
     Raises:
-        StorageError: a file could not be removed.
+        StorageError: a file could not be removed; the message has the name to repeat it with.
     """
     ledger = roster.federation.ledger
     if row.curve:
         erased = roster.erase(row, actor)
     else:
         erased = Erased(row.name, evaluations=0, events=0, counted=0, audited=0)
-    if going is None:
-        finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
-    sealed = kept = 0
-    for run in ledger.runs.all():
-        ids = [str(u.update_id) for u in ledger.updates.of_client(run.run_id, row.client_id)]
-        kept += KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
-        sealed += _unspool(directory, run, ids, going)
+    try:
         if going is None:
+            finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
+        else:
+            others = (r.run_id for r in ledger.runs.all() if r.run_id != going.run)
+            remove_uncounted(ledger, directory, others)
+        sealed, kept = _remove_updates(ledger, directory, row.client_id, going)
+        for run in ledger.runs.all() if going is None else ():
             _clear(directory / "runs" / run.run_id / "incoming")
+    except StorageError as error:
+        error.message += f" It is {erased.pseudonym} in the ledger; some of its updates are here."
+        error.action = f"Mend that, and repeat: fcil-server erase {erased.pseudonym}"
+        raise
     gone = [
         "its name, keys, device, addresses and membership",
         f"{erased.evaluations} test results, {erased.events} notes, its refusals and tickets",
@@ -106,6 +111,29 @@ def erase(
     ]
     stays = _stays(ledger, row, erased, kept=kept)
     return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
+
+
+def finish_erasures(ledger: Ledger, directory: Path) -> None:
+    """Remove stored updates of erased clients that a kill or a full disk left; no server runs.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    for row in ledger.clients.all():
+        if not row.curve:
+            _remove_updates(ledger, directory, row.client_id, None)
+
+
+def _remove_updates(
+    ledger: Ledger, directory: Path, client: ClientId, going: ServedRun | None
+) -> tuple[int, int]:
+    """Remove a client's updates from all runs; return the numbers of sealed and of kept ones."""
+    sealed = kept = 0
+    for run in ledger.runs.all():
+        ids = [str(u.update_id) for u in ledger.updates.of_client(run.run_id, client)]
+        kept += KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
+        sealed += _unspool(directory, run, ids, going)
+    return sealed, kept
 
 
 def _unspool(directory: Path, run: RunRow, ids: list[str], going: ServedRun | None) -> int:

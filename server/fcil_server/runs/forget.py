@@ -8,8 +8,9 @@ removed.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,13 @@ from pathlib import Path
 from fcil_adapters.contract import State
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.late_images import classes_of
-from fcil_protocol.errors import InternalError, UsageError
+from fcil_protocol.errors import CorruptFile, InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.aggregation import start
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
 from fcil_server.ledger.enums import OPENING, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
@@ -300,7 +302,10 @@ class Forgetting:
             )  # fmt: skip
 
     def vanished(self) -> tuple[str, ...]:
-        """Return the names of the classes of which no other client had an image."""
+        """Return the names of the classes of which no other client had an image.
+
+        A damaged update, which the new states need not be made of, tells nothing about classes.
+        """
         mine, others = set[int](), set[int]()
         kept, registry = self.context.kept, self.context.classes
         assert kept is not None, "the run keeps updates"
@@ -310,20 +315,35 @@ class Forgetting:
             for update in updates:
                 if update.update_id in names:
                     held = mine if update.client == self.plan.client.client_id else others
-                    held |= classes_with_images(unpack(kept.get(update.update_id)), classes)
+                    with contextlib.suppress(CorruptFile):
+                        held |= classes_with_images(unpack(kept.get(update.update_id)), classes)
         known = registry.names()
         return tuple(known[c] for c in sorted(mine - others))
 
     def commit(
-        self, fork: RunId, states: list[tuple[int, Digest, Digest | None]], actor: str
+        self,
+        fork: RunId,
+        states: list[tuple[int, Digest, Digest | None]],
+        actor: str,
+        *,
+        revoke: Callable[[], None] | None = None,
     ) -> Forgotten:
-        """Make the fork the current run, in one transaction; then remove the old states."""
+        """Make the fork the current run, in one transaction; then remove the old states.
+
+        Args:
+            fork: the new run.
+            states: what `run` returned.
+            actor: the caller, for the audit log.
+            revoke: ends the client's membership, in the same transaction; None: it stays a member.
+        """
         ledger, source, client = self.plan.ledger, self.plan.run, self.plan.client
         vanished, counts = self.vanished(), ledger.updates.counted_by_run(client.client_id)
         emptied = tuple(r for r in ledger.forks.lineage(source.run_id) if r in counts)
         newest = ledger.states.all(source.run_id)[-1].state
         overtaken = _overtaken(ledger, source)
         with ledger.transaction():
+            if revoke is not None:
+                revoke()
             ledger.forks.begin(source.run_id, newest, fork)
             ledger.forks.leave_out(fork, client.client_id, states)
             for key, other, reason in self.left_out:
@@ -364,8 +384,10 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
     """Remove the states and stored updates of runs that a client was forgotten from.
 
     Including those that a kill left: the ledger lists the runs. Tables and plots stay. It also
-    removes forks that a kill or an error left before the ledger knew them: they share states and
-    kept updates, perhaps of a client that is forgotten or erased afterwards.
+    removes forks that a kill or an error left before the ledger knew them, and kept updates that
+    a run does not count: perhaps of a client that is forgotten or erased afterwards.
+
+    No server may be running.
 
     Raises:
         StorageError: a file cannot be removed.
@@ -377,6 +399,24 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+    remove_uncounted(ledger, directory, (run.run_id for run in ledger.runs.all()))
+
+
+def remove_uncounted(ledger: Ledger, directory: Path, runs: Iterable[RunId]) -> None:
+    """Remove kept updates that their run does not count, such as later ones of a fork's parent.
+
+    Args:
+        ledger: the federation's.
+        directory: the federation's.
+        runs: which no server has open.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    for run in runs:
+        kept = KeptUpdates(kept_folder(directory, run))
+        if names := set(kept.names()):
+            kept.remove(names - ledger.updates.counted_ids(run))
 
 
 def _unfinished_forks(ledger: Ledger, directory: Path) -> list[Path]:

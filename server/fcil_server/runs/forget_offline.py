@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fcil_adapters.contract import registry
 from fcil_adapters.contract.backbone_info import backbone_from_fields
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_server.aggregation.aggregation import Aggregation
-from fcil_server.federation import config as configuration
 from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
@@ -21,7 +21,9 @@ from fcil_server.runs.forget import (
     training_kinds,
     why_not_exact,
 )
+from fcil_server.runs.frozen_config import as_begun
 from fcil_server.runs.resources import RunSetup, make_context
+from fcil_server.runs.run_queue import config_for
 from fcil_server.runs.run_record import check_resumed
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
@@ -69,13 +71,12 @@ async def forget(
             context.spool.close()
     finally:
         await setup.aggregation.close()
-    if revoke:
-        roster.revoke(client, REVOKED_WITH_IT, actor)
-    return work.commit(fork, states, actor)
+    end = partial(roster.revoke, client, REVOKED_WITH_IT, actor) if revoke else None
+    return work.commit(fork, states, actor, revoke=end)
 
 
 def _setup(federation: Federation, row: RunRow, notify: Notify) -> RunSetup:
-    config = configuration.parse(row.config)  # as the run began
+    config = as_begun(row, config_for(row, None, federation.config))
     method = registry.load_method(config.method.name)
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)

@@ -59,6 +59,8 @@ def fork(
         ledger.audit.add(actor, action, f"{run} from state {state} of {source}")
     row = ledger.runs.get(run)
     assert row is not None, "it was just written"
+    kept = KeptUpdates(kept_folder(directory, run))
+    kept.remove(set(kept.names()) - ledger.updates.counted_ids(run))  # of later rounds
     return row
 
 
@@ -79,7 +81,7 @@ def share_kept(
     *,
     without: ClientId | None = None,
 ) -> None:
-    """Let a fork keep its parent's kept updates; those that it does not count are removed later.
+    """Let a fork keep its parent's kept updates, also those that it will not count.
 
     Raises:
         DiskFull, StorageError.

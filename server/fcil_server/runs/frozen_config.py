@@ -62,6 +62,16 @@ def config_of(
     return config.model_copy(update=update)
 
 
+def as_begun(row: RunRow, config: Config) -> Config:
+    """Return the configuration with which a run began, with the machine of today.
+
+    Weights may have moved since, and a GPU be gone.
+    """
+    own = configuration.parse(row.config)
+    today = {key: getattr(config.run, key) for key in FREE_KEYS["run"]}
+    return own.model_copy(update={"run": own.run.model_copy(update=today)})
+
+
 def _differing(given: BaseModel, kept: BaseModel) -> list[str]:
     """Return the keys that are set, here or in the run, to other values than the run keeps.
 

@@ -555,15 +555,15 @@ class TestClosing:
     def test_a_round_is_not_skipped_while_one_that_it_asked_rests(self) -> None:
         going = opened(RoundRules(on_short="close", retry_s=0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
-        assert not going.waits_for_rested, "B may be at work"
+        assert not going.is_idle, "B may be at work"
         assert going.handle(Declined(B, "not_now", now=1.0, resting=True)) == [Unable(None)]
-        assert going.waits_for_rested, "a server that drains may stop now"
+        assert going.is_idle, "a server that drains may stop now"
         for now in (101.0, 10_000.0):
             assert going.handle(Tick(now=now)) == []
         assert going.handle(Available(B, holds=True, now=10_001.0)) == [
             Ask(B), SetTimer(10_101.0),
         ]  # fmt: skip
-        assert not going.waits_for_rested
+        assert not going.is_idle
         assert going.handle(Tick(now=10_002.0)) == []
         assert close_of(going.handle(Updated(B, now=10_003.0))).outcome is Outcome.DONE
 
@@ -571,9 +571,11 @@ class TestClosing:
         going = opened(RoundRules(max_reopens=1, retry_s=30.0, deadline_s=100.0), (A, B))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         assert going.handle(Declined(B, "disk_full", now=1.0))[0] == Unable(31.0)
+        assert going.is_idle
         assert going.handle(Tick(now=31.0))[:2] == [
             Reopened((B,), 131.0, declined=True), Ask(B),
         ]  # fmt: skip
+        assert not going.is_idle
         assert going.handle(Declined(B, "disk_full", now=32.0))[0] == Unable(152.0)
         assert going.handle(Tick(now=152.0)) == [Unable(None)]
         assert going.handle(Tick(now=500.0)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import DiskFull, UsageError
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
@@ -19,7 +19,8 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.enums import UpdateStatus
 from fcil_server.reports import plots, run_directory
-from fcil_server.runs.erase import erase
+from fcil_server.runs.erase import erase, finish_erasures
+from fcil_server.runs.fork import fork
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
 from server.runs.test_forget import killed_at
@@ -172,6 +173,53 @@ def test_once_more_finishes_what_a_kill_interrupted(built: Built) -> None:
     finally:
         federation.close()
     assert (done.pseudonym, done.gone[-1]) == (PSEUDONYM, "1 sealed updates and 1 kept ones")
+
+
+def test_the_next_start_finishes_it_as_well(built: Built) -> None:
+    federation = Federation.open(built.directory, None, ())
+    try:
+        roster = Roster(federation, AllowList())
+        roster.erase(ever_named(federation.ledger, NAME), "me")  # and killed
+        texts = [f.text for f in check(built.directory) if f.level is Severity.FAILURE]
+        assert texts == ["1 kept updates of erased members are still here"]
+        finish_erasures(federation.ledger, built.directory)
+    finally:
+        federation.close()
+    assert KeptUpdates(kept_folder(built.directory, built.run)).names() == ["f" * 64]
+    spool = Spool(built.spool)
+    assert built.update not in spool.keys()  # noqa: SIM118
+    spool.close()
+
+
+def test_a_fault_of_the_disk_names_what_to_repeat(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise DiskFull("no room.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptUpdates, "remove", full)
+        done = run(built, "erase", NAME, "--yes")
+    text = " ".join(done.output.split())
+    assert done.exit_code != 0
+    assert f"It is {PSEUDONYM} in the ledger" in text
+    assert f"fcil-server erase {PSEUDONYM}" in text
+    assert run(built, "erase", PSEUDONYM, "--yes").exit_code == 0
+
+
+def test_a_fork_that_no_server_opened_holds_none_of_it(built: Built) -> None:
+    with built.ledger() as ledger:
+        ids = [str(u) for u in sorted(ledger.updates.counted_ids(built.run))]
+        kept = KeptUpdates(kept_folder(built.directory, built.run))
+        kept.put((update, b"sums") for update in ids)
+        row = fork(ledger, built.directory, built.run, 2, actor="me", action="rollback")
+        theirs = KeptUpdates(kept_folder(built.directory, row.run_id))
+        counted = ledger.updates.counted_ids(row.run_id)
+        assert set(theirs.names()) == counted
+        assert counted < set(ids), "the parent has more"
+        theirs.put((update, b"sums") for update in ids)  # as forks of earlier versions
+    assert run(built, "erase", NAME, "--yes").exit_code == 0
+    assert set(theirs.names()) <= counted
 
 
 @pytest.mark.parametrize(

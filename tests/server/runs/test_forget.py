@@ -19,7 +19,7 @@ from fcil_adapters.contract.privacy import Privacy
 from fcil_adapters.toolkit.closed_form.lift import make_lift
 from fcil_adapters.toolkit.closed_form.solving import solve
 from fcil_adapters.toolkit.closed_form.sums import ProductSums
-from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.errors import CorruptFile, DiskFull, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import pack
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
@@ -28,6 +28,7 @@ from fcil_server.cli.forget import _erase
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.rounds import FORGOTTEN
+from fcil_server.ledger.runs import Forks
 from fcil_server.runs import forget_offline
 from fcil_server.runs.forget import Forgetting, finish_emptying, plan
 from fcil_server.storage.check import check
@@ -276,6 +277,42 @@ class TestRefusals:
             assert len(ledger.runs.all()) == 1
             assert ledger.runs.all()[0].emptied_at is None
         assert "damaged" in " ".join(f.text for f in check(tmp_path) if f.level is Severity.WARNING)
+
+    def test_a_damaged_update_of_its_own_is_no_obstacle(self, tmp_path):
+        whole = story(tmp_path / "whole").write()
+        with whole.ledger() as ledger:
+            (one, *_) = ledger.updates.of_client(whole.run, client_id(2))
+        flip(KeptUpdates(kept_folder(whole.directory, whole.run)).path(one.update_id))
+        done = whole.forget("cat", revoke=True)
+        others = without(whole, tmp_path / "others", 2)
+        assert pack(whole.newest(done.run)) == pack(others.newest(others.run))
+
+    def test_with_revoke_it_is_both_or_neither(self, tmp_path, monkeypatch):
+        whole = story(tmp_path).write()
+        monkeypatch.setattr(Forks, "leave_out", lambda *_: (_ for _ in ()).throw(DiskFull("full.")))
+        with pytest.raises(DiskFull):
+            whole.forget("cat", revoke=True)
+        with whole.ledger() as ledger:
+            assert ledger.clients.by_name("cat").may_join(ledger.now)
+            assert len(ledger.runs.all()) == 1
+
+    def test_weights_that_have_moved_and_another_device_are_taken(self, tmp_path, monkeypatch):
+        whole = story(tmp_path).write()
+        with whole.ledger() as ledger:
+            text = ledger.runs.get(whole.run).config
+            gpu = text.replace('device = "auto"', 'device = "cuda"')
+            assert gpu != text
+            ledger.database.write("UPDATE runs SET config = ?", (gpu,))
+        seen = []
+        init = forget_offline.Aggregation.__init__
+        monkeypatch.setattr(
+            forget_offline.Aggregation, "__init__",
+            lambda self, m, h, config, **k: (seen.append(config), init(self, m, h, config, **k))[1],
+        )  # fmt: skip
+        whole.forget("cat")
+        assert seen[0].run.device == "auto", "the run began on a GPU, which is gone"
+        assert seen[0].run.keep_updates is True
+        assert seen[0].method.name == "analytic"
 
 
 # --- kill -9 ---------------------------------------------------------------------------------
