@@ -79,17 +79,17 @@ def _features(w: Wanted, name: str) -> Iterator[Message]:
 
 def ways(device: str) -> list[tuple[str, Callable[[], AbstractContextManager[None]], bool]]:
     """Return the ways to compute a feature: name, context, and whether fcil computes it so."""
-    cuda = [("fp32 without TF32", without_tf32, False)] if device.startswith("cuda") else []
+    cuda = [("fp32 with TF32", with_tf32, False)] if device.startswith("cuda") else []
     return [("fp32", nullcontext, True), *cuda, ("bf16", lambda: mixed("bf16", device), False)]
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Keep cuDNN's convolutions, here the patch embedding, from rounding to TF32, torch's default.
+def with_tf32() -> Iterator[None]:
+    """Let cuDNN's convolutions, here the patch embedding, round to TF32, as is torch's default.
 
     Products of matrices do not by default.
     """
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, True
     try:
         yield
     finally:

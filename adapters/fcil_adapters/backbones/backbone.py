@@ -73,6 +73,10 @@ class Backbone:
     def __init__(
         self, module: Any, info: BackboneInfo, device: str, positions: Tensor | None = None
     ) -> None:
+        if device.startswith("cuda"):
+            # Torch's default rounds convolutions, here the patch embedding, to TF32's ten bits;
+            # features would be 3e-4 away from those of a CPU or of onnxruntime.
+            torch.backends.cudnn.allow_tf32 = False
         self.module = module.requires_grad_(requires_grad=False).eval().to(device)
         self.info = info
         self.device = device

@@ -62,8 +62,11 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
         return
     if device.startswith("cuda"):
         torch = sys.modules["torch"]  # by name: this module is torch-free, and torch is loaded
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, _mine.bound / total), device)
+        index = torch.device(device).index
+        if index is None:  # the bound is of one GPU: torch takes no "cuda" here
+            index = torch.cuda.current_device()
+        total = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, _mine.bound / total), index)
         _mine.enforced = True
         return
     taken = _taken()

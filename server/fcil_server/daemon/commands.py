@@ -211,6 +211,11 @@ class Commands:
         roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)
         if roster.withdraw(name, actor):
             return {"client": None, "name": name, "withdrawn": True}
+        if fields.get("ticket") is True:
+            raise NotNow(
+                f"nothing was done: {name!r} has no open ticket any more.",
+                action="It may have joined with it just now; start again if you want to revoke it.",
+            )
         row = roster.named(name, exact=fields.get("exact") is True)
         keep, why = fields.get("keep") is True, str(fields.get("why", ""))
         self._sessions.revoke(row, keep=keep, actor=actor, why=why)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -315,3 +316,24 @@ def test_a_tighter_bound_of_the_system_stays():
         "assert resource.getrlimit(resource.RLIMIT_DATA) == limits\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda", 1), ("cuda:0", 0)])
+def test_the_bound_of_a_gpu_names_it_by_number(monkeypatch, device, number):
+    """Torch's own check of the device runs; only what needs a GPU is replaced."""
+    torch = pytest.importorskip("torch")
+    bounds = []
+    gpus = [
+        SimpleNamespace(total_memory=10_000_000_000),
+        SimpleNamespace(total_memory=8_000_000_000),
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: gpus[n])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda *given: bounds.append(given), raising=False
+    )
+    monkeypatch.setattr(memory_bound, "_mine", memory_bound._Bound())
+    memory_bound.configure(4_000_000_000, 0)
+    memory_bound.enforce(device)
+    assert bounds == [(4_000_000_000 / gpus[number].total_memory, number)]

@@ -55,13 +55,21 @@ def test_a_second_wish_for_the_next_run_changes_nothing(server: Server) -> None:
     assert not server.is_between_runs()
 
 
-@pytest.mark.parametrize("op", ["pause", "resume", "drain", "close_round"])
+@pytest.mark.parametrize("op", ["pause", "resume", "drain", "close_round", "cancel_run"])
 def test_between_two_runs_neither_hears_of_a_change(op: str) -> None:
     actions: Any = SimpleNamespace(is_between_runs=lambda: True)
     none: Any = None
     commands = Commands(none, actions, none, none, none)
     with pytest.raises(NotNow, match="the next one is about to begin"):
         asyncio.run(commands.answer(op, {"uid": 1}))
+
+
+def test_a_withdrawn_ticket_is_no_client_that_joined_with_it() -> None:
+    none: Any = None
+    roster = SimpleNamespace(withdraw=lambda *_: False, named=none)
+    commands = Commands(SimpleNamespace(roster=roster), none, none, none, none)  # type: ignore[arg-type]
+    with pytest.raises(NotNow, match="'guest' has no open ticket any more"):
+        asyncio.run(commands.answer("revoke", {"uid": 1, "name": "guest", "ticket": True}))
 
 
 def test_a_stop_after_the_decision_for_the_next_run_wins(server: Server) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -496,6 +497,12 @@ def test_a_server_that_is_gone_is_unhealthy_and_strangers_hear_no_directory() ->
         assert answer.startswith("HTTP/1.1 503")
         assert "unreachable: " in answer
         assert "/srv" not in answer
+
+
+def test_strangers_hear_no_name_of_a_class_that_the_run_waits_for() -> None:
+    waits = {"phase": "gathering", "ready": 2, "waiting_for": "a client that holds images of okapi"}
+    (answer,) = pages(SimpleNamespace(ask=lambda: waits, totals=None), "/healthz")
+    assert answer.endswith("ok: gathering, 2 clients ready\n")
 
 
 def test_a_defect_is_answered_without_a_traceback() -> None:

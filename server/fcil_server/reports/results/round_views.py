@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -98,12 +98,20 @@ Totals = Mapping[tuple[Direction, Cause | None], Bytes]
 
 
 def by_direction(found: Iterable[ByteCount]) -> dict[tuple[Direction, Cause | None], Bytes]:
-    """Sum the counts of one place by direction, and by direction and cause."""
+    """Sum the counts of one place by direction, and by direction and cause.
+
+    The kernel counts a connection as a whole: beside the causes of its messages, its own cause has
+    no bytes that are not in theirs.
+    """
     groups: defaultdict[tuple[Direction, Cause | None], list[ByteCount]] = defaultdict(list)
     for count in found:
         for cause in (None, count.cause):
             groups[count.direction, cause].append(count)
-    return {key: Bytes.of_one_place(group) for key, group in groups.items()}
+    found_bytes = {key: Bytes.of_one_place(group) for key, group in groups.items()}
+    return {
+        (direction, cause): one if cause is None else replace(one, true_wire=one.wire, rest=0)
+        for (direction, cause), one in found_bytes.items()
+    }
 
 
 @dataclass(frozen=True)

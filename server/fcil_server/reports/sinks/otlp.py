@@ -37,6 +37,9 @@ class OtlpOptions(Options):
         description="address of a collector, such as http://collector.example:4318; empty: "
         f"{STANDARD}, or {DEFAULT}",
     )
+    metrics: bool = Field(
+        True, description="send metrics; false for a receiver of traces alone, such as Jaeger"
+    )
     logs: bool = Field(
         False,
         description="send the notes for the operator as log records; their sentences name clients "
@@ -58,11 +61,14 @@ class OtlpWriter:
     """Sends spans and metrics when it is flushed; nothing happens in between."""
 
     def __init__(self, run: RunFacts, options: OtlpOptions) -> None:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         base = endpoint_of(options.endpoint)
-        self._metrics: Any = OTLPMetricExporter(f"{base}/v1/metrics", timeout=SEND_S)
+        self._metrics: Any = None
+        if options.metrics:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+            self._metrics = OTLPMetricExporter(f"{base}/v1/metrics", timeout=SEND_S)
         self._resource = resource_of(
             {"service.name": options.service, "fcil.run": run.run, "fcil.method": run.method}
         )
@@ -117,6 +123,8 @@ class OtlpWriter:
         """Keep metrics until they are flushed."""
         from opentelemetry.sdk.metrics.export import NumberDataPoint
 
+        if self._metrics is None:
+            return
         began, now = nanoseconds(self._began), nanoseconds(at)
         for name, value in values.items():
             point = NumberDataPoint({"fcil.step": step}, began, now, value)
@@ -159,9 +167,9 @@ class OtlpWriter:
     def close(self) -> None:
         """Close the connections."""
         self._traces.close()
-        self._metrics.shutdown()
-        if self._logs is not None:
-            self._logs.shutdown()
+        for exporter in (self._metrics, self._logs):
+            if exporter is not None:
+                exporter.shutdown()
 
 
 class Otlp:

@@ -118,8 +118,10 @@ class FollowerProcess:
             if self._ending.is_set():
                 break
             why = why or "its process ended with code 0."
-            failures = 1 if loop.time() - began > STEADY_S else failures + 1
-            if why != told:  # a server that is down for a day is reported once
+            was_steady = loop.time() - began > STEADY_S
+            failures = 1 if was_steady else failures + 1
+            # A server that is down for a day is reported once, and again after it was up.
+            if why != told or was_steady:
                 text = f"{self._kind} {self.name}: {why} It is retried, and then gets the missing"
                 self._notify("warning", self._kind, f"{text} {self._content}.")
             told = why

@@ -8,10 +8,10 @@ import pytest
 
 import sample_run
 from byte_counts import add_bytes
-from fcil_server.ledger.enums import Cause, Direction
+from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import RoundRow
-from fcil_server.reports.results.round_views import Bytes, RoundReader, RoundView
+from fcil_server.ledger.rows import ByteCount, RoundRow
+from fcil_server.reports.results.round_views import Bytes, RoundReader, RoundView, by_direction
 from fcil_server.reports.results.run_data import RunData, collect
 from sample_run import ALICE, CLIENTS, RUN
 
@@ -50,3 +50,23 @@ def test_what_a_server_writes_meanwhile_is_in_no_part_of_a_report(
             during, after = collect(ledger, RUN), collect(ledger, RUN)
     assert flows_agree(during)
     assert after.bytes_of(Direction.UP).wire > during.bytes_of(Direction.UP).wire
+
+
+def test_the_kernels_count_of_a_connection_is_no_bytes_beside_those_of_its_messages() -> None:
+    def count(cause: Cause, source: CountSource, wire: int) -> ByteCount:
+        up = Direction.UP
+        return ByteCount(RUN, 0, "train", 0, ALICE, up, cause, source, 0, 0, 0, wire)
+
+    predicted, kernel = CountSource.PREDICTED, CountSource.KERNEL
+    found = by_direction([
+        count(Cause.UPDATE, predicted, 1000), count(Cause.CONTROL, predicted, 100),
+        count(Cause.CONNECTION, kernel, 1120),
+    ])  # fmt: skip
+    whole = found[Direction.UP, None]
+    assert (whole.true_wire, whole.rest) == (1120, 20)
+    parts = {
+        cause: (b.true_wire, b.rest, b.wire_kernel) for (_, cause), b in found.items() if cause
+    }
+    assert parts == {
+        Cause.UPDATE: (1000, 0, 0), Cause.CONTROL: (100, 0, 0), Cause.CONNECTION: (0, 0, 1120),
+    }  # fmt: skip

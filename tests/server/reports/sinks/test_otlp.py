@@ -77,6 +77,15 @@ def test_metrics_are_those_of_every_sink_and_no_name_leaves(
     assert not [name for name in names if name.encode() in everything]
 
 
+def test_a_receiver_of_traces_alone_gets_no_metrics(place: Path, collector: Collector) -> None:
+    options = {"endpoint": collector.endpoint, "metrics": False}
+    follower = Follower(place, RUN, registry.choose("otlp", options))
+    follower.catch_up(last=True)
+    follower.close()
+    assert {path for path, _ in collector.bodies} == {"/v1/traces"}
+    assert collector.spans()
+
+
 def test_a_collector_that_was_away_gets_everything_later_and_once(
     place: Path, collector: Collector
 ) -> None:

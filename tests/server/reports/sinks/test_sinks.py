@@ -567,6 +567,22 @@ def test_a_sink_that_fails_is_told_of_once_tried_again_and_gets_what_it_lacks(st
     play(stage, story)
 
 
+def test_a_sink_that_was_up_in_between_is_told_of_again(stage, monkeypatch):
+    async def story():
+        monkeypatch.setattr(process, "STEADY_S", -1.0)
+        stage.do("fail fail")
+        sinks = stage.sinks()
+        sinks.start()
+        for _ in range(3):
+            await stage.lives()
+        await sinks.end()
+        assert [text.partition(" It is")[0] for text in stage.said] == [
+            "sink noted: OSError: the tracker is down."
+        ] * 2
+
+    play(stage, story)
+
+
 def test_a_sinks_process_that_is_killed_is_started_again(stage):
     async def story():
         sinks = stage.sinks()

@@ -176,7 +176,8 @@ def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> PlannedAct:
     name = request["client"] or request["name"]
     if ledger.clients.by_name(name) is None and ledger.tickets.is_open(name):
         says = f"Withdraws the open ticket for {name!r}: no client can join with it any more."
-        return PlannedAct("revoke", "revoke", {"name": name}, ("ticket", name), says)
+        fields = {"name": name, "ticket": True}
+        return PlannedAct("revoke", "revoke", fields, ("ticket", name), says)
     row = named(ledger, name)
     why, keep = request["why"][:MAX_WHY], request["keep_update"]
     fields = {"name": row.client_id, "why": why, "keep": keep}
@@ -221,8 +222,10 @@ def _plan_close(request: Fields, live: Fields) -> PlannedAct:
         f"Ends the round under way ({_place(live)}) with the updates received so far: {answered} "
         f"of {asked} have answered; {left}.{more}"
     )
-    target = (live["run"], under_way["task"], under_way["kind"], under_way["round"])
-    return PlannedAct("close_round", "close_round", {"rest_of_task": rest}, target, says)
+    only = {key: under_way[key] for key in ("task", "kind", "round")}
+    target = (live["run"], *only.values())
+    fields = {"rest_of_task": rest, "only": only}
+    return PlannedAct("close_round", "close_round", fields, target, says)
 
 
 def _place(live: Fields) -> str:

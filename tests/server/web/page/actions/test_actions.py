@@ -183,13 +183,21 @@ def test_without_a_running_server_nothing_is_offered(acts, server) -> None:
         ({"act": "drain"}, ("drain", {}), "stops when the round under way is over"),
         (
             {"act": "close_round", "rest_of_task": True},
-            ("close_round", {"rest_of_task": True}),
+            (
+                "close_round",
+                {"rest_of_task": True, "only": {"task": 3, "kind": "train", "round": 0}},
+            ),
             "The round closes.",
         ),
         (
             {"act": "revoke", "name": "alice", "why": "w" * 300},
             ("revoke", {"name": ALICE, "why": "w" * 200, "keep": False}),
             "alice: the membership is revoked.",
+        ),
+        (
+            {"act": "revoke", "name": "guest"},
+            ("revoke", {"name": "guest", "ticket": True}),
+            "alice",
         ),
         (
             {"act": "enrol", "name": "new", "lasts": "2h", "relay": True},
