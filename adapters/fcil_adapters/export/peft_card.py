@@ -44,7 +44,7 @@ with torch.no_grad():
 """
 # fcil brings these weights, and timm has no such model.
 _EMBEDDED_BASE = """\
-fcil_adapters.backbones.backbone.load_backbone("embedded").module
+fcil_adapters.backbones.backbone.load_backbone("embedded", image_size={size}).module
 base.reset_classifier({classes})"""
 
 
@@ -90,7 +90,7 @@ def card_text(method: Method, info: AdapterInfo) -> str:
 def _base(info: AdapterInfo) -> str:
     classes = len(info.classes) if info.scores != "none" else 0
     if info.backbone.name == EMBEDDED:
-        return _EMBEDDED_BASE.format(classes=classes)
+        return _EMBEDDED_BASE.format(classes=classes, size=info.preprocessing.size)
     return (
         f'timm.create_model("{info.backbone.name}", pretrained=True, num_classes={classes}, '
         f"img_size={info.preprocessing.size})"

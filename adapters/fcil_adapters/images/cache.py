@@ -142,12 +142,17 @@ class ImageStore:
     def _decode(self, picture: HashedImage) -> U8 | None:
         try:
             data = self.source.read(picture.entry)
-            if digest(data).hex() == picture.digest:
-                return preprocess(decode(data), self.preprocessing)
-            self._fault(f"image {picture.entry.name!r} changed since it was listed.")
         except DataError as error:
             self._fault(error.message)
-        return None
+            return None
+        if digest(data).hex() != picture.digest:
+            self._fault(f"image {picture.entry.name!r} changed since it was listed.")
+            return None
+        try:
+            return preprocess(decode(data), self.preprocessing)
+        except DataError as error:
+            self._fault(f"image {picture.entry.name!r}: {error.message}")
+            return None
 
     def _fault(self, sentence: str) -> None:
         if sentence not in self.faults:

@@ -224,14 +224,22 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
             by_top.setdefault(member.parts[0], []).append(member)
     if loose and by_top:
         faults.append(f"{len(loose)} images are in no class folder, such as {loose[0].name!r}")
-    # A class may itself be called "train": then images lie directly in its folder.
+    # A class may itself be called "train": then images lie directly in its folder. Without other
+    # classes beside it, or with both sides, a few images astray do not make it one.
+    both = {"train", "test"}
+    few_astray = by_top.keys() <= both or both <= by_top.keys()
     sides: list[SourcePart] = [
         side
         for side in ("train", "test")
-        if side in by_top and all(len(m.parts) > 2 for m in by_top[side])
+        if side in by_top and _holds_folders(by_top[side], few_astray=few_astray)
     ]
     names = ClassNames(faults)
     entries: list[ImageEntry] = []
+    faults.extend(
+        f"folder {top!r} is taken as a class; as {top.lower()}/ it would hold class folders"
+        for top, inside in by_top.items()
+        if top not in both and top.lower() in both and _holds_folders(inside)
+    )
     if not sides:
         for top, inside in by_top.items():
             entries.extend(_class_entries(names, top, inside, None))
@@ -243,11 +251,22 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
     )
     for side in sides:
         by_class: dict[str, list[_Member]] = {}
+        astray = [m for m in by_top[side] if len(m.parts) == 2]
+        if astray:
+            where = f"directly in {side}/, in no class folder"
+            faults.append(f"{len(astray)} images lie {where}, such as {astray[0].name!r}")
         for member in by_top[side]:
-            by_class.setdefault(member.parts[1], []).append(member)
+            if len(member.parts) > 2:
+                by_class.setdefault(member.parts[1], []).append(member)
         for folder, inside in by_class.items():
             entries.extend(_class_entries(names, folder, inside, side))
     return Listing(tuple(entries), tuple(faults))
+
+
+def _holds_folders(members: list[_Member], *, few_astray: bool = False) -> bool:
+    """Return True if a folder's images lie in folders of its own, all or (few astray) most."""
+    deep = sum(len(m.parts) > 2 for m in members)
+    return deep == len(members) or (few_astray and 2 * deep > len(members))
 
 
 def _class_entries(

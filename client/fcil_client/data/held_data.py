@@ -37,13 +37,18 @@ class HeldData:
         )  # least recently used first
         self._data: dict[_Key, LocalData] = {}
         self._parts: SharedData | None = None
+        self._listed: dict[_Key, SharedData] = {}  # what each client's last scan saw
         self._cache: ImageCache | None = None
         self._cache_of: tuple[Preprocessing, int, int] | None = None
 
     def scan(self, call: Call) -> ImageManifest:
         """Scan a client's images; fields as in `ClientWorker.scan`."""
-        fields = call.fields
+        key, fields = _key(call.fields), call.fields
+        if self._parts is not None and self._listed.get(key) is self._parts:
+            self._parts = None  # scanned before: it has changed since, for all of its clients
         source, fractions = self._open(fields)
+        if self._parts is not None:
+            self._listed[key] = self._parts
         try:
             manifest = manifests.scan(
                 source,
@@ -56,7 +61,6 @@ class HeldData:
         except BaseException:
             source.close()
             raise
-        key = _key(fields)
         if key in self._data:
             self._data[key].refresh(source, manifest)
         else:
@@ -87,7 +91,7 @@ class HeldData:
         return self._data[key]
 
     def _open(self, fields: Fields) -> tuple[ImageSource, Fractions]:
-        """Open a client's images; a data set that a partition divides is listed once."""
+        """Open a client's images; one listing of a divided data set is for all of its clients."""
         data, partition = Path(fields["data"]), partition_of(fields)
         if partition is None:
             return open_source(data), Fractions()

@@ -112,7 +112,7 @@ class LivePredictions:
         async with self._turn:
             try:
                 self.ready = await asyncio.to_thread(current.open)
-            except FcilError as error:
+            except Exception as error:  # also of torch, such as too little memory of a GPU
                 self._notify(f"the newer model is not used; the previous one stays: {error}")
             else:
                 self._notify(f"newer {self.ready.line}")

@@ -185,7 +185,8 @@ class Current:
             "engine": engine,
             "device": backbone.description if backbone is not None else "cpu",
         }
-        told = current_model.describe(current_model.summary(self._home))
+        # Of the model that was opened: the client may have fetched a newer one meanwhile.
+        told = current_model.describe(current_model.summary_of(record))
         ready = Ready(
             classes,
             model.names,

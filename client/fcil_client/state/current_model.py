@@ -308,8 +308,11 @@ def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
         record = read_record(home)
     except StorageError as error:
         return {"damaged": str(error)}
-    if record is None:
-        return None
+    return None if record is None else summary_of(record, now)
+
+
+def summary_of(record: ModelRecord, now: float | None = None) -> dict[str, Any]:
+    """Return the status of a model, JSON-ready."""
     age_s = max(0.0, (time.time() if now is None else now) - record.fetched)
     return {
         "damaged": "",

@@ -61,18 +61,23 @@ class CentralTest:
         self._images: dict[ImageEntry, _TestImage] = {}
 
     def look(self) -> None:
-        """Read the folder again; if it has a ``test`` folder, only that counts."""
+        """Read the folder again; if it has a ``test`` folder, only that counts.
+
+        Images that are there to train on are never tested on: with ``train`` alone there are none.
+        """
         source = open_source(self.path)
         self.store.source.close()
         self.store.source = source
         self.store.faults.clear()
         listing = source.listing()
         self.faults = list(listing.faults)
-        tested = any(entry.part == "test" for entry in listing.entries)
+        parts = {entry.part for entry in listing.entries}
+        if parts == {"train"}:
+            self.faults.append(f"{self.path} has images in train/ and none in test/ to test on.")
         images: dict[ImageEntry, _TestImage] = {}
         for entry in listing.entries:
             self.store.alive()
-            if entry.part != "test" and tested:
+            if entry.part == "train" or (entry.part is None and "test" in parts):
                 continue
             try:
                 known = self._images.get(entry)

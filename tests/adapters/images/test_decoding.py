@@ -207,6 +207,40 @@ def test_a_class_may_be_called_train(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("astray", [["train"], ["test"], ["train", "test"]])
+def test_an_image_astray_changes_neither_classes_nor_sides(tmp_path, astray):
+    whole = ["train/cat/1.png", "train/dog/2.png", "test/cat/3.png", "test/dog/4.png"]
+    before = found(open_source(write(tmp_path, *whole)))
+    write(tmp_path, *(f"{side}/preview.png" for side in astray))
+    listing = open_source(tmp_path).listing()
+    assert found(open_source(tmp_path)) == before
+    assert listing.faults == tuple(
+        f"1 images lie directly in {side}/, in no class folder, such as '{side}/preview.png'"
+        for side in astray
+    )
+
+
+def test_an_image_astray_in_train_alone_makes_it_no_class(tmp_path):
+    write(tmp_path, "train/cat/1.png", "train/dog/2.png", "train/preview.png")
+    assert [(n, c) for n, c, _ in found(open_source(tmp_path))] == [
+        ("train/cat/1.png", "cat"),
+        ("train/dog/2.png", "dog"),
+    ]
+
+
+def test_a_class_called_train_may_have_folders_if_it_has_classes_beside_it(tmp_path):
+    write(tmp_path, "train/1.png", "train/old/2.png", "train/old/3.png", "bus/4.png")
+    assert {c for _, c, _ in found(open_source(tmp_path))} == {"bus", "train"}
+
+
+def test_sides_with_capitals_are_classes_and_named(tmp_path):
+    write(tmp_path, "Train/cat/1.png", "Test/cat/2.png")
+    assert {c for _, c, _ in found(open_source(tmp_path))} == {"Train", "Test"}
+    faults = open_source(tmp_path).listing().faults
+    assert faults[0] == "folder 'Test' is taken as a class; as test/ it would hold class folders"
+    assert len(faults) == 2
+
+
 @pytest.mark.parametrize("top", ["", "photos/"])
 def test_a_zip_reads_like_its_folder_with_or_without_a_folder_around_it(tmp_path, top):
     names = ["train/cat/1.png", "train/dog/2.png", "test/cat/3.png"]

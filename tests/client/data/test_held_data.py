@@ -1,5 +1,7 @@
 """One worker keeps the images of many clients: within one bound, and apart."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +9,12 @@ import pytest
 from PIL import Image
 
 from fcil_adapters.contract import Preprocessing
+from fcil_adapters.images.decoding import open_source
 from fcil_client.data import held_data
 from fcil_client.data.held_data import HeldData
+from fcil_client.data.partition_file import save, seat
+from fcil_client.data.partition_make import Request, make
+from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.payload import Payload
 
 SIZE = 8
@@ -110,3 +116,34 @@ def test_a_scan_while_images_are_held_shows_the_new_ones_to_that_client_alone(tm
     assert held.scan(call(a)).counts("train")["k"] > len(before[0])
     assert len(colours(held, a)) > len(before[0])
     assert colours(held, b) == before[1]
+
+
+def test_files_that_were_written_again_are_listed_again_for_all_clients_of_a_partition(tmp_path):
+    whole = client(tmp_path, "whole", range(0, 200, 10))
+    one = make(
+        open_source(Path(whole["data"])).listing(),
+        Request(clients=2, tasks=1, kind="iid", min_images=1),
+    )
+    file = tmp_path / "two.json"
+    save(file, one)
+    both = [
+        client(tmp_path, name, []) | {
+            "data": whole["data"], "partition": str(file), "slot": slot, "seat": seat(one, slot),
+            "memory_bytes": 0,
+        }
+        for slot, name in enumerate("ab")
+    ]  # fmt: skip
+    held = HeldData()
+    before = [colours(held, fields) for fields in both]
+    assert all(before)
+    for path in Path(whole["data"]).rglob("*.png"):
+        os.utime(path, (1, 1))
+    listings = []
+    for fields in both:
+        held.scan(call(fields))
+        listings.append(held._parts)
+    assert [colours(held, fields) for fields in both] == before
+    assert listings[0] is listings[1], "one listing is for both"
+    next(Path(whole["data"]).rglob("*.png")).unlink()
+    with pytest.raises(DataError, match="is not the data set that the partition was made from"):
+        held.scan(call(both[0]))

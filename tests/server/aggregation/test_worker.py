@@ -156,6 +156,19 @@ def test_a_central_folder_is_evaluated_with_its_test_side_only(tmp_path):
     assert len(reply["faults"]) == 1
 
 
+def test_images_to_train_on_are_never_tested_on(tmp_path):
+    fill(tmp_path, "train", "light", range(5), 200)
+    part = Payload({
+        "mean": np.full((1, SIDE**2), 200 / 255, np.float32), "count": np.ones(1, np.int64),
+        "classes": np.arange(1),
+    })  # fmt: skip
+    fields = fields_of(MEAN, context(MEAN, "evaluate"))
+    fields |= {"data": str(tmp_path), "classes": {"light": 0}, "parts": ["current"]}
+    reply, _ = Direct(ServerWorker())("evaluate", fields, [part])
+    assert reply["images"] == 0
+    assert reply["faults"] == [f"{tmp_path} has images in train/ and none in test/ to test on."]
+
+
 def test_a_missing_central_folder_is_named(tmp_path):
     fields = fields_of(MEAN, context(MEAN, "evaluate"))
     fields |= {"data": str(tmp_path / "no"), "classes": {}, "parts": []}
