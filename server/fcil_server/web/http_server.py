@@ -278,7 +278,7 @@ def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
         """uvicorn's HTTP, with time limits."""
 
         _patience: asyncio.TimerHandle | None = None
-        _asked = False
+        _limited: object = None  # the request whose time limit runs
         _streams = False
         _gone = False
 
@@ -291,12 +291,12 @@ def _bounded(limits: HttpLimits) -> type[asyncio.Protocol]:
                 self._wait(limits.first_s)
 
         def handle_events(self) -> None:
-            """Handle received data; the first request starts its time limit."""
+            """Handle received data; each request starts a time limit of its own."""
             super().handle_events()
             if self.scope is not None:
                 self.scope["state"][_ENDLESS] = self._stream
-            if not self._asked and self.cycle is not None:
-                self._asked = True
+            if self.cycle is not None and self.cycle is not self._limited:
+                self._limited = self.cycle
                 self._wait(limits.request_s)
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -139,6 +139,28 @@ def test_an_answer_may_take_longer_than_the_first_request() -> None:
     assert asyncio.run(work()).endswith("at last\n")
 
 
+def test_each_request_of_a_connection_has_all_of_the_time(monkeypatch) -> None:
+    """Not what idling after the request before has left."""
+    begun, later = [], asyncio.BaseEventLoop.call_later
+
+    def noted(self, delay, *given, **more):
+        begun.append(delay)
+        return later(self, delay, *given, **more)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", noted)
+
+    async def work() -> None:
+        async with door(app(), request_s=61.25) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(get().replace("Connection: close\r\n", "").encode())
+                assert (await reader.readuntil(b"hello\n")).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    asyncio.run(work())
+    assert begun.count(61.25) == 4, "for each request, and for the next after each answer"
+
+
 def test_who_does_not_read_is_cut() -> None:
     async def work() -> int:
         async with door(app(), first_s=0.5, request_s=0.5) as port:

@@ -177,8 +177,9 @@ def sign(federation: str, item: NewsItem, at: float, now: float, secret: bytes) 
     }
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     # The same at every attempt, so that a receiver knows what it has. The position is not: what
-    # else came before the item may differ when the news is read again.
-    told = f"{federation}\n{item.kind}\n{item.key}"
+    # else came before the item may differ when the news is read again. The time tells federations
+    # of the same name apart, and one from its restored backup.
+    told = f"{federation}\n{item.kind}\n{item.key}\n{at!r}"
     number = f"msg_{hashlib.sha256(told.encode()).hexdigest()[:32]}"
     signed = f"{number}.{int(now)}.".encode() + body
     mac = base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()

@@ -140,7 +140,8 @@ class TotalsReader:
         self._told_apart = clients
         self._reader = RoundReader(self.database)
         self._settled = Counts()
-        self._past = 0  # rowid of the newest round in it
+        self._past = 0  # rowid of the newest round that was read
+        self._open: set[int] = set()  # rows up to it that are not settled
         self._accuracy: tuple[object, metrics.Metrics | None] = (None, None)
 
     def close(self) -> None:
@@ -212,20 +213,22 @@ class TotalsReader:
     # --- sums over rounds ---------------------------------------------------------------------
 
     def _counts(self) -> Counts:
-        total, settling = Counts(), True
+        total = Counts()
         sql = (
             "SELECT r.rowid AS id, r.run, r.seq FROM rounds AS r JOIN runs ON runs.run_id = r.run "
-            "WHERE r.rowid > ? AND r.seq >= runs.inherited ORDER BY r.rowid"
+            f"WHERE (r.rowid > ? OR r.rowid IN ({', '.join('?' * len(self._open))})) "  # noqa: S608
+            "AND r.seq >= runs.inherited ORDER BY r.rowid"
         )
-        for place in self.database.rows(sql, (self._past,)):
+        for place in self.database.rows(sql, (self._past, *self._open)):
             row = self._reader.rounds.at(place["run"], place["seq"])
             one, closed = self._one_round(row), row.closed_at
-            settling &= closed is not None and closed < self.database.now - SETTLED_S
-            if settling:
+            self._past = max(self._past, place["id"])
+            if closed is not None and closed < self.database.now - SETTLED_S:
                 self._settled.add(one)
-                self._past = place["id"]
-            else:
+                self._open.discard(place["id"])
+            else:  # perhaps for ever: the last round of a run that was left
                 total.add(one)
+                self._open.add(place["id"])
         total.add(self._settled)
         for run in [None, *(r["run_id"] for r in self.database.rows("SELECT run_id FROM runs"))]:
             rest = no_round(run)

@@ -198,6 +198,8 @@ def test_an_item_keeps_its_id_whatever_is_read_with_it(federation: Path) -> None
         sign("lab", one, 5.0, 6.0, SECRET).headers["webhook-id"] for one in (item, again, refused)
     ]
     assert ids[0] == ids[1] != ids[2]
+    later = sign("lab", item, 5.5, 6.0, SECRET).headers["webhook-id"]
+    assert later != ids[0], "the same number in another federation of this name"
 
 
 def test_only_chosen_kinds_are_sent_each_once(federation: Path, secret: Path) -> None:

@@ -235,6 +235,21 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
         )
 
 
+def test_a_round_that_is_never_closed_makes_no_later_one_be_read_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with build(tmp_path / "ledger.sqlite", clock=clock) as ledger:
+        ledger.database.write(
+            "UPDATE rounds SET closed_at = NULL, outcome = NULL "
+            "WHERE rowid = (SELECT min(rowid) FROM rounds)"
+        )
+        clock.now += 2 * SETTLED_S
+        with TotalsReader(ledger.path, clients=3) as reader:
+            reader.database.clock = clock
+            first = reader.read().counts
+            assert _rows_read(reader) == 1, "the one that was left open"
+            assert reader.read().counts == first
+
+
 def test_a_reading_sees_one_moment_and_leaves_no_lock(ledger: Ledger) -> None:
     with TotalsReader(ledger.path) as reader:
         with reader.database.moment():
