@@ -133,7 +133,11 @@ class WorkerHost:
         async with self._lock:
             self._hold()
             self._rotate()
-            await self.rest.allowed.wait()
+            try:
+                await self.rest.allowed.wait()
+            except asyncio.CancelledError:
+                self._release_later()
+                raise
             stall_timer = StallTimer(self._stall_s or float("inf"))
             watch = asyncio.ensure_future(self._watch(stall_timer)) if self._stall_s else None
             try:

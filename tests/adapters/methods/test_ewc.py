@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from adapters.kit import Federation, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update
+from fcil_adapters.methods.ewc import learner
 from fcil_adapters.methods.ewc.fisher import squared_gradients
 from fcil_adapters.methods.ewc.learner import Held
-from fcil_adapters.methods.ewc.parts import IMPORTANCE
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.toolkit.lora.client import LoraSetup
@@ -192,6 +193,16 @@ def test_importance_is_never_negative_on_the_wire():
     bad = {**sent.tensors, "fisher.0.q.B": -np.ones_like(sent.f32("fisher.0.q.B"))}
     faults = fed.exchanges[1].check(Payload(bad), TASKS[0])
     assert faults == ["'fisher.0.q.B' holds a negative number"]
+
+
+def test_a_client_sends_no_importance_above_the_bound_of_its_schema(monkeypatch):
+    def huge(bench, *_):
+        return {n: torch.full(p.shape, 1e9, dtype=torch.float64) for n, p in bench.lora.items()}
+
+    monkeypatch.setattr(learner, "squared_gradients", huge)
+    sent = trained().upload("finish", 0)
+    largest = max(float(np.max(sent.f32(n))) for n in sent.tensors if n.startswith("fisher"))
+    assert largest == LARGEST
 
 
 def test_the_largest_importance_in_every_task_can_still_be_broadcast():

@@ -399,6 +399,24 @@ def test_an_idle_worker_is_released_and_a_prompt_next_call_keeps_it():
     run(go())
 
 
+def test_a_call_that_is_cancelled_while_the_device_rests_leaves_no_idle_worker():
+    async def go():
+        async with hosted(idle_s=0) as host:
+            await pid_of(host)
+            host.rest.suspend()
+            call = asyncio.create_task(host.call("echo", {"n": 1}))
+            await asyncio.sleep(0)
+            assert host.pid is not None
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert host.pid is None
+
+    run(go())
+
+
 def test_the_worker_has_its_own_threads_niceness_and_session_and_no_file_of_ours(tmp_path):
     async def go():
         secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)

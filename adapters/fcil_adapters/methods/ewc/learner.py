@@ -11,7 +11,7 @@ from torch import Tensor
 from fcil_adapters.contract import Array, Context, ImageSet, Payload, Progress, State
 from fcil_adapters.methods.ewc.fisher import squared_gradients
 from fcil_adapters.methods.ewc.options import EwcHparams
-from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.class_reports import tally
 from fcil_adapters.numerics.task_parts import find_part
@@ -96,6 +96,9 @@ def _measured(ctx: Context, bench: LoraSetup, data: ImageSet) -> dict[str, Array
             total[name] += squares
         ctx.progress(Progress(int(index[-1]) + 1, len(data)))
     return {
-        **{fisher_name(f"lora.{n}"): to_numpy(t / max(len(data), 1)) for n, t in total.items()},
+        **{
+            fisher_name(f"lora.{n}"): to_numpy((t / max(len(data), 1)).clamp(max=LARGEST))
+            for n, t in total.items()
+        },
         **tally(ctx.task.classes, counts),
     }

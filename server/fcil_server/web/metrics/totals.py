@@ -215,8 +215,9 @@ class TotalsReader:
     def _counts(self) -> Counts:
         total = Counts()
         sql = (
-            "SELECT r.rowid AS id, r.run, r.seq FROM rounds AS r JOIN runs ON runs.run_id = r.run "
-            f"WHERE (r.rowid > ? OR r.rowid IN ({', '.join('?' * len(self._open))})) "  # noqa: S608
+            "SELECT r.rowid AS id, r.run, r.seq "  # noqa: S608 - question marks alone
+            "FROM rounds AS r JOIN runs ON runs.run_id = r.run "
+            f"WHERE (r.rowid > ? OR r.rowid IN ({', '.join('?' * len(self._open))})) "
             "AND r.seq >= runs.inherited ORDER BY r.rowid"
         )
         for place in self.database.rows(sql, (self._past, *self._open)):
