@@ -235,12 +235,13 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
     ]
     names = ClassNames(faults)
     entries: list[ImageEntry] = []
-    faults.extend(
-        f"folder {top!r} is taken as a class; as {top.lower()}/ it would hold class folders"
-        for top, inside in by_top.items()
-        if top not in both and top.lower() in both and _holds_folders(inside)
-    )
     if not sides:
+        faults.extend(
+            f"folder {top!r} is taken as a class: only train/ and test/ with class folders, and "
+            "with no other class beside them, are sides"
+            for top, inside in by_top.items()
+            if top.lower() in both and any(len(m.parts) > 2 for m in inside)
+        )
         for top, inside in by_top.items():
             entries.extend(_class_entries(names, top, inside, None))
         return Listing(tuple(entries), tuple(faults))

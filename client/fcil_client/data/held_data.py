@@ -45,7 +45,7 @@ class HeldData:
         """Scan a client's images; fields as in `ClientWorker.scan`."""
         key, fields = _key(call.fields), call.fields
         if self._parts is not None and self._listed.get(key) is self._parts:
-            self._parts = None  # scanned before: it has changed since, for all of its clients
+            self._parts = self._parts.relisted()  # it has changed since, for all of its clients
         source, fractions = self._open(fields)
         if self._parts is not None:
             self._listed[key] = self._parts
@@ -118,6 +118,7 @@ class HeldData:
         while images > MOST_IMAGES and len(self._manifests) > 1:
             oldest, manifest = self._manifests.popitem(last=False)
             images -= len(manifest.images)
+            self._listed.pop(oldest, None)
             self._close(oldest)
 
     def _close(self, key: _Key) -> None:

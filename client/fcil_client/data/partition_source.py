@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,27 @@ from fcil_protocol.errors import DataError
 class SharedData:
     """A data set that several clients share: listed once, checked against its partition.
 
+    Args:
+        source: the complete data set.
+        partition: the partition that divides it.
+        entries: its images, if they are known.
+
     Raises:
         DataError: it is not the data set of the partition.
     """
 
-    def __init__(self, source: ImageSource, partition: Partition) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        partition: Partition,
+        entries: Mapping[str, ImageEntry] | None = None,
+    ) -> None:
         self.source = source
         self.partition = partition
+        self._entries = self._listed() if entries is None else entries
+
+    def _listed(self) -> dict[str, ImageEntry]:
+        source, partition = self.source, self.partition
         listing = source.listing()
         if listing_digest(listing) != partition.source.digest:
             raise DataError(
@@ -32,7 +47,19 @@ class SharedData:
                 action="Give the data that fcil-client split was given, or make the partition "
                 "again.",
             )
-        self._entries = {entry.name: entry for entry in listing.entries}
+        return {entry.name: entry for entry in listing.entries}
+
+    def relisted(self) -> SharedData:
+        """Return the data set with its images as they are now.
+
+        Images that are gone stay in it, and cannot be read; new ones are no client's.
+
+        Raises:
+            DataError: it cannot be listed.
+        """
+        source = open_source(self.source.path)
+        now = {e.name: e for e in source.listing().entries if e.name in self._entries}
+        return SharedData(source, self.partition, {**self._entries, **now})
 
     def are(self, data: Path, partition: Partition) -> bool:
         """Return True if this is the given partition of the given data."""

@@ -102,8 +102,8 @@ class Commands:
             case "submit_run":
                 return await self._submit_run(fields)
             case "cancel_run":
-                self._refuse_between_runs()
                 async with self._queue_lock:
+                    self._refuse_between_runs()
                     entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
                 _audit(context, fields, op, entry.name)
                 return {"number": entry.number, "title": entry.title}

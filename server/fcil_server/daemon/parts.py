@@ -75,7 +75,7 @@ class ServerPorts(RunPorts):
         await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:
-        text = "no round is under way; once restarted, the server continues"
+        text = "no client is at work; once restarted, the server continues"
         self.notify("info", "drained", text)
         self.stop()
 

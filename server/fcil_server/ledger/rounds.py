@@ -339,6 +339,14 @@ class UpdateTable:
         sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY rowid"
         return self._db.all(UpdateRow, sql, (run, client))
 
+    def of_erased(self, run: RunId) -> list[UpdateId]:
+        """Return the ids of all updates of clients that were erased."""
+        sql = (
+            "SELECT update_id FROM updates WHERE run = ? "
+            "AND client IN (SELECT client_id FROM clients WHERE curve = x'') ORDER BY rowid"
+        )
+        return [UpdateId(row["update_id"]) for row in self._db.rows(sql, (run,))]
+
     def last_judged(self, run: RunId, client: ClientId) -> UpdateRow | None:
         """Return a client's last update whose round is closed."""
         own = "SELECT {} FROM updates WHERE run = ? AND client = ? AND status <> 'accepted'"

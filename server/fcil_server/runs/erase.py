@@ -16,6 +16,7 @@ from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.clients import as_word
+from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow, Erased, RunRow
 from fcil_server.reports import run_directory
@@ -91,18 +92,15 @@ def erase(
     else:
         erased = Erased(row.name, evaluations=0, events=0, counted=0, audited=0)
     try:
-        if going is None:
-            finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
-        else:
-            others = (r.run_id for r in ledger.runs.all() if r.run_id != going.run)
-            remove_uncounted(ledger, directory, others)
         sealed, kept = _remove_updates(ledger, directory, row.client_id, going)
         for run in ledger.runs.all() if going is None else ():
             _clear(directory / "runs" / run.run_id / "incoming")
+        if going is None:
+            finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
+        others = (r.run_id for r in ledger.runs.all() if going is None or r.run_id != going.run)
+        remove_uncounted(ledger, directory, others)
     except StorageError as error:
-        error.message += f" It is {erased.pseudonym} in the ledger; some of its updates are here."
-        error.action = f"Mend that, and repeat: fcil-server erase {erased.pseudonym}"
-        raise
+        raise _unfinished(error, erased.pseudonym) from None
     gone = [
         "its name, keys, device, addresses and membership",
         f"{erased.evaluations} test results, {erased.events} notes, its refusals and tickets",
@@ -113,15 +111,26 @@ def erase(
     return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
 
 
+def _unfinished(error: StorageError, pseudonym: str) -> StorageError:
+    """Add to an error the name by which the erasure is repeated."""
+    error.message += f" The client is {pseudonym} in the ledger, and some of it is still here."
+    error.action = f"Mend that, and repeat: fcil-server erase {pseudonym}"
+    return error
+
+
 def finish_erasures(ledger: Ledger, directory: Path) -> None:
     """Remove stored updates of erased clients that a kill or a full disk left; no server runs.
+
+    Those in the spool of a run that continues leave it as the run is opened (`resources`).
 
     Raises:
         StorageError: a file cannot be removed.
     """
-    for row in ledger.clients.all():
-        if not row.curve:
-            _remove_updates(ledger, directory, row.client_id, None)
+    for run in ledger.runs.all():
+        ids = [str(u) for u in ledger.updates.of_erased(run.run_id)]
+        KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
+        if run.status is not RunStatus.RUNNING:
+            _unspool(directory, run, ids, None)
 
 
 def _remove_updates(
@@ -197,8 +206,15 @@ def tidy(path: Path, directory: Path, done: Erasure) -> list[str]:
         done: the erasure.
 
     Raises:
-        DiskFull, StorageError.
+        DiskFull, StorageError: the message has the name to repeat the erasure with.
     """
+    try:
+        return _tidy(path, directory, done)
+    except StorageError as error:
+        raise _unfinished(error, done.pseudonym) from None
+
+
+def _tidy(path: Path, directory: Path, done: Erasure) -> list[str]:
     with Ledger(path, read_only=True) as ledger:
         for run in ledger.runs.all():
             folder = directory / "runs" / run.run_id

@@ -18,7 +18,7 @@ from pathlib import Path
 from fcil_adapters.contract import State
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.late_images import classes_of
-from fcil_protocol.errors import CorruptFile, InternalError, UsageError
+from fcil_protocol.errors import CorruptFile, InternalError, StorageError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import pieces, unpack
@@ -304,7 +304,8 @@ class Forgetting:
     def vanished(self) -> tuple[str, ...]:
         """Return the names of the classes of which no other client had an image.
 
-        A damaged update, which the new states need not be made of, tells nothing about classes.
+        None if an update of another client is damaged, of which the new states need not be made:
+        it may have had images of any class.
         """
         mine, others = set[int](), set[int]()
         kept, registry = self.context.kept, self.context.classes
@@ -315,8 +316,11 @@ class Forgetting:
             for update in updates:
                 if update.update_id in names:
                     held = mine if update.client == self.plan.client.client_id else others
-                    with contextlib.suppress(CorruptFile):
+                    try:
                         held |= classes_with_images(unpack(kept.get(update.update_id)), classes)
+                    except CorruptFile:
+                        if held is others:
+                            return ()
         known = registry.names()
         return tuple(known[c] for c in sorted(mine - others))
 
@@ -399,7 +403,8 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    remove_uncounted(ledger, directory, (run.run_id for run in ledger.runs.all()))
+    with contextlib.suppress(StorageError):  # of no run that matters now; `check` names them
+        remove_uncounted(ledger, directory, (run.run_id for run in ledger.runs.all()))
 
 
 def remove_uncounted(ledger: Ledger, directory: Path, runs: Iterable[RunId]) -> None:

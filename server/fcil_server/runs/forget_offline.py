@@ -76,7 +76,7 @@ async def forget(
 
 
 def _setup(federation: Federation, row: RunRow, notify: Notify) -> RunSetup:
-    config = as_begun(row, config_for(row, None, federation.config))
+    config = as_begun(row, config_for(row, None, federation.config, federation.overrides))
     method = registry.load_method(config.method.name)
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)

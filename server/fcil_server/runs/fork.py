@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import StorageError, UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.aggregation import start
@@ -60,7 +61,8 @@ def fork(
     row = ledger.runs.get(run)
     assert row is not None, "it was just written"
     kept = KeptUpdates(kept_folder(directory, run))
-    kept.remove(set(kept.names()) - ledger.updates.counted_ids(run))  # of later rounds
+    with contextlib.suppress(StorageError):  # the fork is made; the next start removes them
+        kept.remove(set(kept.names()) - ledger.updates.counted_ids(run))  # of later rounds
     return row
 
 

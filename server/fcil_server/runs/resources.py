@@ -59,6 +59,8 @@ def make_context(
     spool = Spool(directory / "spool")
     for text in spool.recovered:
         ports.notify("warning", "spool_recovered", text)
+    if erased := ledger.updates.of_erased(run):  # perhaps a kill or a full disk left them
+        spool.purge(map(str, erased))
     kept = _kept(federation, run) if setup.keeps_updates else None
     setup.aggregation.use(
         setup.info,

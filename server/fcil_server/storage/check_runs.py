@@ -71,9 +71,7 @@ def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[
     """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
     names, counted = kept.names(), ledger.updates.counted_ids(run.run_id)
-    erased = [c.client_id for c in ledger.clients.all() if not c.curve]
-    theirs = {u.update_id for c in erased for u in ledger.updates.of_client(run.run_id, c)}
-    if left := len(theirs & {*names}):
+    if left := len({*names}.intersection(ledger.updates.of_erased(run.run_id))):
         text = f"{left} kept updates of erased members are still here"
         yield failure(about, text, "Start the server: it removes them first.")
     wanted = names or parse(run.config).run.keep_updates

@@ -237,8 +237,10 @@ def test_sides_with_capitals_are_classes_and_named(tmp_path):
     write(tmp_path, "Train/cat/1.png", "Test/cat/2.png")
     assert {c for _, c, _ in found(open_source(tmp_path))} == {"Train", "Test"}
     faults = open_source(tmp_path).listing().faults
-    assert faults[0] == "folder 'Test' is taken as a class; as test/ it would hold class folders"
-    assert len(faults) == 2
+    assert [f.partition(":")[0] for f in faults] == [
+        "folder 'Test' is taken as a class",
+        "folder 'Train' is taken as a class",
+    ]
 
 
 @pytest.mark.parametrize("top", ["", "photos/"])

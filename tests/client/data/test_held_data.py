@@ -14,7 +14,6 @@ from fcil_client.data import held_data
 from fcil_client.data.held_data import HeldData
 from fcil_client.data.partition_file import save, seat
 from fcil_client.data.partition_make import Request, make
-from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.payload import Payload
 
 SIZE = 8
@@ -144,6 +143,30 @@ def test_files_that_were_written_again_are_listed_again_for_all_clients_of_a_par
         listings.append(held._parts)
     assert [colours(held, fields) for fields in both] == before
     assert listings[0] is listings[1], "one listing is for both"
-    next(Path(whole["data"]).rglob("*.png")).unlink()
-    with pytest.raises(DataError, match="is not the data set that the partition was made from"):
-        held.scan(call(both[0]))
+    next(Path(whole["data"]).rglob(f"{before[0][0]}.png")).unlink()
+    for fields in both:
+        held.scan(call(fields))
+    assert [colours(held, fields) for fields in both] == [before[0][1:], before[1]]
+
+
+def test_a_client_that_was_dropped_lists_nothing_again(tmp_path, monkeypatch):
+    whole = client(tmp_path, "whole", range(0, 100, 10))
+    one = make(
+        open_source(Path(whole["data"])).listing(),
+        Request(clients=2, tasks=1, kind="iid", min_images=1),
+    )
+    file = tmp_path / "two.json"
+    save(file, one)
+    both = [
+        client(tmp_path, name, []) | {
+            "data": whole["data"], "partition": str(file), "slot": slot, "seat": seat(one, slot),
+        }
+        for slot, name in enumerate("ab")
+    ]  # fmt: skip
+    monkeypatch.setattr(held_data, "MOST_IMAGES", 1)
+    held = HeldData()
+    colours(held, both[0])
+    listing = held._parts
+    for fields in (*both, *both):
+        colours(held, fields)
+    assert held._parts is listing

@@ -17,7 +17,7 @@ from fcil_server.cli.main import app
 from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
-from fcil_server.ledger.enums import UpdateStatus
+from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.reports import plots, run_directory
 from fcil_server.runs.erase import erase, finish_erasures
 from fcil_server.runs.fork import fork
@@ -182,6 +182,7 @@ def test_the_next_start_finishes_it_as_well(built: Built) -> None:
         roster.erase(ever_named(federation.ledger, NAME), "me")  # and killed
         texts = [f.text for f in check(built.directory) if f.level is Severity.FAILURE]
         assert texts == ["1 kept updates of erased members are still here"]
+        federation.ledger.runs.set_status(built.run, RunStatus.STOPPED)
         finish_erasures(federation.ledger, built.directory)
     finally:
         federation.close()
@@ -202,7 +203,7 @@ def test_a_fault_of_the_disk_names_what_to_repeat(
         done = run(built, "erase", NAME, "--yes")
     text = " ".join(done.output.split())
     assert done.exit_code != 0
-    assert f"It is {PSEUDONYM} in the ledger" in text
+    assert f"The client is {PSEUDONYM} in the ledger" in text
     assert f"fcil-server erase {PSEUDONYM}" in text
     assert run(built, "erase", PSEUDONYM, "--yes").exit_code == 0
 
