@@ -237,8 +237,8 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
     entries: list[ImageEntry] = []
     if not sides:
         faults.extend(
-            f"folder {top!r} is taken as a class: only train/ and test/ with class folders, and "
-            "with no other class beside them, are sides"
+            f"folder {top!r} is taken as a class: only folders called train and test whose images "
+            "lie in class folders are sides"
             for top, inside in by_top.items()
             if top.lower() in both and any(len(m.parts) > 2 for m in inside)
         )

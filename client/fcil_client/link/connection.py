@@ -117,7 +117,7 @@ class Connection:
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = welcome.server_nonce
-        self._channel.compact = welcome.compact
+        self._channel.raw_digests = welcome.compact
         self.server = server
         self._welcomed = True
         if welcome.clock_ms:

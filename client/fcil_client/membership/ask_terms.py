@@ -146,6 +146,8 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
         apply_override(fields, override)
     options, run, wire = (fields.pop(name, {}) for name in ("method", "run", "wire"))
     half, compact = wire.pop("half", WEIGHTS), wire.pop("compact", True)
+    if not isinstance(compact, bool):
+        raise ConfigError(f"wire.compact should be true or false, got {str(compact)[:40]!r}.")
     named = run.pop("backbone", "embedded")
     extra = [*fields, *(f"run.{key}" for key in run), *(f"wire.{key}" for key in wire)]
     if extra:
@@ -162,7 +164,7 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     digest = registry.schema_digest(method, hparams, backbone)
     terms = Terms(
         "", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1,
-        compact=bool(compact), training_metrics=True,
+        compact=compact, training_metrics=True,
     )  # fmt: skip
     return TermsPreview(terms, "method", "as the method is installed here; no server was asked")
 

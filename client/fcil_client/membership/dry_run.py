@@ -226,7 +226,7 @@ def _exchange(
     schema = terms.upload_schema(kind)
     bounds = schema.bounds(dims)
     at_most = not all(bound.exact for bound in bounds) or any(m.optional for m in schema.meta)
-    # Compact, the largest tensors need not have the longest header: the plain form is above all.
+    # A smaller payload can have a longer compact header, so a bound takes the other form.
     compact = terms.compact and not at_most
     return {
         "kind": kind,

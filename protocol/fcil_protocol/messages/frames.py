@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from fcil_protocol.errors import TooLarge, WireError
 from fcil_protocol.messages.messages import (
-    COMPACT,
     MESSAGES,
+    RAW_DIGESTS,
     SIGNATURE_BYTES,
     Chunk,
     Message,
@@ -41,9 +41,10 @@ class Received:
     blobs: tuple[bytes, ...]
 
 
-def encode(message: Message, *, compact: bool = False) -> bytes:
-    """Return the body frame of a message; ``compact``: with digests of envelopes as bytes."""
-    fields = message.model_dump(exclude_defaults=True, context=COMPACT if compact else None)
+def encode(message: Message, *, raw_digests: bool = False) -> bytes:
+    """Return the body frame of a message; ``raw_digests``: with digests of envelopes as bytes."""
+    context = RAW_DIGESTS if raw_digests else None
+    fields = message.model_dump(exclude_defaults=True, context=context)
     fields["t"] = message.type
     packed: bytes = msgpack.packb(fields, use_bin_type=True)
     return packed

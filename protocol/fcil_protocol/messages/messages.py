@@ -33,18 +33,19 @@ Name = Annotated[str, Field(max_length=128)]
 Text = Annotated[str, Field(max_length=2000)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+RAW_DIGESTS = {"raw_digests": True}  # the context of `model_dump` in which digests are bytes
 
-def _hex_of(value: object) -> object:
+
+def _to_hex(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _sent(digest: str, info: SerializationInfo) -> str | bytes:
-    return bytes.fromhex(digest) if info.context == COMPACT else digest
+def _for_wire(digest: str, info: SerializationInfo) -> str | bytes:
+    return bytes.fromhex(digest) if info.context == RAW_DIGESTS else digest
 
 
-# The digest of an envelope: hex here, and on the wire its 32 bytes or their hex.
-COMPACT = {"compact": True}  # the context of `model_dump` in which it is written as bytes
-EnvelopeDigest = Annotated[Hex, BeforeValidator(_hex_of), PlainSerializer(_sent)]
+# Hex in this program; on the wire its 32 bytes, or their hex.
+EnvelopeDigest = Annotated[Hex, BeforeValidator(_to_hex), PlainSerializer(_for_wire)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Index = Annotated[int, Field(ge=-1, lt=2**31)]
 
@@ -180,7 +181,7 @@ class Welcome(Message):
     credit: Count  # bytes of parts that may be requested and not yet received
     privacy: PrivacyTerms = NO_PRIVACY
     half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
-    compact: bool = False  # payloads are compact, both ways, and digests are bytes
+    compact: bool = False  # payloads are compact, both ways, and it reads digests as bytes
     verdict: Verdict | None = None
     training_metrics: bool = False  # it takes the loss and accuracy of a client's training
     clock_ms: Count = 0  # unix time of the server; 0: not reported

@@ -30,7 +30,7 @@ class Channel:
     Attributes:
         nonce: this side's; the peer repeats it in every message.
         peer_nonce: the peer's, once known.
-        compact: the peer reads digests as bytes.
+        raw_digests: the peer reads digests as bytes.
     """
 
     def __init__(self, keys: PrivateKeys, peer: PublicKeys) -> None:
@@ -38,7 +38,7 @@ class Channel:
         self._peer = peer
         self.nonce = new_nonce()
         self.peer_nonce = bytes(NONCE_BYTES)
-        self.compact = False
+        self.raw_digests = False
         self._sent = 0
         self._heard = 0
 
@@ -49,11 +49,11 @@ class Channel:
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
         """Stamp, sign and encode a message."""
         if not message.signed:
-            return [encode(message, compact=self.compact), b"", *blobs]
+            return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
         self._sent += 1
         nonce = self.nonce if isinstance(message, _OPENERS) else self.peer_nonce
         stamped = message.model_copy(update={"nonce": nonce, "seq": self._sent})
-        body = encode(stamped, compact=self.compact)
+        body = encode(stamped, raw_digests=self.raw_digests)
         return [body, self._keys.sign(PURPOSE, body), *blobs]
 
     def check(self, received: Received) -> Message:

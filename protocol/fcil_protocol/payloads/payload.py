@@ -38,7 +38,7 @@ MAX_HEADER_BYTES = 1 << 20  # a payload of 1,000 tensors needs about 90 kB
 MAX_TENSORS = 4096
 MAX_META_BYTES = 1 << 18
 _MAX_DIMS = 32  # numpy's own limit until 2.0
-_NO_SIZE = 2**63  # beyond it numpy has no shape and no file has a place
+_NO_SIZE = 2**63  # sizes in numpy and offsets in files are below it
 _META_KEY = "fcil"
 _ORDER = ("I64", "F32", "I32", "F16", "U8")  # order of tensors in the bytes: the library's
 _COMPACT = 1 << 63  # in the length field: the header that follows is deflated
@@ -94,31 +94,31 @@ def pieces(payload: Payload, *, compact: bool = False) -> list[bytes | memoryvie
 
     The plain form's bytes are those that the safetensors library writes; it would copy them twice.
     """
-    names = {name: dtype_name(array) for name, array in payload.tensors.items()}
-    order = sorted(names, key=lambda name: (_ORDER.index(names[name]), name))
+    dtypes = {name: dtype_name(array) for name, array in payload.tensors.items()}
+    order = sorted(dtypes, key=lambda name: (_ORDER.index(dtypes[name]), name))
     arrays = {name: np.asarray(payload.tensors[name], order="C") for name in order}
     meta = json.dumps(dict(sorted(payload.meta.items())), ensure_ascii=True, allow_nan=False)
     encode = _compact_header if compact else _plain_header
     bodies = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
-    return [encode(names, arrays, meta), *bodies]
+    return [encode(dtypes, arrays, meta), *bodies]
 
 
-def _plain_header(names: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
+def _plain_header(dtypes: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
     header: dict[str, Any] = {"__metadata__": {_META_KEY: meta}}
     end = 0
     for name, array in arrays.items():
         begin, end = end, end + array.nbytes
         place = [begin, end]
-        header[name] = {"dtype": names[name], "shape": array.shape, "data_offsets": place}
+        header[name] = {"dtype": dtypes[name], "shape": array.shape, "data_offsets": place}
     text = _json(header)
     text += b" " * (-len(text) % 8)  # so that the tensors begin at aligned addresses
     return struct.pack("<Q", len(text)) + text
 
 
-def _compact_header(names: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
-    tensors = [[name, names[name], array.shape] for name, array in arrays.items()]
-    squeezer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    data = squeezer.compress(_json([meta, *tensors])) + squeezer.flush()
+def _compact_header(dtypes: Mapping[str, str], arrays: Mapping[str, Array], meta: str) -> bytes:
+    tensors = [[name, dtypes[name], array.shape] for name, array in arrays.items()]
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    data = compressor.compress(_json([meta, *tensors])) + compressor.flush()
     data += bytes(-len(data) % 8)
     return struct.pack("<Q", _COMPACT | len(data)) + data
 
@@ -143,12 +143,7 @@ def unpack(data: bytes | memoryview) -> Payload:
     if len(header) > MAX_TENSORS:
         raise TooLarge(f"payload of {len(header)} tensors exceeds {MAX_TENSORS}.")
     for name, entry in header.items():
-        dtype = entry.get("dtype") if isinstance(entry, dict) else None
-        if not isinstance(dtype, str) or dtype not in WIRE_DTYPES:
-            raise SchemaMismatch(
-                f"tensor {name[:80]!r} has dtype {str(dtype)[:20]!r}; "
-                f"allowed are {', '.join(WIRE_DTYPES)}.",
-            )
+        _check_dtype(name, entry.get("dtype") if isinstance(entry, dict) else None)
     places = {name: _place(name, entry) for name, entry in header.items()}
     _check_tiling([place for place, _ in places.values()], len(view) - start)
     body = view[start:]
@@ -201,7 +196,7 @@ def _inflate(data: bytes) -> bytes:
 def _with_offsets(listed: object, size: int) -> dict[str, Any]:
     """Return a compact header as a plain one: its tensors lie in the order of the list.
 
-    Limits are checked here, since a list of a few bytes would otherwise become offsets without end.
+    Everything is checked here: a list of a few bytes could become offsets of any length.
     """
     if not isinstance(listed, list) or not listed:
         raise WireError("compact payload header is not a JSON array.")
@@ -212,18 +207,27 @@ def _with_offsets(listed: object, size: int) -> dict[str, Any]:
     end = 0
     for entry in tensors:
         match entry:
-            case [str(name), str(dtype), shape] if dtype in WIRE_DTYPES and _are_sizes(shape):
-                begin, end = end, end + math.prod(shape) * WIRE_DTYPES[dtype].itemsize
-                if end > size:
-                    raise _invalid(f"its tensors have more than the {size} bytes that arrived")
             case [str(name), dtype, shape]:
-                begin = end  # no tensor: refused with its name
+                _check_dtype(name, dtype)
             case _:
                 raise WireError("compact payload header has an entry of other than three fields.")
+        if not _are_sizes(shape):
+            raise _invalid(f"tensor {name[:80]!r} has no shape")
+        begin, end = end, end + math.prod(shape) * WIRE_DTYPES[dtype].itemsize
+        if end > size:
+            raise _invalid(f"its tensors have more than the {size} bytes that arrived")
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     if len(header) != 1 + len(tensors):
         raise WireError("compact payload header names a tensor twice.")
     return header
+
+
+def _check_dtype(name: str, dtype: object) -> None:
+    if not isinstance(dtype, str) or dtype not in WIRE_DTYPES:
+        raise SchemaMismatch(
+            f"tensor {name[:80]!r} has dtype {str(dtype)[:20]!r}; "
+            f"allowed are {', '.join(WIRE_DTYPES)}.",
+        )
 
 
 def _place(name: str, entry: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, ...]]:

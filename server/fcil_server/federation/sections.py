@@ -314,8 +314,8 @@ class WireSection(Section):
     )
     compact: bool = Field(
         True,
-        description="tensors' names and shapes travel deflated; false: also for clients that are "
-        "too old to read these",
+        description="send tensors' names and shapes deflated; false: admit clients too old to read "
+        "them",
     )
 
     @field_validator("half", mode="before")

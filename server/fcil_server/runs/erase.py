@@ -113,7 +113,9 @@ def erase(
 
 def _unfinished(error: StorageError, pseudonym: str) -> StorageError:
     """Add to an error the name by which the erasure is repeated."""
-    error.message += f" The client is {pseudonym} in the ledger, and some of it is still here."
+    error.message += (
+        f" The client is {pseudonym} in the ledger, and some of its data is still here."
+    )
     error.action = f"Mend that, and repeat: fcil-server erase {pseudonym}"
     return error
 
@@ -121,7 +123,8 @@ def _unfinished(error: StorageError, pseudonym: str) -> StorageError:
 def finish_erasures(ledger: Ledger, directory: Path) -> None:
     """Remove stored updates of erased clients that a kill or a full disk left; no server runs.
 
-    Those in the spool of a run that continues leave it as the run is opened (`resources`).
+    A running run's spool is purged as the run opens (`make_context`), which also reports what the
+    spool recovered.
 
     Raises:
         StorageError: a file cannot be removed.

@@ -304,8 +304,7 @@ class Forgetting:
     def vanished(self) -> tuple[str, ...]:
         """Return the names of the classes of which no other client had an image.
 
-        None if an update of another client is damaged, of which the new states need not be made:
-        it may have had images of any class.
+        Empty if an update of another client is damaged: it may have had images of any class.
         """
         mine, others = set[int](), set[int]()
         kept, registry = self.context.kept, self.context.classes

@@ -108,7 +108,7 @@ def begin_session(
     row = identify(ledger, incoming.key, hello)
     channel = Channel(keys, row.public_keys)
     channel.peer_nonce = hello.nonce
-    channel.compact = hello.takes_compact
+    channel.raw_digests = hello.takes_compact
     channel.check(received)
     return Peer(
         client=row.client_id,

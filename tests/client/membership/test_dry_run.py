@@ -250,10 +250,24 @@ def test_tensors_are_shown_in_the_form_in_which_they_would_travel(data, half, dt
     assert shown == dtypes
 
 
+@pytest.mark.parametrize(("method", "exact"), [("running_mean", True), ("pilora", False)])
+def test_sealed_sizes_are_those_of_the_compact_form_where_they_are_exact(data, method, exact):
+    sizes = []
+    for compact in ("true", "false"):
+        outlook, _ = look(data, None, method, [f"wire.compact={compact}"])
+        row = dry_run(data, outlook, count_images(data, None), enrolled=False)
+        exchange = next(e for e in row["tasks"][0]["exchanges"] if e["kind"] == "train")
+        assert exchange["at_most"] is not exact
+        sizes.append(exchange["sealed_bytes"])
+    assert (sizes[0] < sizes[1]) is exact
+    assert exact or sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["wire.half=lora"], "wire.half should be"),
+        (["wire.compact=no"], "wire.compact should be true or false"),
         (['wire.half=["prompt"]'], "the method pilora can send in half precision: lora, prototype"),
         (["wire.window_mb=2"], "no use for wire.window_mb"),
         (["method.no_such=1"], "no option 'no_such'"),

@@ -224,12 +224,12 @@ def test_every_field_of_a_message_comes_back(kind: str) -> None:
 
 @types
 def test_digests_of_envelopes_may_travel_as_bytes(kind: str) -> None:
-    compact, *others = encode(FULL[kind], compact=True), *frames_of(FULL[kind])[1:]
-    assert parse([compact, *others]).message == FULL[kind]
-    hexes = {"update", "want", "parts", "chunk", "ack", "welcome", "round_open", "use_model",
+    raw, *others = encode(FULL[kind], raw_digests=True), *frames_of(FULL[kind])[1:]
+    assert parse([raw, *others]).message == FULL[kind]
+    with_digests = {"update", "want", "parts", "chunk", "ack", "welcome", "round_open", "use_model",
              "round_closed"}  # fmt: skip
-    assert (bytes.fromhex(HEX) in compact) is (kind in hexes)
-    assert len(encode(FULL[kind])) - len(compact) in ({32, 64} if kind in hexes else {0})
+    assert (bytes.fromhex(HEX) in raw) is (kind in with_digests)
+    assert len(encode(FULL[kind])) - len(raw) in ({32, 64} if kind in with_digests else {0})
 
 
 @pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), b"ab" * 32, 7, None, [1]])

@@ -62,7 +62,7 @@ def test_messages_pass_in_both_directions() -> None:
 
 def test_each_side_writes_digests_as_the_other_reads_them() -> None:
     session = Session()
-    session.server.compact = True
+    session.server.raw_digests = True
     assert HEX.encode() in session.client.frames(Ack(digest=HEX))[0]
     for message in (Ack(digest=HEX), Chunk(digest=HEX, index=0)):
         frames = session.server.frames(message, *([b"blob"] if message.type == "chunk" else []))

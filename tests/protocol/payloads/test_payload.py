@@ -39,8 +39,8 @@ def raw(header: object, body: bytes = b"") -> bytes:
 
 
 def deflated(text: bytes, body: bytes = b"", tail: bytes = b"") -> bytes:
-    squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    data = squeezer.compress(text) + squeezer.flush() + tail
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+    data = compressor.compress(text) + compressor.flush() + tail
     return struct.pack("<Q", 1 << 63 | len(data)) + data + body
 
 
@@ -157,7 +157,6 @@ def test_a_dtype_that_may_not_travel_is_refused_with_the_list_of_those_that_may(
         (struct.pack("<Q", 2**63), WireError, "does not end"),
         (struct.pack("<Q", 2**63 + 8) + b"\xff" * 8, WireError, "not deflated"),
         (deflated(b" " * (payload.MAX_HEADER_BYTES + 1)), TooLarge, "once inflated"),
-        (deflated(b" " * 10**8), TooLarge, "once inflated"),
         (deflated(b'["{}"]', tail=b"\0\1"), WireError, "does not end"),
         (deflated(b"nonsense"), WireError, "not JSON"),
         (deflated(b"[" * 100_000), WireError, "not JSON"),
@@ -181,8 +180,7 @@ def test_a_dtype_that_may_not_travel_is_refused_with_the_list_of_those_that_may(
         (listed(["a", "F32", [10**4299]], body=bytes(4)), WireError, "no shape"),
         (listed(["a", "F32", [1]], body=bytes(5)), WireError, "have 4 bytes, but 5 arrived"),
         (listed(["a", "F32", [0, 2**70]]), WireError, "not valid safetensors"),
-        (listed(*[["a", 1, 1]] * (payload.MAX_TENSORS + 1)), TooLarge, "4097 tensors"),
-        (listed(*([f"t{i}", 1, 1] for i in range(4097))), TooLarge, "4097 tensors"),
+        (listed(*([f"t{i}", "U8", [0]] for i in range(4097))), TooLarge, "4097 tensors"),
         (struct.pack("<Q", payload.MAX_HEADER_BYTES + 1), TooLarge, "exceeds"),
         (struct.pack("<Q", 10) + b"{}", WireError, "10 bytes in 10 bytes"),
         (raw(b"nonsense"), WireError, "not JSON"),
