@@ -36,6 +36,7 @@ HASH_BYTES = 34  # per chunk, in the header
 MESSAGE_BYTES = 235  # per message with chunks
 WANT_BYTES = 330  # per requested part
 CONTROL_BYTES, PART_REF_BYTES = 1_000, 110  # per round; per named part
+DIGEST_BYTES = 32  # of each of these that names an envelope, less in a compact run
 CLASS_BYTES = 10  # per class, in `round_open` and in the registry
 JOINING_BYTES = 9_000  # greeting and list of classes; no part of a round, but counted alike
 
@@ -230,30 +231,37 @@ def _cost(method: Method, config: Config, settings: Sequence[TrafficSetting]) ->
     registry.check_averaging(method, hparams, config.trust.averaging)
     check_privacy(method, hparams, settings[0].backbone, config.privacy.terms)
     formed = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
-    costs = (cost for setting in settings for cost in _costs(formed, hparams, setting))
+    compact = config.wire.compact
+    costs = (cost for setting in settings for cost in _costs(formed, hparams, setting, compact))
     return max(costs, key=lambda cost: cost.bytes)
 
 
-def _costs(method: Method, hparams: Hparams, setting: TrafficSetting) -> Iterator[Cost]:
+def _costs(
+    method: Method, hparams: Hparams, setting: TrafficSetting, compact: bool
+) -> Iterator[Cost]:
+    less = DIGEST_BYTES if compact else 0
     task = setting.tasks[-1].index
     classes = setting.past + setting.classes
     for one in task_rounds(method, hparams, setting):
         parts = [*one.down, *_registry(one, classes)]
-        up = envelope_wire(one.up) + WANT_BYTES * len(parts)
-        named = PART_REF_BYTES * (len(parts) + task) + CLASS_BYTES * classes
-        down = sum(map(envelope_wire, parts)) + CONTROL_BYTES + named
+        up = envelope_wire(one.up, compact=compact) + (WANT_BYTES - less) * len(parts)
+        named = (PART_REF_BYTES - less) * (len(parts) + task) + CLASS_BYTES * classes
+        sent = sum(envelope_wire(part, compact=compact) for part in parts)
+        down = sent + CONTROL_BYTES - 2 * less + named
         yield Cost(up, down, task, one.kind, one.round)
 
 
 def _registry(one: RoundTraffic, classes: int) -> list[Size]:
     """Return the list of class names, sent in a task's first round."""
     # Two ids of 8 bytes for each, and a name.
-    return [] if one.round else [Size({}, frame=180 + (16 + CLASS_BYTES) * classes)]
+    listed = (16 + CLASS_BYTES) * classes
+    return [] if one.round else [Size({}, frame=180 + listed, compact_frame=80 + listed)]
 
 
-def envelope_wire(size: Size) -> int:
+def envelope_wire(size: Size, *, compact: bool) -> int:
     """Return the TCP payload of one sealed payload: header, key, chunks and their messages."""
-    sealed = sealed_size(size.bytes + size.frame)
+    sealed = sealed_size(size.bytes + (size.compact_frame if compact else size.frame))
     chunks = math.ceil(sealed / chunk_bytes_for(sealed))
     messages = math.ceil(sealed / MAX_SPAN_BYTES)
-    return sealed + ENVELOPE_BYTES + HASH_BYTES * chunks + MESSAGE_BYTES * messages
+    less = DIGEST_BYTES * (1 + messages) if compact else 0
+    return sealed + ENVELOPE_BYTES + HASH_BYTES * chunks + MESSAGE_BYTES * messages - less

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fcil_adapters.contract.traffic import Largest
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.payloads.payload import WIRE_DTYPES, Array, Payload, pieces
 from fcil_protocol.payloads.schema import PayloadSchema, TensorSpec
 
 # Overhead of a packed payload (`payload.pack`): its length and the JSON around metadata; around a
 # field of it; around a tensor's name, shape and place.
 PAYLOAD_BYTES, FIELD_BYTES, TENSOR_BYTES = 42, 10, 49
+_A_NUMBER = 0.123456789  # of metadata
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,13 @@ class Size:
 
     Attributes:
         frame: bytes of a payload besides its tensors: their names, shapes and places.
+        compact_frame: the same in the compact form.
     """
 
     kinds: Mapping[str, int]
     exact: bool = True
     frame: int = field(default=0, compare=False)
+    compact_frame: int = field(default=0, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -38,7 +44,8 @@ class Size:
         kinds.update(other.kinds)
         # Empty sizes do not affect the exactness of a sum.
         exact = all(size.exact for size in (self, other) if size.bytes)
-        return Size(dict(kinds), exact, self.frame + other.frame)
+        frames = self.frame + other.frame, self.compact_frame + other.compact_frame
+        return Size(dict(kinds), exact, *frames)
 
     def times(self, count: int, per: int = 1) -> Size:
         """Return the size of ``count / per`` such payloads."""
@@ -61,6 +68,7 @@ def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> 
     """
     kinds: Counter[str] = Counter()
     exact, end = True, 0
+    largest: dict[str, Array] = {}  # zeros that nothing touches take no memory
     frame = PAYLOAD_BYTES + sum(FIELD_BYTES + len(meta.name) for meta in schema.meta)
     for spec in schema.tensors:
         if not (spec.optional and spec.name in bounds.without_tensors):
@@ -73,11 +81,14 @@ def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> 
                     action="Name it in the method's dims, or in the schema's at_most.",
                 ) from error
             kinds[spec.kind.value] += bound.bytes
+            largest[spec.name] = np.zeros(bound.shape, WIRE_DTYPES[spec.dtype])
             exact &= _is_fixed(spec, dims)
             begin, end = end, end + bound.bytes
             numbers = (*bound.shape, begin, end)
             frame += TENSOR_BYTES + len(spec.name) + sum(len(f",{n}") for n in numbers) - 2
-    return Size({kind: size for kind, size in kinds.items() if size}, exact, frame)
+    meta = {spec.name: _A_NUMBER for spec in schema.meta}
+    compact_frame = len(pieces(Payload(largest, meta), compact=True)[0])
+    return Size({kind: size for kind, size in kinds.items() if size}, exact, frame, compact_frame)
 
 
 def _is_fixed(spec: TensorSpec, dims: Mapping[str, int]) -> bool:
