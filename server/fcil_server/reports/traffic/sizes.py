@@ -14,9 +14,6 @@ from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.payload import WIRE_DTYPES, Array, Payload, pieces
 from fcil_protocol.payloads.schema import PayloadSchema, TensorSpec
 
-# Overhead of a packed payload (`payload.pack`): its length and the JSON around metadata; around a
-# field of it; around a tensor's name, shape and place.
-PAYLOAD_BYTES, FIELD_BYTES, TENSOR_BYTES = 42, 10, 49
 _A_NUMBER = 0.123456789  # of metadata
 
 
@@ -67,9 +64,8 @@ def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> 
         ConfigError: the schema leaves a size without bound.
     """
     kinds: Counter[str] = Counter()
-    exact, end = True, 0
+    exact = True
     largest: dict[str, Array] = {}  # zeros that nothing touches take no memory
-    frame = PAYLOAD_BYTES + sum(FIELD_BYTES + len(meta.name) for meta in schema.meta)
     for spec in schema.tensors:
         if not (spec.optional and spec.name in bounds.without_tensors):
             alone = PayloadSchema((spec,), at_most=schema.at_most)
@@ -83,12 +79,9 @@ def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> 
             kinds[spec.kind.value] += bound.bytes
             largest[spec.name] = np.zeros(bound.shape, WIRE_DTYPES[spec.dtype])
             exact &= _is_fixed(spec, dims)
-            begin, end = end, end + bound.bytes
-            numbers = (*bound.shape, begin, end)
-            frame += TENSOR_BYTES + len(spec.name) + sum(len(f",{n}") for n in numbers) - 2
-    meta = {spec.name: _A_NUMBER for spec in schema.meta}
-    compact_frame = len(pieces(Payload(largest, meta), compact=True)[0])
-    return Size({kind: size for kind, size in kinds.items() if size}, exact, frame, compact_frame)
+    payload = Payload(largest, {spec.name: _A_NUMBER for spec in schema.meta})
+    frames = (len(pieces(payload, compact=compact)[0]) for compact in (False, True))
+    return Size({kind: size for kind, size in kinds.items() if size}, exact, *frames)
 
 
 def _is_fixed(spec: TensorSpec, dims: Mapping[str, int]) -> bool:
