@@ -19,10 +19,10 @@ class SharedData:
     Args:
         source: the complete data set.
         partition: the partition that divides it.
-        entries: its images, if they are known.
+        entries: its images, if they were checked before.
 
     Raises:
-        DataError: it is not the data set of the partition.
+        DataError: without entries: it is not the data set of the partition.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class SharedData:
     ) -> None:
         self.source = source
         self.partition = partition
-        self._entries = self._listed() if entries is None else entries
+        self._entries = self._list_checked() if entries is None else entries
 
-    def _listed(self) -> dict[str, ImageEntry]:
+    def _list_checked(self) -> dict[str, ImageEntry]:
         source, partition = self.source, self.partition
         listing = source.listing()
         if listing_digest(listing) != partition.source.digest:
@@ -50,9 +50,9 @@ class SharedData:
         return {entry.name: entry for entry in listing.entries}
 
     def relisted(self) -> SharedData:
-        """Return the data set with its images as they are now.
+        """Return the data set with its files' present sizes and times.
 
-        Images that are gone stay in it, and cannot be read; new ones are no client's.
+        An image that is gone keeps its entry, and reading it fails; a new one is no client's.
 
         Raises:
             DataError: it cannot be listed.

@@ -46,7 +46,7 @@ from fcil_server.reports.traffic.budget import applied, fitted, over_budget
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.runs import run_queue
 from fcil_server.runs.erase import finish_erasures
-from fcil_server.runs.forget import finish_emptying
+from fcil_server.runs.forget import finish_emptying, remove_uncounted
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.promotion import Promotion
 from fcil_server.runs.recovery import ensure_state
@@ -235,6 +235,10 @@ async def open_run(
     ledger, queue = federation.ledger, RunQueue(federation.directory)
     finish_emptying(ledger, federation.directory)
     finish_erasures(ledger, federation.directory)
+    try:
+        remove_uncounted(ledger, federation.directory, (r.run_id for r in ledger.runs.all()))
+    except StorageError as error:  # perhaps of an archived run: no reason to stand still
+        ports.notify("warning", error.code, str(error))
     chosen = _Followers(  # before any run: their faults are the server's
         [doors.choose(name, options) for name, options in config.sinks.options.items()],
         choose_webhooks(config.webhooks.options),

@@ -8,7 +8,6 @@ removed.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 from fcil_adapters.contract import State
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.late_images import classes_of
-from fcil_protocol.errors import CorruptFile, InternalError, StorageError, UsageError
+from fcil_protocol.errors import CorruptFile, InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
 from fcil_protocol.payloads.builtin import EVALUATE
 from fcil_protocol.payloads.payload import pieces, unpack
@@ -387,10 +386,8 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
     """Remove the states and stored updates of runs that a client was forgotten from.
 
     Including those that a kill left: the ledger lists the runs. Tables and plots stay. It also
-    removes forks that a kill or an error left before the ledger knew them, and kept updates that
-    a run does not count: perhaps of a client that is forgotten or erased afterwards.
-
-    No server may be running.
+    removes forks that a kill or an error left before the ledger knew them: they share states and
+    kept updates, perhaps of a client that is forgotten or erased afterwards.
 
     Raises:
         StorageError: a file cannot be removed.
@@ -402,8 +399,6 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    with contextlib.suppress(StorageError):  # of no run that matters now; `check` names them
-        remove_uncounted(ledger, directory, (run.run_id for run in ledger.runs.all()))
 
 
 def remove_uncounted(ledger: Ledger, directory: Path, runs: Iterable[RunId]) -> None:

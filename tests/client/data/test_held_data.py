@@ -117,52 +117,48 @@ def test_a_scan_while_images_are_held_shows_the_new_ones_to_that_client_alone(tm
     assert colours(held, b) == before[1]
 
 
-def test_files_that_were_written_again_are_listed_again_for_all_clients_of_a_partition(tmp_path):
-    whole = client(tmp_path, "whole", range(0, 200, 10))
-    one = make(
-        open_source(Path(whole["data"])).listing(),
-        Request(clients=2, tasks=1, kind="iid", min_images=1),
-    )
-    file = tmp_path / "two.json"
-    save(file, one)
+@pytest.fixture
+def halves(tmp_path):
+    """Return the folder of a data set, and the fields of the two clients that share it."""
+    folder = Path(client(tmp_path, "whole", range(0, 200, 10))["data"])
+    request = Request(clients=2, tasks=1, kind="iid", min_images=1)
+    partition, file = make(open_source(folder).listing(), request), tmp_path / "two.json"
+    save(file, partition)
+    shared = {"data": str(folder), "partition": str(file), "memory_bytes": 0}
     both = [
-        client(tmp_path, name, []) | {
-            "data": whole["data"], "partition": str(file), "slot": slot, "seat": seat(one, slot),
-            "memory_bytes": 0,
-        }
+        client(tmp_path, name, []) | shared | {"slot": slot, "seat": seat(partition, slot)}
         for slot, name in enumerate("ab")
-    ]  # fmt: skip
+    ]
+    return folder, both
+
+
+def test_files_that_were_rewritten_are_listed_again_once_for_all_clients(halves):
+    folder, both = halves
     held = HeldData()
     before = [colours(held, fields) for fields in both]
     assert all(before)
-    for path in Path(whole["data"]).rglob("*.png"):
+    for path in folder.rglob("*.png"):
         os.utime(path, (1, 1))
     listings = []
     for fields in both:
         held.scan(call(fields))
         listings.append(held._parts)
     assert [colours(held, fields) for fields in both] == before
-    assert listings[0] is listings[1], "one listing is for both"
-    next(Path(whole["data"]).rglob(f"{before[0][0]}.png")).unlink()
+    assert listings[0] is listings[1]
+
+
+def test_a_lost_image_costs_one_client_that_image_alone(halves):
+    folder, both = halves
+    held = HeldData()
+    before = [colours(held, fields) for fields in both]
+    next(folder.rglob(f"{before[0][0]}.png")).unlink()
     for fields in both:
         held.scan(call(fields))
     assert [colours(held, fields) for fields in both] == [before[0][1:], before[1]]
 
 
-def test_a_client_that_was_dropped_lists_nothing_again(tmp_path, monkeypatch):
-    whole = client(tmp_path, "whole", range(0, 100, 10))
-    one = make(
-        open_source(Path(whole["data"])).listing(),
-        Request(clients=2, tasks=1, kind="iid", min_images=1),
-    )
-    file = tmp_path / "two.json"
-    save(file, one)
-    both = [
-        client(tmp_path, name, []) | {
-            "data": whole["data"], "partition": str(file), "slot": slot, "seat": seat(one, slot),
-        }
-        for slot, name in enumerate("ab")
-    ]  # fmt: skip
+def test_a_client_that_was_dropped_lists_nothing_again(halves, monkeypatch):
+    _, both = halves
     monkeypatch.setattr(held_data, "MOST_IMAGES", 1)
     held = HeldData()
     colours(held, both[0])

@@ -22,9 +22,13 @@ from fcil_adapters.toolkit.closed_form.sums import ProductSums
 from fcil_protocol.errors import CorruptFile, DiskFull, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.payloads.payload import pack
+from fcil_protocol.storage.spool import Spool
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import states_folder
 from fcil_server.cli.forget import _erase
+from fcil_server.federation.allow_list import AllowList
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.rounds import FORGOTTEN
@@ -313,6 +317,33 @@ class TestRefusals:
         assert seen[0].run.device == "auto", "the run began on a GPU, which is gone"
         assert seen[0].run.keep_updates is True
         assert seen[0].method.name == "analytic"
+
+
+def test_a_run_that_opens_purges_what_an_interrupted_erasure_left_in_its_spool(
+    tmp_path, monkeypatch
+):
+    whole = story(tmp_path).write()
+    folder, others = tmp_path / "runs" / whole.run / "spool", "1" * 64
+    federation = Federation.open(tmp_path, None, ())
+    try:
+        cat = ever_named(federation.ledger, "cat")
+        (mine, *_) = federation.ledger.updates.of_client(whole.run, cat.client_id)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        spool = Spool(folder)
+        for update in (str(mine.update_id), others):
+            spool.append(update, b"sealed" * 100)
+        spool.sync()
+        spool.close()
+        Roster(federation, AllowList()).erase(cat, "me")  # and killed
+    finally:
+        federation.close()
+    monkeypatch.setattr(Forgetting, "run", Mock(side_effect=DiskFull("full.")))
+    with pytest.raises(DiskFull):
+        whole.forget("ann")  # opens the run as a server does
+    again = Spool(folder)
+    assert again.keys() == [others]
+    again.close()
+    assert sum(p.read_bytes().count(b"sealed") for p in folder.iterdir()) == 100
 
 
 # --- kill -9 ---------------------------------------------------------------------------------
