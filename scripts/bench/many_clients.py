@@ -43,7 +43,7 @@ from fcil_protocol.envelopes.transfer import (
     unrequested_chunks,
 )
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
-from fcil_protocol.link.zmq_link import Dealer, LinkNews
+from fcil_protocol.link.zmq_link import Dealer, LinkNews, Links
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
     Ack,
@@ -78,7 +78,7 @@ LAG = ("loop_lag_max_s", "loop_lag_p99_s")
 class Thin:
     """One client without images, worker or disk."""
 
-    def __init__(self, member: dict[str, str], method: str) -> None:
+    def __init__(self, member: dict[str, str], method: str, rounds: int) -> None:
         self.keys = PrivateKeys.derive(bytes.fromhex(member["seed"]), b"bench")
         self.client = member["client"]
         certificate = Certificate.from_bytes(bytes.fromhex(member["certificate"]))
@@ -86,6 +86,7 @@ class Thin:
         self.server = certificate.verify(self.federation, time.time())
         self.address = member["address"]
         self.method = method
+        self.rounds = rounds
         self.values = 0
         self.acked = 0
         self.refused: list[str] = []
@@ -94,7 +95,7 @@ class Thin:
         self._missing: set[str] = set()
         self._order: RoundOpen | None = None
 
-    async def run(self, values: int) -> None:
+    async def run(self, values: int, links: Links) -> None:
         """Take part until the server says goodbye."""
         self.values = values
         host, _, port = self.address.rpartition(":")
@@ -102,6 +103,7 @@ class Thin:
             curve_secret=self.keys.curve_secret,
             curve_public=self.keys.public.curve,
             server_key=self.server.curve,
+            links=links,
         )
         self.link.connect(host, int(port))
         try:
@@ -110,7 +112,7 @@ class Thin:
                 if isinstance(news, LinkNews):
                     if news.state == "up":
                         self._greet("", "")
-                    elif self.acked:  # the server has ended, and its goodbye was lost
+                    elif self.acked > self.rounds:  # the server ends, and its goodbye was lost
                         return
                 elif self._take(parse(news)):
                     return
@@ -243,9 +245,11 @@ class Thin:
             self._offer(payload, self._core(order.kind, order.task, order.round, order.base))
 
 
-async def _some(members: list[dict[str, str]], values: int) -> None:
-    clients = [Thin(m, "payload==1") for m in members]
-    await asyncio.gather(*(c.run(values) for c in clients))
+async def _some(members: list[dict[str, str]], values: int, rounds: int) -> None:
+    clients = [Thin(m, "payload==1", rounds) for m in members]
+    links = Links(len(clients))
+    await asyncio.gather(*(c.run(values, links) for c in clients))
+    links.close()
     refused = [text for c in clients for text in c.refused]
     print(json.dumps({"acked": sum(c.acked for c in clients), "refused": refused[:5]}), flush=True)
 
@@ -298,7 +302,7 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         values = round(args.kilobytes * 250)
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--group", str(values)],
+                [sys.executable, __file__, "--group", str(values), "--rounds", str(args.rounds)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -387,7 +391,7 @@ def main() -> None:
     _raise_limits()
     if args.group:
         os.nice(10)
-        asyncio.run(_some(json.load(sys.stdin), args.group))
+        asyncio.run(_some(json.load(sys.stdin), args.group, args.rounds))
         return
     directory = Path(tempfile.mkdtemp(prefix="fcil-many-"))
     try:

@@ -111,11 +111,15 @@ class SocketReader(Generic[_T]):
         """Wait for the next item."""
         item, size = await self._queue.get()
         self._bytes -= size
-        if self._full and not self._sock.closed:
+        if self._full and self._has_room() and not self._sock.closed:
             self._full = False
             self._loop.add_reader(self._fd, self.wake)
             self.wake()
         return item
+
+    def _has_room(self) -> bool:
+        """Return True if half of the queue is free: to watch the descriptor anew takes time."""
+        return self._queue.qsize() <= QUEUE // 2 and self._bytes <= QUEUE_BYTES // 2
 
     def close(self) -> None:
         """Stop reading; the socket is closed by its owner afterwards."""

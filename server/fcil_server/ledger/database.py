@@ -228,8 +228,12 @@ class Database:
         Transactions nest: an inner one that fails is undone alone if its error is caught.
         ``durable`` waits until the commit is on disk; needed before anything is said. Where it
         does not wait (``waits``), the caller lets `sync` follow before it says anything.
+
+        Raises:
+            StorageError: an earlier failure has ended it, or the one that it is in.
         """
         if self._depth:
+            self._refuse_ended()  # a savepoint would begin, and commit, one of its own
             assert self._durable or not durable, "a durable write in a transaction that is not"
             begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
             undo = [f"ROLLBACK TO level{self._depth}", commit]
@@ -243,6 +247,7 @@ class Database:
         self._depth += 1
         try:
             yield
+            self._refuse_ended()
             self.execute(commit)
         except BaseException:
             # SQLite itself ends the transaction on some failures, such as a full disk.
@@ -252,6 +257,14 @@ class Database:
             raise
         finally:
             self._depth -= 1
+
+    def _refuse_ended(self) -> None:
+        """Refuse to go on in a transaction that SQLite has ended, on a full disk for instance."""
+        if not self._db.in_transaction:
+            raise StorageError(
+                f"SQLite has ended a transaction of {self.path} after a failure.",
+                action="The failure before says what to do.",
+            )
 
     @contextmanager
     def moment(self) -> Iterator[None]:

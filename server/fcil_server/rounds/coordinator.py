@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS, UNMASK, VOTE, is_summed_once
@@ -450,7 +451,7 @@ class Coordinator:
                 # Nobody is at work: the round goes on after the next start.
                 if progress.mode is Mode.DRAINING and progress.round.is_idle:
                     await self._may_go_on()
-                progress.show(*describe_wait(self.context, progress))
+                progress.show_live(partial(describe_wait, self.context, progress))
                 for instruction in progress.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
                         await self.ports.drain()

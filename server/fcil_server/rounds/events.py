@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,6 +33,41 @@ class Why(StrEnum):
     NO_HOLDER = "no_holder"  # too few connected clients, or none, have data for it
     VOID = "void"  # no state could be made of its updates; replaces the first reason
     TOO_FEW = "too_few"  # fewer updates than a state needs; replaces the first reason
+
+
+class Answers(MutableMapping[ClientId, Answer]):
+    """The answers of a round's asked clients, counted as they come.
+
+    A round looks at the counts after every update; to count thousands each time would take longer
+    than the updates.
+    """
+
+    def __init__(self, answers: Mapping[ClientId, Answer] | None = None) -> None:
+        self._of: dict[ClientId, Answer] = dict(answers or {})
+        self._counts = Counter(self._of.values())
+
+    def __getitem__(self, client: ClientId) -> Answer:
+        return self._of[client]
+
+    def __setitem__(self, client: ClientId, answer: Answer) -> None:
+        before = self._of.get(client)
+        if before is not None:
+            self._counts[before] -= 1
+        self._counts[answer] += 1
+        self._of[client] = answer
+
+    def __delitem__(self, client: ClientId) -> None:
+        self._counts[self._of.pop(client)] -= 1
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def number_of(self, answer: Answer) -> int:
+        """Return the number of clients with this answer."""
+        return self._counts[answer]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ deadlines do not run while it is down.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -25,6 +24,7 @@ from typing import ClassVar
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Answer, Outcome
 from fcil_server.rounds.events import (
+    Answers,
     Ask,
     Available,
     Close,
@@ -81,7 +81,7 @@ class Round:
     seed: tuple[int, ...]  # numbers that the sample of clients depends on
     phase: Phase = Phase.GATHERING
     connected: dict[ClientId, bool] = field(default_factory=dict)  # client -> holds data
-    answers: dict[ClientId, Answer] = field(default_factory=dict)  # keys: the asked clients
+    answers: Answers = field(default_factory=Answers)  # keys: the asked clients
     reasons: dict[ClientId, str] = field(default_factory=dict)
     away_since: dict[ClientId, float] = field(default_factory=dict)
     deadline: float = 0.0
@@ -163,7 +163,7 @@ class Round:
             return self._wait_for_holders(now)
         asked = self._sample_of(holders)
         self.phase = Phase.OPEN
-        self.answers = dict.fromkeys(asked, Answer.NONE)
+        self.answers = Answers(dict.fromkeys(asked, Answer.NONE))
         self.deadline = now + self.rules.deadline_s
         return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
 
@@ -250,7 +250,7 @@ class Round:
         if event.final or self.rules.optional:
             self._exclude(event.client)
         elif event.resting:
-            if event.client in set(self.answers) - self.excluded:
+            if event.client in self.answers and event.client not in self.excluded:
                 self.resting.add(event.client)
             self.connected.pop(event.client, None)
         return self._close_if_complete(event.now)
@@ -283,13 +283,14 @@ class Round:
         return []  # clients have been asked, so their updates are taken
 
     def _close_if_complete(self, now: float) -> list[Instruction]:
-        counts = self._counts()
         if self.rules.suffices is not None:
-            return self._close_if_it_suffices(now, counts)
-        few = counts[Answer.UPDATED] < self._least
-        if self.rules.take and counts[Answer.UPDATED] >= self.rules.take and not few:
+            return self._close_if_it_suffices(now)
+        updated = self.answers.number_of(Answer.UPDATED)
+        few = updated < self._least
+        if self.rules.take and updated >= self.rules.take and not few:
             return self._close(Outcome.DONE, Why.TAKEN)
-        if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
+        lost = self.answers.number_of(Answer.LOST)
+        if not self._outstanding and (self._quorum() or not lost):
             if (self.rules.retry_s or self.resting) and few:
                 return self._ask_again_or_close(now)
             return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
@@ -358,7 +359,7 @@ class Round:
     @property
     def is_idle(self) -> bool:
         """True while no client is at work: none is asked yet, or all have declined or rest."""
-        waits = self.stuck_until is not None and Answer.NONE not in self.answers.values()
+        waits = self.stuck_until is not None and not self._outstanding
         return self.phase is Phase.GATHERING or waits
 
     def _wait_for_rested(self) -> list[Instruction]:
@@ -366,8 +367,9 @@ class Round:
         begins, self.stuck_until = self.stuck_until != math.inf, math.inf
         return [Unable(None)] if begins else []
 
-    def _counts(self) -> Counter[Answer]:
-        return Counter(self.answers.values())
+    @property
+    def _outstanding(self) -> int:
+        return self.answers.number_of(Answer.NONE)
 
     @property
     def _least(self) -> int:
@@ -377,16 +379,16 @@ class Round:
     def needed(self) -> int:
         """Updates that make the round complete at its deadline; never fewer than `min_updates`."""
         # A client that declines leaves the denominator: it has no data and cannot help.
-        able = len(self.answers) - self._counts()[Answer.DECLINED]
+        able = len(self.answers) - self.answers.number_of(Answer.DECLINED)
         return max(min(self.rules.quorum or self.rules.min_clients, able), self._least)
 
     def _quorum(self) -> bool:
-        return self._counts()[Answer.UPDATED] >= self.needed
+        return self.answers.number_of(Answer.UPDATED) >= self.needed
 
     def _has_enough(self) -> bool:
         """Return True if the updates make a state."""
         if self.rules.suffices is None:
-            return self._counts()[Answer.UPDATED] >= self._least
+            return self.answers.number_of(Answer.UPDATED) >= self._least
         return self.rules.suffices([c for c, a in self.answers.items() if a is Answer.UPDATED])
 
     def _is_hopeless(self) -> bool:
@@ -396,9 +398,9 @@ class Round:
             return False
         return not rules.suffices(rules.members - self.excluded)
 
-    def _close_if_it_suffices(self, now: float, counts: Counter[Answer]) -> list[Instruction]:
+    def _close_if_it_suffices(self, now: float) -> list[Instruction]:
         """Close a round by the clients that have answered; others may connect meanwhile."""
-        outstanding = counts[Answer.NONE] > 0
+        outstanding = self._outstanding > 0
         if self._has_enough():
             if self.rules.eager:
                 return self._close(Outcome.DONE, Why.TAKEN)

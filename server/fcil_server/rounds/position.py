@@ -122,8 +122,6 @@ class RunProgress:
     """Progress of a run; only its coordinator writes it.
 
     Attributes:
-        phase: one word for status.
-        waiting_for: what the run waits for, one phrase; empty while busy.
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
         names: the part of a masked round that is of the run and not of the state.
@@ -137,8 +135,6 @@ class RunProgress:
             are skipped for that reason.
     """
 
-    phase: str = "starting"
-    waiting_for: str = ""
     task: TaskInfo | None = None
     step: Step | None = None
     round: Round | None = None
@@ -154,6 +150,17 @@ class RunProgress:
     unheld_since: float | None = None
     opened_at: float | None = None
     oldest_base: int = -1
+    _describe: Callable[[], tuple[str, str]] = lambda: ("starting", "")
+
+    @property
+    def phase(self) -> str:
+        """One word for status."""
+        return self._describe()[0]
+
+    @property
+    def waiting_for(self) -> str:
+        """What the run waits for, one phrase; empty while busy."""
+        return self._describe()[1]
 
     @property
     def base(self) -> int:
@@ -173,7 +180,11 @@ class RunProgress:
 
     def show(self, phase: str, waiting_for: str = "") -> None:
         """Set the phase and the phrase that names what the run waits for."""
-        self.phase, self.waiting_for = phase, waiting_for
+        self._describe = lambda: (phase, waiting_for)
+
+    def show_live(self, describe: Callable[[], tuple[str, str]]) -> None:
+        """Let a function return both whenever they are asked for: it looks at every client."""
+        self._describe = describe
 
     def hold(self, why: str) -> None:
         """Pause the run, unless the operator wants something else already."""

@@ -205,7 +205,7 @@ class Reception:
         return self.context.ledger.updates.holds(self.context.run, digest)
 
     def stored(self, accepted: Accepted) -> None:
-        """Commit an update to the ledger; the Ack follows when the ledger is synced.
+        """Record an update in the ledger; the Ack follows when the ledger is synced.
 
         Raises:
             AlreadyHave: another update of this client for this round came first.
@@ -217,7 +217,7 @@ class Reception:
         core, ledger = accepted.core, self.context.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
         key = self._round_at_commit(core)
-        nothing = accepted.samples == 0 and core.kind != EVALUATE
+        nothing = _is_of_nothing(accepted)
         if not nothing:
             self._must_have_room(key)
         with ledger.transaction(waits=False):
@@ -233,7 +233,10 @@ class Reception:
             )
             if nothing:
                 ledger.updates.exclude(key, accepted.client, NO_SAMPLES)
-        if nothing:
+
+    def committed(self, accepted: Accepted) -> None:
+        """Tell the round of an update that was committed to the ledger."""
+        if _is_of_nothing(accepted):
             self.empty(accepted.client, NO_SAMPLES)
         else:
             self.updated(accepted.client)
@@ -254,6 +257,10 @@ class Reception:
             raise _in_the_next_round(key)
         self._must_start_from_allowed_state(core, current)
         return current
+
+
+def _is_of_nothing(accepted: Accepted) -> bool:
+    return accepted.samples == 0 and accepted.core.kind != EVALUATE
 
 
 def _in_the_next_round(key: RoundKey) -> NotYet:

@@ -27,7 +27,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import notes
 from fcil_server.rounds.asking import clients_unable
-from fcil_server.rounds.events import Phase, RoundRules, Why
+from fcil_server.rounds.events import Answers, Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 
@@ -192,7 +192,7 @@ def restored_round(
         rules=rules,
         seed=seed,
         phase=Phase.OPEN,
-        answers=dict(asked),
+        answers=Answers(asked),
         away_since=dict.fromkeys(waiting, now),
         deadline=now + max(remaining_s, rules.grace_s),
         reopens=reopens,

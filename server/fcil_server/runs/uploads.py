@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 
 from fcil_protocol.envelopes.envelope import Core
 from fcil_protocol.errors import FcilError
@@ -48,9 +49,17 @@ class RunUploads(IntakePorts):
         """Note that an update is complete and valid, and not yet on disk."""
         self._ports.opened(accepted)
 
+    def together(self) -> AbstractContextManager[None]:
+        """Let all that is `stored` inside be committed at its end, or, on an error, nothing."""
+        return self._ledger.transaction(waits=False)
+
     def stored(self, accepted: Accepted) -> None:
-        """Count an update that is safe in the spool."""
+        """Record an update that is safe in the spool in the ledger."""
         self._coordinator.reception.stored(accepted)
+
+    def committed(self, accepted: Accepted) -> None:
+        """Note that an update was committed to the ledger."""
+        self._coordinator.reception.committed(accepted)
         self._ports.stored(accepted)
         size = accepted.sealed_bytes / 1e3
         text = f"update from {self._coordinator.context.name_of(accepted.client)}, {size:.1f} kB"

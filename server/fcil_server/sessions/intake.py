@@ -4,8 +4,9 @@ The order of trust (PROTOCOL.md 10): the signed header is checked before the fir
 every chunk against its hash, the opened payload against the schema of its round, and the Ack leaves
 after the fsync. A failure is answered with a Nack that carries a stable code, and nothing is kept.
 
-The three stages overlap: while chunks of some clients come in, another's update is opened and
-spooled in a thread, one at a time, and earlier ones are synced to disk together.
+The three stages overlap: while chunks of some clients come in, others' updates are opened and
+spooled in a thread, one after the other, and earlier ones are synced to disk and committed to the
+ledger together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from fcil_protocol.envelopes.envelope import (
     Core,
@@ -55,7 +58,9 @@ SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes of one client under way
 MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then its next ones wait
+OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
+MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class Intake:
         self._max_classes = max_classes
         self._ports = ports
         self._clock = clock
-        self._receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()  # of live connections
+        # Of live connections, those with envelopes under way: counted at every chunk.
+        self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -141,7 +147,7 @@ class Intake:
         if header.core.kind != INVENTORY:
             self._forget_abandoned(peer)
         assembly = self.arriving.take(peer.client, header)
-        self._receivers.add(peer.receiver)
+        self._receiving.add(peer.receiver)
         coming = min(message.unasked, unrequested_chunks(header))
         now = self._clock()
         self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
@@ -187,8 +193,7 @@ class Intake:
 
     def _ask(self, peer: Peer) -> None:
         """Ask for as many bytes as the client's link and the server's memory have room for."""
-        busy = sum(bool(one.under_way) for one in self._receivers)
-        peer.receiver.pace.most_bytes = share(self._credit, busy)
+        peer.receiver.pace.most_bytes = share(self._credit, len(self._receiving))
         for want in peer.receiver.wants(self._clock()):
             self._ports.send(peer, want)
 
@@ -202,7 +207,7 @@ class Intake:
         if not envelope.complete:
             self._ask(peer)
             return
-        peer.receiver.end(envelope.digest)
+        self._end(peer, envelope.digest)
         self._ask(peer)
         self._complete.add(envelope.digest)
         self._waiting.append(_Complete(peer, envelope, asyncio.Event()))
@@ -213,41 +218,70 @@ class Intake:
     # --- complete ---------------------------------------------------------------------------
 
     async def _open_all(self) -> None:
-        """Open waiting envelopes one after the other: one opened payload in memory at a time."""
+        """Open waiting envelopes one after the other: one opened payload in memory at a time.
+
+        Small ones share a visit to the thread, which costs as much as opening one.
+        """
         while self._waiting:
-            one = self._waiting[0]
-            digest = one.envelope.digest
+            few = self._next_few()
+            ready = [self._expect(one) for one in few]
             try:
-                await self._finish(one.peer, one.envelope)
-            except Exception as error:
-                self._turn_down(one.peer, digest, peer_text(error))
-            finally:
-                self._waiting.popleft()
-                self._complete.discard(digest)
-                with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
-                    self.arriving.drop(one.peer.client, digest)
-                one.over.set()
-                self._opening[one.peer.client] -= 1
-                self.room(one.peer.client)
+                opened = await asyncio.to_thread(_attempt_all, ready)
+            except Exception as error:  # no thread, for instance
+                opened = [error] * len(few)
+            for one, result in zip(few, opened, strict=True):
+                digest = one.envelope.digest
+                try:
+                    self._take(one.peer, digest, result)
+                except Exception as error:
+                    self._turn_down(one.peer, digest, peer_text(error))
+                finally:
+                    self._waiting.popleft()
+                    self._complete.discard(digest)
+                    with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
+                        self.arriving.drop(one.peer.client, digest)
+                    one.over.set()
+                    self._opening[one.peer.client] -= 1
+                    self.room(one.peer.client)
+
+    def _next_few(self) -> list[_Complete]:
+        """Return the first waiting envelopes, as many as are opened together."""
+        few: list[_Complete] = []
+        size = 0
+        for one in self._waiting:
+            size += one.envelope.header.sealed_bytes
+            if few and size > OPENED_BYTES:
+                break
+            few.append(one)
+        return few
+
+    def _expect(self, one: _Complete) -> Callable[[], Accepted | Payload]:
+        """Return the work in the thread for an envelope; if it is not taken, that raises why."""
+        peer, envelope = one.peer, one.envelope
+        if envelope.header.core.kind == INVENTORY:
+            return partial(self._open_inventory, envelope)
+        try:
+            expectation = self._ports.expect(peer.client, envelope.header.core)
+        except Exception as error:
+            return partial(_raise, error)
+        return partial(self._keep, peer, envelope, expectation)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
         peer = self._newest.pop(digest, peer)
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, digest))
 
-    async def _finish(self, peer: Peer, envelope: IncomingEnvelope) -> None:
-        digest, core = envelope.digest, envelope.header.core
-        if core.kind == INVENTORY:
-            payload = await asyncio.to_thread(self._open, envelope)
-            self._check_inventory(payload)
+    def _take(self, peer: Peer, digest: str, result: Accepted | Payload | Exception) -> None:
+        """Announce an inventory, or let an update in the spool be committed."""
+        if isinstance(result, Exception):
+            raise result
+        if isinstance(result, Payload):
             peer = self._newest.pop(digest, peer)
-            self._ports.announced(peer, payload)
+            self._ports.announced(peer, result)
             self._ports.send(peer, Ack(digest=digest))
             return
-        expectation = self._ports.expect(peer.client, core)
-        accepted = await asyncio.to_thread(self._keep, peer, envelope, expectation)
-        self._ports.opened(accepted)
-        self._batch.append((peer, accepted))
+        self._ports.opened(result)
+        self._batch.append((peer, result))
         self._pending.add(digest)
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
@@ -283,10 +317,12 @@ class Intake:
         key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
         return unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
 
-    def _check_inventory(self, payload: Payload) -> None:
+    def _open_inventory(self, envelope: IncomingEnvelope) -> Payload:
+        payload = self._open(envelope)
         faults = inventory_faults(payload, self._max_classes)
         if faults:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
+        return payload
 
     async def _commit(self) -> None:
         """Sync the spool and the ledger to disk once for each batch of updates, then Ack it."""
@@ -308,17 +344,15 @@ class Intake:
                 await self._refuse(peer, accepted, error)
             return
         kept: list[tuple[Peer, Accepted]] = []
-        for peer, accepted in batch:
-            try:
-                self._check_durable(accepted)
-                self._ports.stored(accepted)
-            except FcilError as error:
-                await self._refuse(peer, accepted, error)
-            except Exception as error:  # our defect must not stop the other Acks
-                text = f"{type(error).__name__}: {error}"
-                await self._refuse(peer, accepted, InternalError(text))
-            else:
-                kept.append((peer, accepted))
+        for start in range(0, len(batch), MAX_COMMIT):
+            few = batch[start : start + MAX_COMMIT]
+            faults = self._commit_few([accepted for _, accepted in few])
+            for (peer, accepted), fault in zip(few, faults, strict=True):
+                if fault is None:
+                    self._ports.committed(accepted)
+                    kept.append((peer, accepted))
+                else:
+                    await self._refuse(peer, accepted, fault)
             await turns.yield_if_long()
         await asyncio.to_thread(self._ports.wait_until_durable)
         for peer, accepted in kept:
@@ -326,6 +360,23 @@ class Intake:
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
             await turns.yield_if_long()
+
+    def _commit_few(self, few: Sequence[Accepted]) -> list[FcilError | None]:
+        """Commit updates to the ledger in one transaction; return for each why it is refused."""
+        faults: list[FcilError | None] = []
+        try:
+            with self._ports.together():
+                for accepted in few:
+                    try:
+                        self._check_durable(accepted)
+                        self._ports.stored(accepted)
+                    except Exception as error:  # our defect must not stop the other Acks
+                        faults.append(peer_text(error))
+                    else:
+                        faults.append(None)
+        except FcilError as error:  # nothing of it is in the ledger
+            return [*(fault or error for fault in faults), *[error] * (len(few) - len(faults))]
+        return faults
 
     def _check_durable(self, accepted: Accepted) -> None:
         # A sync that failed for an earlier batch has dropped this record too if it was appended
@@ -347,8 +398,14 @@ class Intake:
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused."""
-        if peer.receiver.end(digest) is not None:
+        if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
+
+    def _end(self, peer: Peer, digest: str) -> IncomingEnvelope | None:
+        ended = peer.receiver.end(digest)
+        if not peer.receiver.under_way:
+            self._receiving.discard(peer.receiver)
+        return ended
 
     def sweep(self, peers: Iterable[Peer], continues: RoundKey | None = None) -> None:
         """Remove unfinished updates that no peer continues after a round: they could not count.
@@ -370,6 +427,23 @@ class Intake:
             await one.over.wait()
         if self._flush is not None:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
+
+
+def _attempt_all(
+    works: Iterable[Callable[[], Accepted | Payload]],
+) -> list[Accepted | Payload | Exception]:
+    """Return the result of each work, or its error, which does not stop the others."""
+    results: list[Accepted | Payload | Exception] = []
+    for work in works:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def peer_text(error: Exception) -> FcilError:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,12 +62,20 @@ class IntakePorts(Protocol):
         """Note that an update is complete and valid, and not yet on disk."""
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Let all that is `stored` inside be committed at its end, or, on an error, nothing."""
+        ...
+
     def stored(self, accepted: Accepted) -> None:
-        """Commit an update that is safe in the spool to the ledger."""
+        """Record an update that is safe in the spool in the ledger."""
+        ...
+
+    def committed(self, accepted: Accepted) -> None:
+        """Note that an update was committed to the ledger."""
         ...
 
     def wait_until_durable(self) -> None:
-        """Return when the commits of `stored` are on disk; then the Ack leaves."""
+        """Return when the commits are on disk; then the Acks leave."""
         ...
 
     def announced(self, peer: Peer, payload: Payload) -> None:

@@ -21,7 +21,7 @@ from fcil_server.event_loop import LagMeter
 from fcil_server.federation.directory import Federation
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.rounds.events import Phase, RoundRules
+from fcil_server.rounds.events import Answers, Phase, RoundRules
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import RunProgress
 from fcil_server.rounds.schedule import Step
@@ -150,8 +150,9 @@ def crowd(count: int) -> SimpleNamespace:
     """A server as far as `LiveReports` looks at it, in a round that asked so many clients."""
     ids = sorted(named_client_id(f"c{n}") for n in range(count))
     round_ = Round(rules=RoundRules(quorum=7), seed=(1,), phase=Phase.OPEN)
-    round_.answers = dict.fromkeys(ids, Answer.NONE)
-    at = RunProgress(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
+    round_.answers = Answers(dict.fromkeys(ids, Answer.NONE))
+    at = RunProgress(task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
+    at.show("collecting")
     at.step = Step("train", 0, 3)
     peers = Peers()
     for number, client in enumerate(ids):
@@ -221,14 +222,14 @@ def test_the_quorum_that_is_told_is_of_those_who_were_asked_and_can():
     assert tell(server)["round"]["quorum"] == 3
     server.at.round.answers[b] = Answer.DECLINED
     assert tell(server)["round"]["quorum"] == 2
-    server.at.round.answers = {a: Answer.NONE}
+    server.at.round.answers = Answers({a: Answer.NONE})
     assert tell(server)["round"]["quorum"] == 1
 
 
 def test_in_a_small_round_everybody_is_shown_who_answered_last_and_who_is_away_by_name():
     server = crowd(4)
     a, b, c, d = server.ids
-    server.at.round.answers |= {a: Answer.UPDATED, b: Answer.DECLINED}
+    server.at.round.answers.update({a: Answer.UPDATED, b: Answer.DECLINED})
     server.at.round.reasons = {b: "on battery"}
     server.peers.remove(2)
     told = tell(server)["round"]["clients"]
@@ -268,7 +269,7 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
 def test_who_has_answered_is_not_at_work_any_more():
     server = crowd(2)
     a, b = server.ids
-    server.at.round.answers |= {a: Answer.UPDATED, b: Answer.NONE}
+    server.at.round.answers.update({a: Answer.UPDATED, b: Answer.NONE})
     for peer in server.peers:
         peer.progress = ("fetching", 360, 2584)
     told = tell(server, peers=True)["peers"]

@@ -210,6 +210,27 @@ class TestFile:
         assert ledger.runs.get(RUN).status is RunStatus.DONE
         assert ledger.audit.newest() == []
 
+    def test_after_a_failure_that_ended_it_nothing_more_is_committed(self, ledger: Ledger) -> None:
+        """SQLite ends a transaction itself when the disk is full, whoever catches the error."""
+        pages = ledger.database.number("PRAGMA page_count")
+
+        @ledger.transaction()
+        def too_much() -> None:
+            for i in range(1000):
+                ledger.audit.add("uid 0", f"action {i}", "x" * 1000)
+
+        with pytest.raises(StorageError), ledger.transaction():
+            ledger.audit.add("uid 0", "before")
+            ledger.database.execute(f"PRAGMA max_page_count = {pages}")
+            with pytest.raises(DiskFull):
+                too_much()
+            ledger.database.execute("PRAGMA max_page_count = 1000000")
+            with pytest.raises(StorageError, match="ended a transaction"):
+                ledger.audit.add("uid 0", "after")
+        assert ledger.audit.newest() == []
+        ledger.audit.add("uid 0", "later")  # the connection goes on working
+        assert len(ledger.audit.newest()) == 1
+
     def test_an_exception_undoes_everything(self, ledger: Ledger) -> None:
         @ledger.transaction()
         def interrupted() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.enums import Answer, Outcome
 from fcil_server.rounds.events import (
+    Answers,
     Ask,
     Available,
     Close,
@@ -54,6 +55,24 @@ def opened(rules: RoundRules = RULES, clients: Sequence[ClientId] = (A, B, C)) -
     assert wait.phase is Phase.OPEN
     wait.rules = rules
     return wait
+
+
+@given(
+    st.dictionaries(st.sampled_from(CLIENTS), st.sampled_from(Answer)),
+    st.lists(st.tuples(st.sampled_from(CLIENTS), st.sampled_from([*Answer, None]))),
+)
+def test_answers_are_counted_whatever_becomes_of_them(
+    first: dict[ClientId, Answer], changes: list[tuple[ClientId, Answer | None]]
+) -> None:
+    answers, expected = Answers(first), dict(first)
+    for client, answer in changes:
+        if answer is not None:
+            answers[client] = expected[client] = answer
+        else:
+            assert answers.pop(client, None) is expected.pop(client, None)
+    assert answers == expected
+    for kind in Answer:
+        assert answers.number_of(kind) == list(expected.values()).count(kind)
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rounds import Training
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds.classes import ClassRegistry
-from fcil_server.rounds.events import Phase, RoundRules
+from fcil_server.rounds.events import Answers, Phase, RoundRules
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.rounds.reception import NO_SAMPLES, Reception
@@ -49,7 +49,7 @@ class Desk:
         self.ledger.tasks.open(RUN, 0, [0])
         self.ledger.rounds.open(KEY, asked=CLIENTS, base_state=0, remaining_s=9.0)
         round_ = Round(rules=RoundRules(take=self.take), seed=(1,), phase=Phase.OPEN)
-        round_.answers = dict.fromkeys(CLIENTS)
+        round_.answers = Answers(dict.fromkeys(CLIENTS, Answer.NONE))
         self.at = RunProgress(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
         self.at.number = 0
         kit = SimpleNamespace(
@@ -76,17 +76,17 @@ class Desk:
         )  # fmt: skip
 
     def store(self, client, samples=5, **metrics):
-        self.reception.stored(
-            Accepted(
-                client=client,
-                digest=digest(client),
-                core=self.core(client),
-                tensor_bytes=1,
-                sealed_bytes=2,
-                samples=samples,
-                metrics=metrics,
-            )  # fmt: skip
-        )
+        accepted = Accepted(
+            client=client,
+            digest=digest(client),
+            core=self.core(client),
+            tensor_bytes=1,
+            sealed_bytes=2,
+            samples=samples,
+            metrics=metrics,
+        )  # fmt: skip
+        self.reception.stored(accepted)
+        self.reception.committed(accepted)
 
 
 @pytest.fixture
@@ -205,16 +205,16 @@ class Asynchronous:
         return replace(self.desk.core(client), **{"round": number, "base": number, **other})
 
     def store(self, client, number, name=""):
-        self.desk.reception.stored(
-            Accepted(
-                client=client,
-                digest=digest(name or client),
-                core=self.core(client, number),
-                tensor_bytes=1,
-                sealed_bytes=2,
-                samples=5,
-            )  # fmt: skip
-        )
+        accepted = Accepted(
+            client=client,
+            digest=digest(name or client),
+            core=self.core(client, number),
+            tensor_bytes=1,
+            sealed_bytes=2,
+            samples=5,
+        )  # fmt: skip
+        self.desk.reception.stored(accepted)
+        self.desk.reception.committed(accepted)
 
     def expect(self, client, number, **other):
         return self.desk.reception.expect(client, self.core(client, number, **other))

@@ -1,6 +1,7 @@
 """Receiving, opening and making durable overlap, within bounds; and save, then speak."""
 
 import asyncio
+import contextlib
 import errno
 import threading
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
-from fcil_protocol.errors import DiskFull, InternalError, SchemaMismatch
+from fcil_protocol.errors import AlreadyHave, DiskFull, InternalError, SchemaMismatch
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update
@@ -67,19 +68,23 @@ class Scene:
             sync()
 
         self.spool.sync = sync_spool
+        self.committed = []
+        self.ports = SimpleNamespace(
+            expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
+            recorded=lambda digest: digest in self.recorded,
+            opened=lambda _: None,
+            together=contextlib.nullcontext,
+            committed=lambda accepted: self.committed.append(accepted.client[0]),
+            stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
+            wait_until_durable=self._lasting,
+            send=self._send,
+            refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
+            failed=self.failed.append,
+        )
         self.intake = Intake(
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
             credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
-            ports=SimpleNamespace(
-                expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
-                recorded=lambda digest: digest in self.recorded,
-                opened=lambda _: None,
-                stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
-                wait_until_durable=self._lasting,
-                send=self._send,
-                refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
-                failed=self.failed.append,
-            ),
+            ports=self.ports,
         )  # fmt: skip
 
     def _check(self, _payload, _task):
@@ -255,6 +260,110 @@ def test_what_does_not_fit_is_refused_and_the_others_go_on(scene):
         assert scene.log[:2] == [f"refused {SchemaMismatch.__name__}", "nack a"]
         assert scene.log[-1] == "ack b"
         assert len(scene.spool.keys()) == 1
+
+    play(story)
+
+
+def test_small_updates_that_wait_share_a_visit_to_the_thread_and_a_large_one_does_not(
+    scene, monkeypatch
+):
+    visits = []
+    attempt = intake._attempt_all
+
+    def count(works):
+        visits.append(len(works))
+        return attempt(works)
+
+    monkeypatch.setattr(intake, "_attempt_all", count)
+    large = update("e" * 26)
+    monkeypatch.setattr(intake, "OPENED_BYTES", 3 * large.parsed.sealed_bytes)
+
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        for client in "bcdef":
+            await scene.send(client * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert visits == [1, 3, 2]
+        assert {line for line in scene.log if line.startswith("ack")} == {
+            f"ack {client}" for client in "abcdef"
+        }
+
+    play(story)
+
+
+def test_updates_are_opened_though_no_thread_could_be_started_for_some(scene, monkeypatch):
+    visits = []
+
+    def fail_once(works):
+        visits.append(len(works))
+        if len(visits) == 1:
+            raise RuntimeError("can't start new thread")
+        return attempt(works)
+
+    attempt = intake._attempt_all
+    monkeypatch.setattr(intake, "_attempt_all", fail_once)
+
+    async def story():
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        assert scene.log == [f"refused {InternalError.__name__}", "nack a"]
+        await scene.send("b" * 26)
+        await scene.intake.drain()
+        assert scene.log[-1] == "ack b"
+
+    play(story)
+
+
+def test_of_a_transaction_that_fails_nobody_gets_an_ack_and_nothing_stays_in_the_spool(scene):
+    @contextlib.contextmanager
+    def fails():
+        yield
+        raise DiskFull("the disk is full.")
+
+    scene.ports.together = fails
+
+    async def story():
+        scene.go_on.clear()
+        for client in "abc":
+            await scene.send(client * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        answers = [line for line in scene.log if line.startswith(("ack", "nack"))]
+        assert sorted(answers) == ["nack a", "nack b", "nack c"]
+        assert scene.committed == []
+        assert scene.spool.keys() == []
+        scene.ports.together = contextlib.nullcontext
+        await scene.send("d" * 26)
+        await scene.intake.drain()
+        assert (scene.log[-1], scene.committed) == ("ack d", ["d"])
+
+    play(story)
+
+
+@pytest.mark.parametrize("fault", [AlreadyHave("one came first."), RuntimeError("a defect")])
+def test_one_that_the_ledger_does_not_take_is_refused_alone(scene, fault):
+    stored = scene.ports.stored
+
+    def refuse_b(accepted):
+        if accepted.client[0] == "b":
+            raise fault
+        stored(accepted)
+
+    scene.ports.stored = refuse_b
+
+    async def story():
+        scene.go_on.clear()
+        for client in "abc":
+            await scene.send(client * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        answers = [line for line in scene.log if line.startswith(("ack", "nack"))]
+        assert sorted(answers) == ["ack a", "ack c", "nack b"]
+        assert (scene.committed, len(scene.spool.keys())) == (["a", "c"], 2)
+        assert scene.failed == []
 
     play(story)
 
