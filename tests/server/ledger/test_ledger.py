@@ -219,7 +219,8 @@ class TestFile:
             for i in range(1000):
                 ledger.audit.add("uid 0", f"action {i}", "x" * 1000)
 
-        with pytest.raises(StorageError), ledger.transaction():
+        @ledger.transaction()
+        def outer() -> None:
             ledger.audit.add("uid 0", "before")
             ledger.database.execute(f"PRAGMA max_page_count = {pages}")
             with pytest.raises(DiskFull):
@@ -227,6 +228,9 @@ class TestFile:
             ledger.database.execute("PRAGMA max_page_count = 1000000")
             with pytest.raises(StorageError, match="ended a transaction"):
                 ledger.audit.add("uid 0", "after")
+
+        with pytest.raises(StorageError, match="ended a transaction"):
+            outer()
         assert ledger.audit.newest() == []
         ledger.audit.add("uid 0", "later")  # the connection goes on working
         assert len(ledger.audit.newest()) == 1
