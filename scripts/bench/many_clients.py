@@ -72,6 +72,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 METHOD = Path(__file__).parent / "payload_method"
 CLASSES = ("cat", "dog")
 LIMIT = 1 << 30
+AHEAD_BYTES = 128 << 10  # of a part that are requested with its header
 LAG = ("loop_lag_max_s", "loop_lag_p99_s")
 
 
@@ -93,6 +94,8 @@ class Thin:
         self._outgoing: dict[str, Sender] = {}
         self._receiver = Receiver(MAX_WINDOW_BYTES)
         self._missing: set[str] = set()
+        self._held: set[str] = set()
+        self._ahead: dict[str, int] = {}
         self._order: RoundOpen | None = None
 
     async def run(self, values: int, links: Links) -> None:
@@ -132,6 +135,7 @@ class Thin:
             run=run,
             schema_digest=schema,
             takes_compact=True,
+            session_key=self.channel.session_key,
         )
         self._say(hello)
 
@@ -146,6 +150,8 @@ class Thin:
         match message:
             case Welcome():
                 self.welcome = message
+                if message.session_key is not None:
+                    self.channel.agree_as_client(message.session_key)
                 if message.ready:
                     self._announce()
                 else:
@@ -218,15 +224,23 @@ class Thin:
 
     def _asked(self, order: RoundOpen) -> None:
         self._order = order
-        self._missing = {p.digest for p in order.parts}
-        for digest in self._missing:
-            self._say(Want(digest=digest, chunks=[], header=True))
+        wanted = [p for p in order.parts if p.digest not in self._held]
+        self._missing = {p.digest for p in wanted}
+        for part in wanted:  # a header and its first chunks together, as a client does
+            size = chunk_bytes_for(part.sealed_bytes)
+            count = min(-(-part.sealed_bytes // size), AHEAD_BYTES // size)
+            self._ahead[part.digest] = count
+            span = max(1, UNASKED_SPAN_BYTES // size)
+            self._say(Want(digest=part.digest, chunks=list(range(count)), span=span, header=True))
+        self._go_on()
 
     def _part(self, received: Received) -> None:
         data, signature, _ = received.blobs
         verify_header(data, signature, self.server)
         header = parse_header(data, max_plain_bytes=LIMIT)
-        self._receiver.begin(received.blobs, Assembly(header, path=None), time.monotonic())
+        ahead = self._ahead.pop(header.update_id, 0)
+        assembly, now = Assembly(header, path=None), time.monotonic()
+        self._receiver.begin(received.blobs, assembly, now, unasked=ahead)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -236,6 +250,7 @@ class Thin:
                 key = unwrap_key(envelope.wrap, envelope.header_bytes, self.keys)
                 open_body(envelope.header, key, envelope.assembly.chunks())
                 self._missing.discard(digest)
+                self._held.add(digest)
         for want in self._receiver.wants(time.monotonic()):
             self._say(want)
         if self._order is not None and not self._missing:

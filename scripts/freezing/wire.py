@@ -19,6 +19,7 @@ from fcil_protocol.messages import messages, relay_frames
 from fcil_protocol.messages.frames import encode
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.session_keys import KeyAgreement, code_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from freezing.common import (
@@ -298,6 +299,22 @@ def said_by(folder: Folder) -> None:
     folder.add("messages", {"messages": listed, "lane": laned})
 
 
+def codes(folder: Folder) -> None:
+    if not folder.has("session-codes"):
+        client, server = (KeyAgreement(secret(f"{who} session")) for who in ("client", "server"))
+        nonces = {who: secret(f"nonce of {who}")[:16] for who in ("client", "server")}
+        keys = client.agree(server.public, nonces["client"], nonces["server"])
+        body = encode(messages.Bye(reason="the device rests", seq=2))
+        said = {
+            "session_keys": {"client": client.public, "server": server.public}, "nonces": nonces,
+            "to_server": keys.to_server, "to_client": keys.to_client, "body": body,
+            "codes": {
+                "client": code_of(keys.to_server, body), "server": code_of(keys.to_client, body),
+            },
+        }  # fmt: skip
+        folder.add("session-codes", said)
+
+
 def freeze(folder: Folder) -> None:
     """Freeze what travels, and the keys that open it."""
     identities(folder)
@@ -310,3 +327,4 @@ def freeze(folder: Folder) -> None:
     envelope(folder, "part", BROADCAST)
     envelope(folder, "part-compact", BROADCAST)
     said_by(folder)
+    codes(folder)

@@ -129,6 +129,7 @@ WORDS = {
     messages.Name: "name",
     messages.Text: "text",
     messages.Hex: "hex",
+    messages.SessionKey: "key",
     messages.EnvelopeDigest: "digest",
     messages.Count: "count",
     messages.Index: "index",

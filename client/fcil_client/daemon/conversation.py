@@ -169,6 +169,7 @@ class Conversation:
             handshake.hello(
                 self.enrolment,
                 nonce=self._line.nonce,
+                session_key=self._line.session_key,
                 package=version("fcil"),
                 methods=methods,
                 device=self._work.device or f"{platform.system()} {platform.machine()}",

@@ -98,8 +98,13 @@ class Connection:
         """This side's nonce of the session; a Welcome repeats it."""
         return self._channel.nonce
 
+    @property
+    def session_key(self) -> bytes:
+        """This side's public key for the session; a Hello carries it."""
+        return self._channel.session_key
+
     def begin(self) -> None:
-        """Begin a new session; its first message is a Hello with `nonce`."""
+        """Begin a new session; its first message is a Hello with `nonce` and `session_key`."""
         self._channel = Channel(self._keys, self.server)
         self._welcomed = False
         self._begun_s = time.time()
@@ -118,6 +123,8 @@ class Connection:
         self._channel.check(received)
         self._channel.peer_nonce = welcome.server_nonce
         self._channel.raw_digests = welcome.compact
+        if welcome.session_key is not None:
+            self._channel.agree_as_client(welcome.session_key)
         self.server = server
         self._welcomed = True
         if welcome.clock_ms:

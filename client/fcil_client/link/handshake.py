@@ -134,6 +134,7 @@ def hello(
     enrolment: Enrolment,
     *,
     nonce: bytes,
+    session_key: bytes | None,
     package: str,
     methods: list[str],
     device: str,
@@ -146,6 +147,7 @@ def hello(
     Args:
         enrolment: the client's enrolment.
         nonce: the client's, drawn for this session.
+        session_key: the client's public key for the session; None for a guest's.
         package: version of the fcil package.
         methods: result of `installed_methods`.
         device: the client's device, for people.
@@ -168,6 +170,7 @@ def hello(
         backbone=claim if ready else None,
         takes_models=True,
         takes_compact=True,
+        session_key=session_key,
     )
 
 

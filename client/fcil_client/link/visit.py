@@ -104,6 +104,7 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
             handshake.hello(
                 enrolment,
                 nonce=line.nonce,
+                session_key=line.session_key,
                 package=version("fcil"),
                 methods=methods,
                 device=f"{platform.system()} {platform.machine()}",

@@ -1,8 +1,9 @@
 """Wire form of a message: its frames.
 
 A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under ``t``;
-``signature`` is the sender's Ed25519 over the body as sent (empty for chunks, whose hash is in a
-signed header); blobs are opaque here. Unknown types are answered with a Nack.
+``signature`` is the sender's Ed25519 over the body as sent, or a code of it by the session's keys
+(empty for chunks, whose hash is in a signed header); blobs are opaque here. Unknown types are
+answered with a Nack.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fcil_protocol.messages.messages import (
     Message,
 )
 from fcil_protocol.messages.relay_frames import is_laned
+from fcil_protocol.trust.session_keys import MAC_BYTES
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
@@ -33,7 +35,7 @@ _BLOBS = {"update": 3, "parts": 3, "chunk": 1}
 
 @dataclass(frozen=True)
 class Received:
-    """A parsed message, with the bytes that its signature covers."""
+    """A parsed message, with the bytes that its signature, or code, covers."""
 
     message: Message
     body: bytes
@@ -63,8 +65,10 @@ def parse(frames: Sequence[bytes]) -> Received:
     body, signature, *blobs = frames
     if len(body) > MAX_BODY_BYTES:
         raise TooLarge(f"a message body of {len(body)} bytes exceeds {MAX_BODY_BYTES}.")
-    if len(signature) not in (0, SIGNATURE_BYTES):
-        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}.")
+    if len(signature) not in (0, MAC_BYTES, SIGNATURE_BYTES):
+        raise WireError(
+            f"a signature has {SIGNATURE_BYTES} bytes and a code {MAC_BYTES}, got {len(signature)}."
+        )
     fields = _unpack(bytes(body))
     name = fields.pop("t", None)
     cls = MESSAGES.get(name) if isinstance(name, str) else None

@@ -20,6 +20,7 @@ from pydantic import (
 
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import RoundKey, RunId
+from fcil_protocol.trust.session_keys import SESSION_KEY_BYTES
 
 LEFT = "left"  # code of a client's Bye that ends its membership
 RUN_DONE = "run_done"  # code of a server's Bye: the run needs nothing more
@@ -46,6 +47,7 @@ def _for_wire(digest: str, info: SerializationInfo) -> str | bytes:
 
 # Hex in this program; on the wire its 32 bytes, or their hex.
 EnvelopeDigest = Annotated[Hex, BeforeValidator(_to_hex), PlainSerializer(_for_wire)]
+SessionKey = Annotated[bytes, Field(min_length=SESSION_KEY_BYTES, max_length=SESSION_KEY_BYTES)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Index = Annotated[int, Field(ge=-1, lt=2**31)]
 
@@ -109,6 +111,7 @@ class Hello(Message):
     backbone: BackboneClaim | None = None
     takes_models: bool = False  # it knows the message `UseModel`
     takes_compact: bool = False  # it reads compact payloads, and digests as bytes
+    session_key: SessionKey | None = None  # its public key for the session's codes
 
 
 class Verdict(Strict):
@@ -186,6 +189,7 @@ class Welcome(Message):
     training_metrics: bool = False  # it takes the loss and accuracy of a client's training
     clock_ms: Count = 0  # unix time of the server; 0: not reported
     promoted: Index = -1  # the run's promoted state; -1: none
+    session_key: SessionKey | None = None  # the server's, if the Hello has one
 
 
 class PartRef(Strict):

@@ -1,9 +1,10 @@
-"""A signed session between one client and the server, above the link.
+"""An authenticated session between one client and the server, above the link.
 
 Each side draws a nonce when the session begins (client in Hello or Enrol, server in Welcome) and
-puts the *other's* nonce and a growing number into every message it signs. So a message of another
-session, an older one of this session, or one for another receiver is refused, on a direct link and
-through a relay alike.
+puts the *other's* nonce and a growing number into every message it signs. Once Hello and Welcome
+have brought the keys of the session, messages carry a code by them in place of a signature and a
+nonce. So a message of another session, an older one of this session, or one for another receiver is
+refused, on a direct link and through a relay alike.
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ import os
 
 from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.messages.frames import Received, encode
-from fcil_protocol.messages.messages import NONCE_BYTES, Enrol, Hello, Message, Uplink
+from fcil_protocol.messages.messages import NONCE_BYTES, Enrol, Hello, Message, Uplink, Welcome
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, verify_signature
+from fcil_protocol.trust.session_keys import (
+    MAC_BYTES,
+    KeyAgreement,
+    SessionKeys,
+    code_of,
+    is_code_of,
+)
 
 PURPOSE = "message"
 _OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: the peer's is unknown yet
@@ -25,7 +33,7 @@ def new_nonce() -> bytes:
 
 
 class Channel:
-    """Signs outgoing messages and verifies incoming ones.
+    """Authenticates outgoing messages and verifies incoming ones.
 
     Attributes:
         nonce: this side's; the peer repeats it in every message.
@@ -41,37 +49,93 @@ class Channel:
         self.raw_digests = False
         self._sent = 0
         self._heard = 0
+        self._agreement: KeyAgreement | None = None
+        self._mine = self._theirs = b""  # the keys of codes, once the session has some
+        self._peer_has_them = False
+
+    @property
+    def session_key(self) -> bytes:
+        """This side's public key for the session, drawn when it is first asked for."""
+        if self._agreement is None:
+            self._agreement = KeyAgreement()
+        return self._agreement.public
+
+    @property
+    def agreed(self) -> bool:
+        """True once this side has the session's keys."""
+        return bool(self._mine)
+
+    def agree_as_client(self, public: bytes) -> None:
+        """Take the server's `session_key` from its Welcome; this side's was in the Hello.
+
+        Raises:
+            BadSignature: it is not usable.
+        """
+        keys = self._agree(public, self.nonce, self.peer_nonce)
+        self._mine, self._theirs = keys.to_server, keys.to_client
+        self._peer_has_them = True
+
+    def agree_as_server(self, public: bytes) -> None:
+        """Take a client's `session_key` from its Hello; this side's follows in the Welcome.
+
+        Raises:
+            BadSignature: it is not usable.
+        """
+        keys = self._agree(public, self.peer_nonce, self.nonce)
+        self._mine, self._theirs = keys.to_client, keys.to_server
+
+    def _agree(self, public: bytes, client_nonce: bytes, server_nonce: bytes) -> SessionKeys:
+        self._agreement = self._agreement or KeyAgreement()
+        return self._agreement.agree(public, client_nonce, server_nonce)
 
     def trust(self, peer: PublicKeys) -> None:
         """Accept the peer's keys from a certificate that was just verified."""
         self._peer = peer
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
-        """Stamp, sign and encode a message."""
+        """Stamp, authenticate and encode a message."""
         if not message.signed:
             return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
         self._sent += 1
+        if self._peer_has_them and not isinstance(message, (*_OPENERS, Welcome)):
+            stamped = message.model_copy(update={"seq": self._sent})
+            body = encode(stamped, raw_digests=self.raw_digests)
+            return [body, code_of(self._mine, body), *blobs]
         nonce = self.nonce if isinstance(message, _OPENERS) else self.peer_nonce
         stamped = message.model_copy(update={"nonce": nonce, "seq": self._sent})
         body = encode(stamped, raw_digests=self.raw_digests)
+        if isinstance(message, Welcome):
+            self._peer_has_them = self.agreed
         return [body, self._keys.sign(PURPOSE, body), *blobs]
 
     def check(self, received: Received) -> Message:
-        """Return the message if the peer signed it in this session and it is new.
+        """Return the message if the peer sent it in this session and it is new.
 
         Raises:
-            BadSignature: not signed by the peer.
-            WireError: of another session, or repeated.
+            BadSignature: not by the peer, or of another session.
+            WireError: repeated.
         """
         message = received.message
         if not message.signed:
             return message  # a chunk: its hash is in a signed header
-        verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
-        if isinstance(message, _OPENERS):
-            return message  # opens a session: its nonce is the peer's own
-        if message.nonce != self.nonce:
-            raise BadSignature(f"a {message.type} from another session was refused.")
+        if len(received.signature) == MAC_BYTES:
+            self._check_code(received)
+        else:
+            verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
+            if isinstance(message, _OPENERS):
+                return message  # opens a session: its nonce is the peer's own
+            if message.nonce != self.nonce:
+                raise BadSignature(f"a {message.type} from another session was refused.")
         if message.seq <= self._heard:
             raise WireError(f"a {message.type} arrived twice or late: {message.seq}.")
         self._heard = message.seq
         return message
+
+    def _check_code(self, received: Received) -> None:
+        """Refuse a message whose code is not by the keys of this session."""
+        if not self.agreed or not is_code_of(received.signature, self._theirs, received.body):
+            raise BadSignature(
+                f"the code of a {received.message.type} does not match its {len(received.body)} "
+                "bytes and the keys of this session.",
+                action="It was altered or is of another session; none of it was used.",
+            )

@@ -113,6 +113,7 @@ class ClientSessions:
             clients=len(context.peers),
             clock_s=context.ledger.now,
             promoted=peer.promoted,
+            session_key=peer.channel.session_key if peer.channel.agreed else None,
         )
         self.send(peer, answer)
 

@@ -159,7 +159,7 @@ class RunProgress:
 
     @property
     def waiting_for(self) -> str:
-        """What the run waits for, one phrase; empty while busy."""
+        """The phrase that names what the run waits for; empty while busy."""
         return self._describe()[1]
 
     @property

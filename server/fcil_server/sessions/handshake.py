@@ -110,6 +110,8 @@ def begin_session(
     channel.peer_nonce = hello.nonce
     channel.raw_digests = hello.takes_compact
     channel.check(received)
+    if hello.session_key is not None:
+        channel.agree_as_server(hello.session_key)
     return Peer(
         client=row.client_id,
         name=row.name,
@@ -237,6 +239,7 @@ def welcome(
     clients: int = 1,
     clock_s: float = 0.0,
     promoted: int = -1,
+    session_key: bytes | None = None,
 ) -> Welcome:
     """Build the answer to a Hello that passed.
 
@@ -248,6 +251,7 @@ def welcome(
         clients: how many share the credit at this moment.
         clock_s: unix time.
         promoted: the run's promoted state; -1: none.
+        session_key: the server's, if the client sent one.
     """
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
@@ -271,6 +275,7 @@ def welcome(
         clock_ms=max(0, int(clock_s * 1000)),
         training_metrics=True,
         promoted=promoted,
+        session_key=session_key,
     )
 
 

@@ -26,6 +26,7 @@ from fcil_protocol.storage.segment import Segment
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, signed_form, verify_signature
+from fcil_protocol.trust.session_keys import KeyAgreement, code_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from frozen import (
@@ -268,6 +269,28 @@ def test_a_message_is_parsed_to_what_it_said_and_encoded_to_the_same_bytes(vecto
         if received.message.signed:
             signer = signer_of(vectors, said["signer"])
             verify_signature(signer.signing, "message", received.body, received.signature)
+
+
+def test_the_keys_of_a_session_and_its_codes_are_as_stated(vectors: Vectors):
+    said = vectors.content("session-codes")
+    of = {}
+    for who in ("client", "server"):
+        text = f"fcil test vectors, never use: {who} session"
+        of[who] = KeyAgreement(hashlib.sha256(text.encode()).digest())
+    assert {who: one.public.hex() for who, one in of.items()} == {
+        who: key["hex"] for who, key in said["session_keys"].items()
+    }
+    nonces = [bytes.fromhex(said["nonces"][who]["hex"]) for who in ("client", "server")]
+    body = bytes.fromhex(said["body"]["hex"])
+    for who, other in (("client", "server"), ("server", "client")):
+        keys = of[who].agree(of[other].public, *nonces)
+        assert (keys.to_server.hex(), keys.to_client.hex()) == (
+            said["to_server"]["hex"],
+            said["to_client"]["hex"],
+        )
+        mine = keys.to_server if who == "client" else keys.to_client
+        assert code_of(mine, body).hex() == said["codes"][who]["hex"]
+    assert encode(parse([body, bytes(16)]).message) == body
 
 
 def believe(frames: list[bytes], signer: PublicKeys) -> None:

@@ -21,7 +21,8 @@ from fcil_protocol.messages.messages import (
     Welcome,
 )
 from fcil_protocol.messages.signed_session import Channel, new_nonce
-from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.keys import PrivateKeys, verify_signature
+from fcil_protocol.trust.session_keys import MAC_BYTES, code_of
 
 CLIENT, SERVER, OTHER = (
     PrivateKeys(curve=bytes([n]) * 32, signing=bytes([n]) * 32, sealing=bytes([n]) * 32)
@@ -51,6 +52,34 @@ class Session:
         return self.client.check(parse(self.server.frames(message, *blobs)))
 
 
+def welcome(channel: Channel) -> Welcome:
+    return Welcome(
+        protocol=1,
+        server_nonce=channel.nonce,
+        certificate=b"",
+        run="r",
+        method="m",
+        method_version="1",
+        hparams="{}",
+        schema_digest=HEX,
+        backbone="{}",
+        needs_backbone=False,
+        ready=True,
+        max_payload_bytes=1,
+        credit=1,
+    )
+
+
+class Agreed(Session):
+    """A session whose messages carry codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server.agree_as_server(self.client.session_key)
+        self.server.frames(welcome(self.server))
+        self.client.agree_as_client(self.server.session_key)
+
+
 def test_messages_pass_in_both_directions() -> None:
     session = Session()
     for number in range(3):
@@ -68,6 +97,93 @@ def test_each_side_writes_digests_as_the_other_reads_them() -> None:
         frames = session.server.frames(message, *([b"blob"] if message.type == "chunk" else []))
         assert bytes.fromhex(HEX) in frames[0]
         assert session.client.check(parse(frames)).digest == HEX  # type: ignore[attr-defined]
+
+
+def test_messages_of_a_session_with_keys_have_a_code_and_no_nonce() -> None:
+    session = Agreed()
+    for _ in range(2):
+        for frames, channel in (
+            (session.client.frames(Want(digest=HEX, chunks=[1])), session.server),
+            (session.server.frames(Ack(digest=HEX)), session.client),
+        ):
+            assert len(frames[1]) == MAC_BYTES
+            message = channel.check(parse(frames))
+            assert (message.nonce, b"nonce" in frames[0]) == (bytes(NONCE_BYTES), False)
+
+
+def test_a_hello_and_a_welcome_are_signed_whatever_was_agreed() -> None:
+    session = Agreed()
+    for frames, key in (
+        (session.client.frames(hello(session.client)), CLIENT),
+        (session.server.frames(welcome(session.server)), SERVER),
+    ):
+        verify_signature(key.public.signing, "message", frames[0], frames[1])
+
+
+def test_what_the_server_sends_before_its_welcome_is_signed() -> None:
+    client, server = Channel(CLIENT, SERVER.public), Channel(SERVER, CLIENT.public)
+    server.peer_nonce = client.nonce
+    server.agree_as_server(client.session_key)
+    refusal = server.frames(Nack(code="malformed", text="no"))
+    assert isinstance(client.check(parse(refusal)), Nack)
+    server.frames(welcome(server))
+    assert len(server.frames(Bye())[1]) == MAC_BYTES
+
+
+def test_signed_messages_are_taken_in_a_session_with_keys() -> None:
+    session = Agreed()
+    session.server._peer_has_them = False
+    assert isinstance(session.to_client(Ack(digest=HEX)), Ack)
+
+
+@pytest.mark.parametrize("sender", ["client", "server"])
+def test_a_code_of_another_session_or_direction_is_refused(sender: str) -> None:
+    session, other = Agreed(), Agreed()
+    frames = getattr(session, sender).frames(Bye())
+    for channel in (other.client, other.server, getattr(session, sender)):
+        with pytest.raises(BadSignature, match="the code of a bye does not match"):
+            channel.check(parse(frames))
+
+
+def test_a_code_in_a_session_without_keys_is_refused() -> None:
+    session = Session()
+    body = session.client.frames(Bye())[0]
+    for code in (bytes(MAC_BYTES), code_of(b"", body)):
+        with pytest.raises(BadSignature, match="the code of a bye does not match"):
+            session.server.check(parse([body, code]))
+
+
+def test_a_repeated_message_with_a_code_is_refused() -> None:
+    session = Agreed()
+    received = parse(session.server.frames(Ack(digest=HEX)))
+    session.client.check(received)
+    with pytest.raises(WireError, match="arrived twice or late"):
+        session.client.check(received)
+
+
+@given(place=st.integers(min_value=0), sender=st.sampled_from(["client", "server"]))
+@settings(max_examples=100)
+def test_fuzz_no_changed_bit_of_body_or_code_passes(place: int, sender: str) -> None:
+    session = Agreed()
+    receiver = session.server if sender == "client" else session.client
+    frames = getattr(session, sender).frames(Nack(code="malformed", text="of one kind"))
+    whole = bytearray(frames[0] + frames[1])
+    at = place % (8 * len(whole))
+    whole[at // 8] ^= 1 << at % 8
+    size = len(frames[0])
+    with pytest.raises(FcilError):
+        receiver.check(parse([bytes(whole[:size]), bytes(whole[size:])]))
+
+
+def test_a_relay_that_offers_its_own_key_to_both_is_found_out() -> None:
+    """It can put a key of its own into neither Hello nor Welcome: both are signed."""
+    client, middle = Channel(CLIENT, SERVER.public), Channel(OTHER, CLIENT.public)
+    server = Channel(SERVER, CLIENT.public)
+    said = hello(client).model_copy(update={"session_key": middle.session_key})
+    frames = client.frames(hello(client))
+    forged = [middle.frames(said)[0], frames[1]]
+    with pytest.raises(BadSignature):
+        server.check(parse(forged))
 
 
 def test_nonces_are_fresh_and_of_the_right_length() -> None:
@@ -232,22 +348,7 @@ def test_a_client_believes_a_server_key_only_once_it_was_certified() -> None:
     client = Channel(CLIENT, OTHER.public)
     server = Channel(SERVER, CLIENT.public)
     server.peer_nonce = client.nonce
-    welcome = Welcome(
-        protocol=1,
-        server_nonce=server.nonce,
-        certificate=b"",
-        run="r",
-        method="m",
-        method_version="1",
-        hparams="{}",
-        schema_digest=HEX,
-        backbone="{}",
-        needs_backbone=False,
-        ready=True,
-        max_payload_bytes=1,
-        credit=1,
-    )
-    received: Received = parse(server.frames(welcome))
+    received: Received = parse(server.frames(welcome(server)))
     with pytest.raises(BadSignature):
         client.check(received)
     client.trust(SERVER.public)

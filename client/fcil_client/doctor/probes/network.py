@@ -150,7 +150,7 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
     channel = Channel(guest, server)
     nobody = Enrolment(ClientId("a" * 26), "", ticket.federation, "", ticket.addresses, "")
     hello = handshake.hello(
-        nobody, nonce=channel.nonce, package=version("fcil"), methods=[],
+        nobody, nonce=channel.nonce, session_key=None, package=version("fcil"), methods=[],
         device=f"{platform.system()} {platform.machine()}", terms=None, claim=None, ready=False,
     )  # fmt: skip
     link = make(address, guest, server)
