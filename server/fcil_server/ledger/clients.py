@@ -91,6 +91,14 @@ class ClientTable:
         """Return one client, revoked ones too."""
         return self._db.one(ClientRow, "SELECT * FROM clients WHERE client_id = ?", (client_id,))
 
+    def may_join(self, client_id: ClientId) -> bool:
+        """Return True if a client is a member now, neither revoked nor expired."""
+        sql = (
+            "SELECT 1 FROM clients WHERE client_id = ? AND revoked_at IS NULL "
+            "AND (not_after IS NULL OR ? < not_after)"
+        )
+        return self._db.number(sql, (client_id, self._db.now)) is not None
+
     def by_curve(self, key: bytes) -> ClientRow | None:
         """Return the client that a 32-byte CURVE public key belongs to, revoked ones too."""
         sql = "SELECT * FROM clients WHERE curve = ? AND length(curve) > 0"

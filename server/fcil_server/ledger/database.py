@@ -9,10 +9,13 @@ the next durable commit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,13 +32,22 @@ from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.sqlite_errors import BUSY_S, damaged, named_errors
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LEDGER_NAME = "ledger.sqlite"  # in the federation's directory
 _LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
 KEPT_LOG_BYTES = 4 << 20  # to which a log that begins anew is cut
 MOST_LOG_BYTES = 32 << 20  # beyond it, the log is emptied even if somebody is writing
 _TRIES = 5  # to find a moment in which nobody writes, before that
-
+ANY_TABLE = "*"
+MOST_REMEMBERED = 256  # readings; then all are forgotten
+_CHANGE = re.compile(
+    r"\s*(?:INSERT(?:\s+OR\s+\w+)?\s+INTO|UPDATE(?:\s+OR\s+\w+)?|DELETE\s+FROM)\s+\"?(\w+)",
+    re.IGNORECASE,
+)
+_NO_CHANGE = re.compile(
+    r"\s*(?:SELECT|PRAGMA|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE
+)
 
 Value = str | int | float | bytes | None
 Args = Sequence[Value] | Mapping[str, Value]
@@ -67,6 +79,8 @@ class Database:
         self._durable = False
         self._unsynced: StorageError | None = None  # what the disk has lost for good
         self._commits = 0  # since the last checkpoint
+        self._changes = Counter[str]()  # statements by the table that they change
+        self._remembered: dict[Hashable, tuple[tuple[int, ...], Any]] = {}
         if read_only and not path.is_file():
             raise StorageError(
                 f"there is no ledger at {path}.",
@@ -290,11 +304,13 @@ class Database:
 
     def execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
         """Execute one statement within the transaction that is open."""
+        self._changes[changed_table(sql)] += 1
         with named_errors(self.path):
             return self._db.execute(sql, args)
 
     def execute_each(self, sql: str, rows: Sequence[Args]) -> None:
         """Execute one statement for each of the rows."""
+        self._changes[changed_table(sql)] += 1
         with named_errors(self.path):
             self._db.executemany(sql, rows)
 
@@ -308,6 +324,25 @@ class Database:
         columns, marks = ", ".join(values), ", ".join("?" * len(values))
         sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
         self.write(sql, tuple(values.values()), durable=durable)
+
+    def remember(self, name: Hashable, tables: Sequence[str], read: Callable[[], R]) -> R:
+        """Return the result of a reading, which is repeated only once one of its tables changes.
+
+        For readings of a few rows that every client's messages need. Within a transaction, which
+        may be undone, and in a file that others write, each is made.
+        """
+        if self.read_only or self._db.in_transaction:
+            return read()
+        stand = tuple(self._changes[table] for table in (*tables, ANY_TABLE))
+        known = self._remembered.get(name)
+        if known is not None and known[0] == stand:
+            result: R = known[1]
+            return result
+        result = read()
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[name] = (stand, result)
+        return result
 
     def all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
         """Return the rows of a query as dataclasses."""
@@ -366,6 +401,15 @@ class Database:
                     f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
                     f"{script} PRAGMA user_version = {number}; COMMIT;"
                 )
+
+
+@functools.lru_cache(maxsize=512)
+def changed_table(sql: str) -> str:
+    """Return the table that a statement changes; `ANY_TABLE` if that is not clear, "" if none."""
+    found = _CHANGE.match(sql)
+    if found is not None:
+        return found[1].lower()
+    return "" if _NO_CHANGE.match(sql) else ANY_TABLE
 
 
 def _create_private(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from fcil_protocol.errors import InternalError
@@ -53,7 +54,8 @@ class ClassTable:
     def all(self, run: RunId) -> list[ClassRow]:
         """Return the run's names: those with ids in order of ids, then the waiting ones."""
         sql = "SELECT * FROM classes WHERE run = ? ORDER BY class_id IS NULL, class_id, key"
-        return self._db.all(ClassRow, sql, (run,))
+        read = partial(self._db.all, ClassRow, sql, (run,))
+        return list(self._db.remember(("classes", run), ["classes"], read))
 
     def place(self, run: RunId, key: str, *, class_id: int, task: int) -> None:
         """Put a name into a task under its id, for ever."""
@@ -99,7 +101,12 @@ class ClassTable:
     def aliases(self, run: RunId) -> dict[str, str]:
         """Return alias key -> class key."""
         sql = "SELECT key, target FROM class_aliases WHERE run = ?"
-        return {row["key"]: row["target"] for row in self._db.rows(sql, (run,))}
+
+        def read() -> dict[str, str]:
+            return {row["key"]: row["target"] for row in self._db.rows(sql, (run,))}
+
+        # A class that is renamed takes its aliases along.
+        return dict(self._db.remember(("aliases", run), ["class_aliases", "classes"], read))
 
     def alias_rows(self, run: RunId) -> list[AliasRow]:
         """Return the further names of classes, in order of their keys."""
@@ -137,7 +144,9 @@ class TaskTable:
 
     def all(self, run: RunId) -> list[TaskRow]:
         """Return the run's tasks in order."""
-        return self._db.all(TaskRow, "SELECT * FROM tasks WHERE run = ? ORDER BY task", (run,))
+        sql = "SELECT * FROM tasks WHERE run = ? ORDER BY task"
+        read = partial(self._db.all, TaskRow, sql, (run,))
+        return list(self._db.remember(("tasks", run), ["tasks"], read))
 
 
 @dataclass(frozen=True)

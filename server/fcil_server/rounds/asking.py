@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -168,7 +169,18 @@ def oldest_base(context: RunContext, progress: RunProgress) -> int:
 
 
 def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
-    """Return the part with the names and ids of the classes that this client may know."""
+    """Return the part with the names and ids of the classes that this client may know.
+
+    The same part for all clients with the same classes, while these do not change.
+    """
+    return context.ledger.database.remember(
+        ("registry", context.run, tuple(peer.names), task.index),
+        ("classes", "class_aliases", "tasks"),
+        partial(_class_registry, context, peer, task),
+    )
+
+
+def _class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
     ids = context.classes.names_for(peer.names)
     if context.config.privacy.share_names:
         own = set(ids.values())

@@ -165,9 +165,9 @@ class Reception:
             )
 
     def _must_be_member(self, client: ClientId) -> None:
-        row, now = self.context.ledger.clients.get(client), self.context.ledger.now
-        if row is None or not row.may_join(now):
-            raise refusal(row, now)
+        clients = self.context.ledger.clients
+        if not clients.may_join(client):
+            raise refusal(clients.get(client), self.context.ledger.now)
 
     def _expectation(self, task: TaskInfo, core: Core) -> Expectation:
         context = self.context

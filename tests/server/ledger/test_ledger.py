@@ -197,6 +197,40 @@ class TestFile:
         with pytest.raises(AssertionError), ledger.transaction(durable=False):
             ledger.runs.set_status(RUN, RunStatus.DONE)
 
+    def test_what_is_remembered_is_read_again_once_its_table_changes(self, ledger: Ledger) -> None:
+        reads = []
+
+        def known() -> list[str]:
+            return ledger.database.remember("names", ["classes"], read)
+
+        def read() -> list[str]:
+            reads.append(1)
+            return [row["name"] for row in ledger.database.rows("SELECT name FROM classes")]
+
+        before = known()
+        ledger.clients.mark_seen(ALICE)  # another table
+        assert (known(), len(reads)) == (before, 1)
+        ledger.classes.add(RUN, "yak", "Yak")
+        assert (known(), len(reads)) == ([*before, "Yak"], 2)
+
+        @ledger.transaction()
+        def undone() -> None:
+            ledger.classes.add(RUN, "emu", "Emu")
+            assert known() == [*before, "Yak", "Emu"]
+            raise ValueError("undone")
+
+        with pytest.raises(ValueError, match="undone"):
+            undone()
+        assert known() == [*before, "Yak"]
+        ledger.database.execute("WITH one AS (SELECT 1) DELETE FROM classes WHERE key = 'yak'")
+        assert known() == before, "a statement of an unknown kind may change any table"
+
+    def test_a_file_that_others_write_is_read_each_time(self, ledger: Ledger) -> None:
+        with Ledger(ledger.path, read_only=True) as other:
+            before = other.classes.all(RUN)
+            ledger.classes.add(RUN, "yak", "Yak")
+            assert len(other.classes.all(RUN)) == len(before) + 1
+
     def test_an_inner_failure_that_is_caught_leaves_the_outer_work(self, ledger: Ledger) -> None:
         @ledger.transaction()
         def fails() -> None:
@@ -641,3 +675,21 @@ def test_the_newest_run_is_the_last_one_whatever_the_clock_says(ledger: Ledger) 
     sample_run.add_run(ledger, later)
     assert ledger.runs.newest().run_id == later
     assert [r.run_id for r in ledger.runs.all()] == [RUN, later]
+
+
+@pytest.mark.parametrize(
+    ("sql", "table"),
+    [
+        ("SELECT * FROM classes", ""),
+        ("  pragma wal_checkpoint", ""),
+        ("SAVEPOINT level1", ""),
+        ("INSERT INTO Classes (run) VALUES (1)", "classes"),
+        ("INSERT OR REPLACE INTO bytes VALUES (1)", "bytes"),
+        ('UPDATE "tasks" SET closed_at = 1', "tasks"),
+        ("\n DELETE  FROM parts", "parts"),
+        ("WITH x AS (SELECT 1) INSERT INTO parts SELECT * FROM x", database.ANY_TABLE),
+        ("DROP TABLE parts", database.ANY_TABLE),
+    ],
+)
+def test_a_statement_names_the_table_that_it_changes(sql: str, table: str) -> None:
+    assert database.changed_table(sql) == table
