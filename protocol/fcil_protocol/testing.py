@@ -23,7 +23,7 @@ instead of waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fcil_protocol.errors import UsageError
@@ -159,9 +159,9 @@ class MemoryRouter:
             if connection.number == conn:
                 self._end(connection)
 
-    def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return nothing: the kernel has no counts of a link in memory."""
-        return {}
+    def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
+        """Yield nothing: the kernel has no counts of a link in memory."""
+        return iter(())
 
     def close(self) -> None:
         """End all connections and admit no more clients."""

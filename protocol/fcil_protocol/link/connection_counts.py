@@ -8,13 +8,13 @@ message; all connections without a message are counted under `SILENT`.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fcil_protocol.link.backlog import UnreadBytes
 from fcil_protocol.link.tcp_info import Probe, TcpCounts, open_probe
 
+STEP = 64  # connections that are read in one go: 1 ms
 SILENT = 0  # number of all connections without a message so far
 _NOTHING = TcpCounts()
 
@@ -92,20 +92,30 @@ class ConnectionCounts:
     def __len__(self) -> int:
         return len(self._live)
 
-    def take(self) -> Mapping[int, TcpCounts]:
-        """Return connection number -> growth since the last call, without unchanged ones.
+    def take(self) -> Iterator[Mapping[int, TcpCounts]]:
+        """Yield connection number -> growth since the last call, without unchanged ones.
+
+        A few connections at a time: to read thousands takes longer than a loop may be late. A
+        number may come twice. Every piece must be taken, else its growth is lost.
 
         Bytes before a connection's first message count under its number too; one that ends without
         any message is counted at its end, under `SILENT`.
         """
         with self._lock:
-            grown: defaultdict[int, TcpCounts] = defaultdict(TcpCounts, self._ended)
-            self._ended = {}
-            for watched in self._live.values():
-                now = watched.probe.read()
-                if now is not None and watched.conn != SILENT:
-                    grown[watched.conn] += watched.growth(now)
-        return {conn: counts for conn, counts in grown.items() if counts != _NOTHING}
+            ended, self._ended = self._ended, {}
+            live = list(self._live.values())
+        yield {conn: counts for conn, counts in ended.items() if counts != _NOTHING}
+        for start in range(0, len(live), STEP):
+            yield self._growth_of(live[start : start + STEP])
+
+    def _growth_of(self, some: Sequence[_Watched]) -> Mapping[int, TcpCounts]:
+        grown: dict[int, TcpCounts] = {}
+        with self._lock:
+            for watched in some:
+                now = None if watched.conn == SILENT else watched.probe.read()
+                if now is not None and now != watched.told:
+                    grown[watched.conn] = grown.get(watched.conn, _NOTHING) + watched.growth(now)
+        return grown
 
     def close(self) -> None:
         """Close all probes."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,8 +65,8 @@ class ServerLink(Protocol):
         """End one connection now."""
         ...
 
-    def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return the kernel's counts since the last call, by connection number."""
+    def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
+        """Yield the kernel's counts since the last call, by connection number, in pieces."""
         ...
 
     def close(self) -> None:

@@ -11,12 +11,11 @@ Other systems have no such counts: `open_probe` returns None, and only predictio
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import socket
 import struct
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 _TCP_INFO = 11  # getsockopt at level IPPROTO_TCP
 _SO_COOKIE = 57  # at level SOL_SOCKET: a number unique among sockets until the next boot
@@ -55,13 +54,22 @@ class TcpCounts:
     link_down: int = 0
 
     def __add__(self, other: TcpCounts) -> TcpCounts:
-        return TcpCounts(*map(operator.add, _figures(self), _figures(other)))
+        return TcpCounts(
+            self.received + other.received,
+            self.acked + other.acked,
+            self.retransmitted + other.retransmitted,
+            self.link_up + other.link_up,
+            self.link_down + other.link_down,
+        )
 
     def __sub__(self, other: TcpCounts) -> TcpCounts:
-        return TcpCounts(*map(operator.sub, _figures(self), _figures(other)))
-
-
-_figures = operator.attrgetter(*(spec.name for spec in fields(TcpCounts)))
+        return TcpCounts(
+            self.received - other.received,
+            self.acked - other.acked,
+            self.retransmitted - other.retransmitted,
+            self.link_up - other.link_up,
+            self.link_down - other.link_down,
+        )
 
 
 def duplicate_socket(fd: int) -> socket.socket | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import zmq
 
@@ -241,8 +241,8 @@ class Router:
             self._reader.wake()
         return True
 
-    def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return the kernel's counts since the last call, by connection number.
+    def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
+        """Yield the kernel's counts since the last call, by connection number, in pieces.
 
         Empty if the system does not count (`tcp_info`).
         """

@@ -9,7 +9,7 @@ heartbeats, and messages to strangers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -31,7 +31,7 @@ class ByteMeter:
     """Counts every message of every client, and every connection.
 
     Args:
-        kernel: returns the kernel's counts since the last call, by connection number.
+        kernel: returns the kernel's counts since the last call, by connection number, in pieces.
 
     Attributes:
         round_key: the round that bytes belong to now; None between runs.
@@ -44,7 +44,7 @@ class ByteMeter:
         ledger: Ledger,
         run: RunId,
         *,
-        kernel: Callable[[], Mapping[int, TcpCounts]] = dict,
+        kernel: Callable[[], Iterable[Mapping[int, TcpCounts]]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._run = run
@@ -58,7 +58,8 @@ class ByteMeter:
 
     def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
         """Charge bytes to this round from now on."""
-        self._ask_kernel()
+        for _ in self._asked_kernel():
+            pass
         self.round_key, self.new_parts = key, new_parts
 
     def connected(self, client: ClientId, conn: int) -> None:
@@ -92,12 +93,18 @@ class ByteMeter:
         """Note the end of a connection; its last bytes are still to be counted."""
         self._left.add(conn)
 
-    def _ask_kernel(self) -> None:
-        """Charge the bytes that connections carried since the last call to the current round."""
+    def _asked_kernel(self) -> Iterator[None]:
+        """Charge the bytes that connections carried since the last call to the current round.
+
+        A few connections in each step. What a step finds belongs to the round of its moment.
+        """
         left, self._left = self._left, set()
-        for conn, counts in self._kernel().items():
-            key = (self.round_key, self._clients.get(conn))
-            self._tcp[key] = self._tcp.get(key, TcpCounts()) + counts
+        for some in self._kernel():
+            for conn, counts in some.items():
+                key = (self.round_key, self._clients.get(conn))
+                known = self._tcp.get(key)
+                self._tcp[key] = counts if known is None else known + counts
+            yield
         for conn in left:
             self._clients.pop(conn, None)
 
@@ -127,15 +134,16 @@ class ByteMeter:
 
     def flush(self) -> None:
         """Write all counts to the ledger; those that fail are written the next time."""
-        self._ask_kernel()
+        for _ in self._asked_kernel():
+            pass
         for _ in self._written():
             pass
 
     async def flush_in_turns(self) -> None:
         """Do the same, but give other tasks a turn of the loop in between."""
         turns = Yielder()
-        self._ask_kernel()
-        await turns.yield_if_long()
+        for _ in self._asked_kernel():
+            await turns.yield_if_long()
         for _ in self._written():
             await turns.yield_if_long()
 

@@ -59,6 +59,7 @@ MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes of one client under way
 MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then its next ones wait
 OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
+MAX_OPENED = 16  # of them: a longer visit would hinder the loop
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
 MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 
@@ -222,9 +223,12 @@ class Intake:
 
         Small ones share a visit to the thread, which costs as much as opening one.
         """
+        turns = Yielder()
         while self._waiting:
-            few = self._next_few()
-            ready = [self._expect(one) for one in few]
+            few, ready = self._next_few(), []
+            for one in few:
+                ready.append(self._expect(one))
+                await turns.yield_if_long()
             try:
                 opened = await asyncio.to_thread(_attempt_all, ready)
             except Exception as error:  # no thread, for instance
@@ -243,6 +247,7 @@ class Intake:
                     one.over.set()
                     self._opening[one.peer.client] -= 1
                     self.room(one.peer.client)
+                await turns.yield_if_long()
 
     def _next_few(self) -> list[_Complete]:
         """Return the first waiting envelopes, as many as are opened together."""
@@ -250,7 +255,7 @@ class Intake:
         size = 0
         for one in self._waiting:
             size += one.envelope.header.sealed_bytes
-            if few and size > OPENED_BYTES:
+            if len(few) == MAX_OPENED or (few and size > OPENED_BYTES):
                 break
             few.append(one)
         return few

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import fcil_protocol
@@ -146,8 +146,8 @@ class RelayedLink:
             self._down(lane, ())
             lane.cut = True
 
-    def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return the kernel's counts of real connections; lanes are part of a relay's."""
+    def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
+        """Yield the kernel's counts of real connections; lanes are part of a relay's."""
         return self._link.take_counts()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fcil_protocol.link import connection_counts
 from fcil_protocol.link.backlog import UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import SILENT, ConnectionCounts
 
@@ -47,33 +48,55 @@ def wire():
     wire.close()
 
 
+def taken(counts):
+    """Return all the pieces as one; no connection is in two of them here."""
+    return {conn: grown for piece in counts.take() for conn, grown in piece.items()}
+
+
+def test_thousands_of_connections_are_read_a_few_at_a_time(counts, monkeypatch):
+    monkeypatch.setattr(connection_counts, "STEP", 2)
+    wires = [Wire() for _ in range(5)]
+    for number, wire in enumerate(wires, start=1):
+        counts.began(wire.fd)
+        wire.up(number)
+        counts.spoke(wire.fd, number, ROOM)
+    pieces = counts.take()
+    assert next(pieces) == {}, "no connection has ended"
+    assert {c: t.received for c, t in next(pieces).items()} == {1: 1, 2: 2}
+    counts.ended(wires[2].fd)  # meanwhile: it is counted as an end
+    assert [{c: t.received for c, t in piece.items()} for piece in pieces] == [{4: 4}, {5: 5}]
+    assert {c: t.received for c, t in taken(counts).items()} == {3: 3}
+    for wire in wires:
+        wire.close()
+
+
 def test_growth_is_told_once_and_under_the_number_that_the_connection_gets(counts, wire):
     counts.began(wire.fd)
     wire.up(100)
     counts.spoke(wire.fd, 7, ROOM)
     wire.up(11)
-    assert {c: t.received for c, t in counts.take().items()} == {7: 111}
-    assert counts.take() == {}
+    assert {c: t.received for c, t in taken(counts).items()} == {7: 111}
+    assert taken(counts) == {}
     wire.up(5)
-    assert counts.take()[7].received == 5
+    assert taken(counts)[7].received == 5
 
 
 def test_what_comes_before_the_first_word_waits_for_the_number(counts, wire):
     counts.began(wire.fd)
     wire.up(64)
-    assert counts.take() == {}
+    assert taken(counts) == {}
     counts.spoke(wire.fd, 3, ROOM)
     wire.up(1)
-    assert {c: t.received for c, t in counts.take().items()} == {3: 65}
+    assert {c: t.received for c, t in taken(counts).items()} == {3: 65}
 
 
 def test_a_connection_without_a_word_is_counted_as_silent_at_its_end(counts, wire):
     counts.began(wire.fd)
     wire.up(64)
-    assert counts.take() == {}
+    assert taken(counts) == {}
     wire.far.close()
     counts.ended(wire.fd)
-    assert {c: t.received for c, t in counts.take().items()} == {SILENT: 64}
+    assert {c: t.received for c, t in taken(counts).items()} == {SILENT: 64}
 
 
 def test_what_came_before_an_end_is_not_lost(counts, wire):
@@ -82,8 +105,8 @@ def test_what_came_before_an_end_is_not_lost(counts, wire):
     wire.up(40)
     wire.far.close()
     counts.ended(wire.fd)
-    assert counts.take()[3].received == 40
-    assert counts.take() == {}
+    assert taken(counts)[3].received == 40
+    assert taken(counts) == {}
 
 
 def test_an_ended_connection_can_really_end(counts, wire):
@@ -105,7 +128,7 @@ def test_two_connections_on_one_descriptor_are_two(counts):
     counts.began(first.fd)
     counts.spoke(first.fd, 2, ROOM)
     second.up(20)
-    assert {c: t.received for c, t in counts.take().items()} == {1: 10, 2: 20}
+    assert {c: t.received for c, t in taken(counts).items()} == {1: 10, 2: 20}
     os.close(first.fd)
     second.close()
 
@@ -117,7 +140,7 @@ def test_late_news_of_a_dead_connection_do_not_count_its_successor_twice(counts,
     counts.began(wire.fd)  # and only then its own beginning
     counts.spoke(wire.fd, 9, ROOM)
     wire.up(4)
-    assert sum(t.received for t in counts.take().values()) == 34
+    assert sum(t.received for t in taken(counts).values()) == 34
 
 
 def test_a_descriptor_that_is_no_connection_is_left_alone(counts, tmp_path):
@@ -125,7 +148,7 @@ def test_a_descriptor_that_is_no_connection_is_left_alone(counts, tmp_path):
         counts.began(file.fileno())
         counts.spoke(file.fileno(), 1, ROOM)
         counts.ended(file.fileno())
-    assert counts.take() == {}
+    assert taken(counts) == {}
 
 
 def test_who_is_beyond_its_allowance_is_cut_once_and_told_with_its_number(counts, wire):

@@ -197,9 +197,9 @@ class Kernel:
     def __init__(self) -> None:
         self.grown: dict[int, TcpCounts] = {}
 
-    def __call__(self) -> dict[int, TcpCounts]:
+    def __call__(self) -> list[dict[int, TcpCounts]]:
         told, self.grown = self.grown, {}
-        return told
+        return [told]
 
 
 def tcp_counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int]]:

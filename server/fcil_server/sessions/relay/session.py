@@ -136,7 +136,8 @@ class RelaySession:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self._link.take_counts()  # unused here, and must not pile up
+            for _ in self._link.take_counts():
+                pass  # unused here, and must not pile up
             if self._fetches.revive(time.monotonic()):
                 self._ask()
 
