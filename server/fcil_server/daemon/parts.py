@@ -63,8 +63,8 @@ class ServerPorts(RunPorts):
     async def drain(self) -> None:
         await self.parts().context.intake.drain()
 
-    def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
-        self.parts().context.byte_meter.begin(key, new_parts)
+    async def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
+        await self.parts().context.byte_meter.begin(key, new_parts)
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:

@@ -396,7 +396,7 @@ class Coordinator:
         )
         progress.oldest_base = oldest_base(context, progress)
         key = RoundKey(context.run, task.index, step.kind, step.round)
-        self.ports.round_opens(key, {r.digest for r in progress.refs} - before)
+        await self.ports.round_opens(key, {r.digest for r in progress.refs} - before)
         began = self._now()
         close = await self._collect(key)
         progress.show("aggregating")

@@ -56,10 +56,11 @@ class ByteMeter:
         self.round_key: RoundKey | None = None
         self.new_parts: set[str] = set()
 
-    def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
-        """Charge bytes to this round from now on."""
+    async def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
+        """Charge bytes to this round from now on; other tasks have their turn meanwhile."""
+        turns = Yielder()
         for _ in self._asked_kernel():
-            pass
+            await turns.yield_if_long()
         self.round_key, self.new_parts = key, new_parts
 
     def connected(self, client: ClientId, conn: int) -> None:

@@ -45,7 +45,7 @@ class RunPorts:
     async def drain(self) -> None:
         """Wait until every received update is on disk or refused."""
 
-    def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
+    async def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
         """Note that a round is about to ask clients, with the digests of parts that are new."""
 
     async def round_closed(self, key: RoundKey) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -218,7 +219,7 @@ def kernel() -> Kernel:
 @pytest.fixture
 def watched(ledger: Ledger, kernel: Kernel) -> ByteMeter:
     made = ByteMeter(ledger, RUN, kernel=kernel)
-    made.begin(KEY, set())
+    asyncio.run(made.begin(KEY, set()))
     return made
 
 
@@ -242,7 +243,7 @@ def test_what_a_connection_carried_until_a_round_began_belongs_to_the_one_before
 ) -> None:
     watched.connected(ALICE, 1)
     kernel.grown = {1: TcpCounts(received=10)}
-    watched.begin(NEXT, {PART})
+    asyncio.run(watched.begin(NEXT, {PART}))
     kernel.grown = {1: TcpCounts(received=5)}
     watched.flush()
     assert {k[0]: v[0] for k, v in tcp_counts(ledger).items() if k[2] is Direction.UP} == {
