@@ -81,7 +81,7 @@ def card_text(method: Method, info: AdapterInfo) -> str:
     listed = "".join(f"- {fact}\n" for fact in facts)
     return (
         f"---\n{front}---\n# {method.title}\n\n"
-        f"LoRA of the run {info.run} of an fcil federation, state {info.state}, after task "
+        f"LoRA of the run {info.run} of an fcil federation, state {info.state}, of task "
         f"{info.task}; its method is {info.method} {info.method_version} ({method.citation}).\n\n"
         f"{listed}\n## Use\n\nIn this folder, with `pip install peft timm pillow`:\n\n{code}"
     )

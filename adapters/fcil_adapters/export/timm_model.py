@@ -209,7 +209,7 @@ def card_text(method: Method, info: TimmInfo) -> str:
     result = 'print(about["names"][outputs.argmax(1).item()])' if headed else "features = outputs"
     return (
         f"---\n{front}---\n# {method.title}\n\n"
-        f"Model of the run {info.run} of an fcil federation, state {info.state}, after task "
+        f"Model of the run {info.run} of an fcil federation, state {info.state}, of task "
         f"{info.task}; its method is {info.method} {info.method_version} ({method.citation}).\n\n"
         f"{listed}\n## Use\n\nIn this folder, with `pip install timm pillow`:\n\n"
         f"{_CODE.format(result=result)}"

@@ -165,7 +165,7 @@ def show_statistics(wanted: ExportOrder, info: StatisticsInfo) -> None:
     form = "" if info.covariance == "none" else f", covariances: {info.covariance}"
     typer.echo(f"{wanted.target}  {format_bytes(wanted.bytes)}, {info.source}{form}")
     typer.echo(
-        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
+        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, of task "
         f"{info.task}: {count_of(len(info.classes), 'class')} of {info.dim} numbers"
     )
 
@@ -188,7 +188,7 @@ def show_adapter(wanted: ExportOrder, info: AdapterInfo) -> None:
 
 def _show_folder(info: FolderInfo) -> None:
     typer.echo(
-        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
+        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, of task "
         f"{info.task}: {count_of(len(info.classes), 'class')}"
     )
     typer.echo(
@@ -209,7 +209,7 @@ def show_exported(place: Path, info: ExportInfo, size_bytes: int) -> None:
     size = format_bytes(size_bytes)
     typer.echo(f"{place}  {size}, {info.precision}, opset {info.opset}")
     typer.echo(
-        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
+        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, of task "
         f"{info.task}: {count_of(len(info.classes), 'class')}{names}"
     )
     images = count_of(checked.images, "image")

@@ -113,9 +113,9 @@ def test_the_newest_state_is_exported_with_its_names(built: Built) -> None:
 @pytest.mark.full
 def test_an_earlier_task_and_a_state_by_number(built: Built) -> None:
     said = export("--onnx", "first.onnx", "--task", "0").stdout
-    assert f"running_mean 1, run {built.run}, state 1, after task 0: 2 classes" in said
+    assert f"running_mean 1, run {built.run}, state 1, of task 0: 2 classes" in said
     assert ExportedModel.load(Path("first.onnx")).info.names == ("ant", "bee")
-    assert "state 2, after task 1: 2 classes" in export("--onnx", "s.onnx", "--state", "2").stdout
+    assert "state 2, of task 1: 2 classes" in export("--onnx", "s.onnx", "--state", "2").stdout
 
 
 def evaluated(built: Built, **right: int) -> None:
@@ -148,7 +148,7 @@ def test_a_best_state_whose_file_was_removed_is_named(built: Built) -> None:
 
 def test_statistics_are_written_with_the_names_of_classes(built: Built) -> None:
     said = export("--statistics", "s.safetensors").stdout
-    assert f"running_mean 1, run {built.run}, state 3, after task 1: 3 classes of 64 " in said
+    assert f"running_mean 1, run {built.run}, state 3, of task 1: 3 classes of 64 " in said
     info, tensors = read_statistics(Path("s.safetensors"))
     assert (info.names, info.source, info.features) == (("ant", "bee", "cat"), "means", "pixels")
     assert tensors["count"].tolist() == [4, 3, 5]
