@@ -115,7 +115,8 @@ class Thin:
                 if isinstance(news, LinkNews):
                     if news.state == "up":
                         self._greet("", "")
-                    elif self.acked > self.rounds:  # the server ends, and its goodbye was lost
+                    elif self.acked + len(self.refused) > self.rounds:
+                        # The server ends, and its goodbye was lost.
                         return
                 elif self._take(parse(news)):
                     return

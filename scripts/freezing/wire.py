@@ -19,7 +19,7 @@ from fcil_protocol.messages import messages, relay_frames
 from fcil_protocol.messages.frames import encode
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.trust.certificate import Certificate
-from fcil_protocol.trust.session_keys import KeyAgreement, code_of
+from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, code_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from freezing.common import (
@@ -301,12 +301,15 @@ def said_by(folder: Folder) -> None:
 
 def codes(folder: Folder) -> None:
     if not folder.has("session-codes"):
-        client, server = (KeyAgreement(secret(f"{who} session")) for who in ("client", "server"))
-        nonces = {who: secret(f"nonce of {who}")[:16] for who in ("client", "server")}
-        keys = client.agree(server.public, nonces["client"], nonces["server"])
+        own = {who: KeyAgreement(secret(f"{who} session")) for who in ("client", "server")}
+        nonces = {who: secret(f"nonce of {who}")[:16] for who in own}
+        signing = {"client": CLIENT_KEYS.public.signing, "server": SERVER.public.signing}
+        sides = [SessionSide(nonces[who], signing[who], own[who].public) for who in own]
+        keys = own["client"].agree(*sides)
         body = encode(messages.Bye(reason="the device rests", seq=2))
         said = {
-            "session_keys": {"client": client.public, "server": server.public}, "nonces": nonces,
+            "session_keys": {who: one.public for who, one in own.items()},
+            "nonces": nonces, "signing": signing,
             "to_server": keys.to_server, "to_client": keys.to_client, "body": body,
             "codes": {
                 "client": code_of(keys.to_server, body), "server": code_of(keys.to_client, body),

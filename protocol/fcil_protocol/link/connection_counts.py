@@ -96,7 +96,7 @@ class ConnectionCounts:
         """Yield connection number -> growth since the last call, without unchanged ones.
 
         A few connections at a time: to read thousands takes longer than a loop may be late. A
-        number may come twice. Every piece must be taken, else its growth is lost.
+        number may come twice.
 
         Bytes before a connection's first message count under its number too; one that ends without
         any message is counted at its end, under `SILENT`.

@@ -10,21 +10,31 @@ refused, on a direct link and through a relay alike.
 from __future__ import annotations
 
 import os
+from functools import cached_property
 
 from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.messages.frames import Received, encode
-from fcil_protocol.messages.messages import NONCE_BYTES, Enrol, Hello, Message, Uplink, Welcome
+from fcil_protocol.messages.messages import (
+    NONCE_BYTES,
+    Enrol,
+    Hello,
+    Message,
+    Rotate,
+    Uplink,
+    Welcome,
+)
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, verify_signature
 from fcil_protocol.trust.session_keys import (
     MAC_BYTES,
     KeyAgreement,
-    SessionKeys,
+    SessionSide,
     code_of,
     is_code_of,
 )
 
 PURPOSE = "message"
 _OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: the peer's is unknown yet
+_ALWAYS_SIGNED = (*_OPENERS, Welcome, Rotate)  # who one is: a code shows that only in its session
 
 
 def new_nonce() -> bytes:
@@ -49,16 +59,17 @@ class Channel:
         self.raw_digests = False
         self._sent = 0
         self._heard = 0
-        self._agreement: KeyAgreement | None = None
         self._mine = self._theirs = b""  # the keys of codes, once the session has some
         self._peer_has_them = False
+
+    @cached_property
+    def _own(self) -> KeyAgreement:
+        return KeyAgreement()
 
     @property
     def session_key(self) -> bytes:
         """This side's public key for the session, drawn when it is first asked for."""
-        if self._agreement is None:
-            self._agreement = KeyAgreement()
-        return self._agreement.public
+        return self._own.public
 
     @property
     def agreed(self) -> bool:
@@ -71,7 +82,7 @@ class Channel:
         Raises:
             BadSignature: it is not usable.
         """
-        keys = self._agree(public, self.nonce, self.peer_nonce)
+        keys = self._own.agree(self._this_side(), self._other_side(public))
         self._mine, self._theirs = keys.to_server, keys.to_client
         self._peer_has_them = True
 
@@ -81,12 +92,14 @@ class Channel:
         Raises:
             BadSignature: it is not usable.
         """
-        keys = self._agree(public, self.peer_nonce, self.nonce)
+        keys = self._own.agree(self._other_side(public), self._this_side())
         self._mine, self._theirs = keys.to_client, keys.to_server
 
-    def _agree(self, public: bytes, client_nonce: bytes, server_nonce: bytes) -> SessionKeys:
-        self._agreement = self._agreement or KeyAgreement()
-        return self._agreement.agree(public, client_nonce, server_nonce)
+    def _this_side(self) -> SessionSide:
+        return SessionSide(self.nonce, self._keys.public.signing, self.session_key)
+
+    def _other_side(self, public: bytes) -> SessionSide:
+        return SessionSide(self.peer_nonce, self._peer.signing, public)
 
     def trust(self, peer: PublicKeys) -> None:
         """Accept the peer's keys from a certificate that was just verified."""
@@ -97,7 +110,7 @@ class Channel:
         if not message.signed:
             return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
         self._sent += 1
-        if self._peer_has_them and not isinstance(message, (*_OPENERS, Welcome)):
+        if self._peer_has_them and not isinstance(message, _ALWAYS_SIGNED):
             stamped = message.model_copy(update={"seq": self._sent})
             body = encode(stamped, raw_digests=self.raw_digests)
             return [body, code_of(self._mine, body), *blobs]

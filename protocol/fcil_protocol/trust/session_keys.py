@@ -23,6 +23,21 @@ _INFO = b"fcil/1/session"
 
 
 @dataclass(frozen=True)
+class SessionSide:
+    """One side of a session, as the keys of the session are bound to it.
+
+    Attributes:
+        nonce: drawn for the session.
+        signing: its Ed25519 public key: who it is.
+        session_key: its public key of the agreement.
+    """
+
+    nonce: bytes
+    signing: bytes
+    session_key: bytes
+
+
+@dataclass(frozen=True)
 class SessionKeys:
     """The keys for codes of messages, one for each direction; every key serves one session."""
 
@@ -45,26 +60,31 @@ class KeyAgreement:
         self._secret = made or X25519PrivateKey.generate()
         self.public = self._secret.public_key().public_bytes_raw()
 
-    def agree(self, public: bytes, client_nonce: bytes, server_nonce: bytes) -> SessionKeys:
-        """Return the session's keys: HKDF-SHA-256 of the shared secret, salted with both nonces.
+    def agree(self, client: SessionSide, server: SessionSide) -> SessionKeys:
+        """Return the session's keys: HKDF-SHA-256 of the shared secret.
+
+        Both sides' nonces are the salt, their other fields in the info: who sees another client or
+        server at the other end gets other keys.
 
         Args:
-            public: the other side's public key, from a message that it signed.
-            client_nonce: of the session.
-            server_nonce: of the session.
+            client: one side.
+            server: the other; `session_key` of the one that is not this side is from a message that
+                it signed.
 
         Raises:
-            BadSignature: the key gives no secret: it is one of a few points of small order.
+            BadSignature: its key gives no secret: it is one of a few points of small order.
         """
+        other = server if client.session_key == self.public else client
         try:
-            shared = self._secret.exchange(X25519PublicKey.from_public_bytes(public))
+            shared = self._secret.exchange(X25519PublicKey.from_public_bytes(other.session_key))
         except ValueError as error:
             raise BadSignature(
                 "the other side's key for the session is not usable.",
                 action="Connect again; if it happens again, its program is faulty.",
             ) from error
-        salt = client_nonce + server_nonce
-        both = HKDF(SHA256(), 2 * _KEY_BYTES, salt, _INFO).derive(shared)
+        salt = client.nonce + server.nonce
+        parties = client.signing + server.signing + client.session_key + server.session_key
+        both = HKDF(SHA256(), 2 * _KEY_BYTES, salt, _INFO + parties).derive(shared)
         return SessionKeys(both[:_KEY_BYTES], both[_KEY_BYTES:])
 
 

@@ -244,7 +244,7 @@ class Database:
         does not wait (``waits``), the caller lets `sync` follow before it says anything.
 
         Raises:
-            StorageError: an earlier failure has ended it, or the one that it is in.
+            StorageError: SQLite has ended it, or the one around it, after an earlier failure.
         """
         if self._depth:
             self._refuse_ended()  # a savepoint would begin, and commit, one of its own
@@ -328,8 +328,8 @@ class Database:
     def remember(self, name: Hashable, tables: Sequence[str], read: Callable[[], R]) -> R:
         """Return the result of a reading, which is repeated only once one of its tables changes.
 
-        For readings of a few rows that every client's messages need. Within a transaction, which
-        may be undone, and in a file that others write, each is made.
+        For readings of a few rows that every client's messages need. Nothing is remembered within a
+        transaction, which may be undone, or in a file that others write.
         """
         if self.read_only or self._db.in_transaction:
             return read()

@@ -208,7 +208,7 @@ def describe_wait(context: RunContext, progress: RunProgress) -> tuple[str, str]
     assert progress.round is not None
     assert progress.task is not None
     assert progress.step is not None
-    if progress.round.phase is Phase.OPEN:
+    if progress.round.phase is not Phase.GATHERING:  # once closed, the last updates are stored
         stuck = progress.round.stuck_until is not None
         return "collecting", "clients that have declined to be able to take part" if stuck else ""
     if progress.mode is Mode.PAUSED:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -219,35 +220,40 @@ class Intake:
     # --- complete ---------------------------------------------------------------------------
 
     async def _open_all(self) -> None:
-        """Open waiting envelopes one after the other: one opened payload in memory at a time.
+        """Open waiting envelopes one after the other: one opened update in memory at a time.
 
         Small ones share a visit to the thread, which costs as much as opening one.
         """
-        turns = Yielder()
         while self._waiting:
-            few, ready = self._next_few(), []
-            for one in few:
-                ready.append(self._expect(one))
-                await turns.yield_if_long()
+            await self._open_few(self._next_few())
+
+    async def _open_few(self, few: Sequence[_Complete]) -> None:
+        turns, ready = Yielder(), []
+        for one in few:
+            ready.append(self._expect(one))
+            await turns.yield_if_long()
+        try:
+            opened = await asyncio.to_thread(_attempt_all, ready)
+        except Exception as error:  # no thread, for instance
+            opened = [error] * len(few)
+        for one, result in zip(few, opened, strict=True):
+            digest = one.envelope.digest
             try:
-                opened = await asyncio.to_thread(_attempt_all, ready)
-            except Exception as error:  # no thread, for instance
-                opened = [error] * len(few)
-            for one, result in zip(few, opened, strict=True):
-                digest = one.envelope.digest
-                try:
+                if isinstance(result, Exception):
+                    self._turn_down(one.peer, digest, peer_text(result))
+                else:
                     self._take(one.peer, digest, result)
-                except Exception as error:
-                    self._turn_down(one.peer, digest, peer_text(error))
-                finally:
-                    self._waiting.popleft()
-                    self._complete.discard(digest)
-                    with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
-                        self.arriving.drop(one.peer.client, digest)
-                    one.over.set()
-                    self._opening[one.peer.client] -= 1
-                    self.room(one.peer.client)
-                await turns.yield_if_long()
+            except Exception as error:
+                self._turn_down(one.peer, digest, peer_text(error))
+            finally:
+                self._waiting.popleft()
+                self._complete.discard(digest)
+                with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
+                    self.arriving.drop(one.peer.client, digest)
+                one.over.set()
+                self._opening[one.peer.client] -= 1
+                self.room(one.peer.client)
+            await turns.yield_if_long()
 
     def _next_few(self) -> list[_Complete]:
         """Return the first waiting envelopes, as many as are opened together."""
@@ -276,10 +282,8 @@ class Intake:
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, digest))
 
-    def _take(self, peer: Peer, digest: str, result: Accepted | Payload | Exception) -> None:
+    def _take(self, peer: Peer, digest: str, result: Accepted | Payload) -> None:
         """Announce an inventory, or let an update in the spool be committed."""
-        if isinstance(result, Exception):
-            raise result
         if isinstance(result, Payload):
             peer = self._newest.pop(digest, peer)
             self._ports.announced(peer, result)
@@ -352,11 +356,13 @@ class Intake:
         for start in range(0, len(batch), MAX_COMMIT):
             few = batch[start : start + MAX_COMMIT]
             faults = self._commit_few([accepted for _, accepted in few])
+            # At once: nothing may happen to a client between its update's commit and this.
             for (peer, accepted), fault in zip(few, faults, strict=True):
                 if fault is None:
                     self._ports.committed(accepted)
                     kept.append((peer, accepted))
-                else:
+            for (peer, accepted), fault in zip(few, faults, strict=True):
+                if fault is not None:
                     await self._refuse(peer, accepted, fault)
             await turns.yield_if_long()
         await asyncio.to_thread(self._ports.wait_until_durable)
@@ -443,8 +449,24 @@ def _attempt_all(
         try:
             results.append(work())
         except Exception as error:
+            _clear_frames(error)
             results.append(error)
     return results
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of an error's frames: among them is the opened payload.
+
+    The lines stay, for the log.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -26,7 +26,7 @@ from fcil_protocol.storage.segment import Segment
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, signed_form, verify_signature
-from fcil_protocol.trust.session_keys import KeyAgreement, code_of
+from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, code_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from frozen import (
@@ -280,10 +280,17 @@ def test_the_keys_of_a_session_and_its_codes_are_as_stated(vectors: Vectors):
     assert {who: one.public.hex() for who, one in of.items()} == {
         who: key["hex"] for who, key in said["session_keys"].items()
     }
-    nonces = [bytes.fromhex(said["nonces"][who]["hex"]) for who in ("client", "server")]
+    sides = [
+        SessionSide(
+            bytes.fromhex(said["nonces"][who]["hex"]),
+            vectors.keys(who).public.signing,
+            of[who].public,
+        )
+        for who in of
+    ]
     body = bytes.fromhex(said["body"]["hex"])
-    for who, other in (("client", "server"), ("server", "client")):
-        keys = of[who].agree(of[other].public, *nonces)
+    for who, own in of.items():
+        keys = own.agree(*sides)
         assert (keys.to_server.hex(), keys.to_client.hex()) == (
             said["to_server"]["hex"],
             said["to_client"]["hex"],

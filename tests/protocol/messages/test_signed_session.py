@@ -175,6 +175,20 @@ def test_fuzz_no_changed_bit_of_body_or_code_passes(place: int, sender: str) -> 
         receiver.check(parse([bytes(whole[:size]), bytes(whole[size:])]))
 
 
+def test_a_welcome_that_was_meant_for_another_client_gives_no_common_keys() -> None:
+    """A member repeats another's nonce and key in its own Hello, and passes the Welcome on."""
+    client = Channel(CLIENT, SERVER.public)
+    server = Channel(SERVER, OTHER.public)  # it takes the member for the one that it speaks with
+    server.peer_nonce = client.nonce
+    server.agree_as_server(client.session_key)
+    frames = server.frames(welcome(server))
+    client.check(parse(frames))
+    client.peer_nonce = server.nonce
+    client.agree_as_client(server.session_key)
+    with pytest.raises(BadSignature, match="the code of a bye does not match"):
+        server.check(parse(client.frames(Bye())))
+
+
 def test_a_relay_that_offers_its_own_key_to_both_is_found_out() -> None:
     """It can put a key of its own into neither Hello nor Welcome: both are signed."""
     client, middle = Channel(CLIENT, SERVER.public), Channel(OTHER, CLIENT.public)

@@ -12,6 +12,7 @@ from fcil_protocol.errors import BadSignature
 from fcil_protocol.trust.session_keys import (
     MAC_BYTES,
     KeyAgreement,
+    SessionSide,
     code_of,
     is_code_of,
 )
@@ -23,37 +24,48 @@ def sha(key: bytes, data: bytes) -> bytes:
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
+def side(made: KeyAgreement, nonce: bytes = C, signing: bytes = b"1" * 32) -> SessionSide:
+    return SessionSide(nonce, signing, made.public)
+
+
 def test_both_sides_derive_the_keys_that_the_protocol_defines() -> None:
     secret = bytes(range(32))
     client, server = KeyAgreement(secret), KeyAgreement()
-    keys = server.agree(client.public, C, S)
-    assert client.agree(server.public, C, S) == keys
+    sides = side(client), side(server, S, b"2" * 32)
+    keys = server.agree(*sides)
+    assert client.agree(*sides) == keys
     # RFC 5869 by hand: extract with the salt, then two blocks of the expansion.
     public = X25519PublicKey.from_public_bytes(server.public)
     shared = X25519PrivateKey.from_private_bytes(secret).exchange(public)
     drawn = sha(C + S, shared)
-    first = sha(drawn, b"fcil/1/session\x01")
-    second = sha(drawn, first + b"fcil/1/session\x02")
+    info = b"fcil/1/session" + b"1" * 32 + b"2" * 32 + client.public + server.public
+    first = sha(drawn, info + b"\x01")
+    second = sha(drawn, first + info + b"\x02")
     assert (keys.to_server, keys.to_client) == (first, second)
 
 
-def test_other_nonces_or_another_key_give_other_keys() -> None:
+def test_other_nonces_signers_or_keys_give_other_keys() -> None:
     client, server = KeyAgreement(), KeyAgreement()
+    other = KeyAgreement()
     found = {
-        client.agree(server.public, C, S),
-        client.agree(server.public, C, bytes(16)),
-        client.agree(server.public, bytes(16), S),
-        KeyAgreement().agree(server.public, C, S),
-        client.agree(KeyAgreement().public, C, S),
+        client.agree(side(client), side(server, S)),
+        client.agree(side(client), side(server, bytes(16))),
+        client.agree(side(client, bytes(16)), side(server, S)),
+        client.agree(side(client, signing=bytes(32)), side(server, S)),
+        client.agree(side(client), side(server, S, bytes(32))),
+        client.agree(side(client), side(other, S)),
+        other.agree(side(other), side(server, S)),
+        client.agree(side(server), side(client, S)),
     }
-    assert len(found) == 5
-    assert len({one for keys in found for one in (keys.to_server, keys.to_client)}) == 10
+    assert len(found) == 8
+    assert len({one for keys in found for one in (keys.to_server, keys.to_client)}) == 16
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31)])
 def test_a_point_of_small_order_is_refused(point: bytes) -> None:
+    client = KeyAgreement()
     with pytest.raises(BadSignature, match="not usable"):
-        KeyAgreement().agree(point, C, S)
+        client.agree(side(client), SessionSide(S, b"2" * 32, point))
 
 
 def test_a_code_is_the_beginning_of_the_hmac_and_matches_nothing_else() -> None:
@@ -68,5 +80,6 @@ def test_a_code_is_the_beginning_of_the_hmac_and_matches_nothing_else() -> None:
 
 
 def test_no_key_shows_in_a_repr() -> None:
-    keys = KeyAgreement().agree(KeyAgreement().public, C, S)
+    client = KeyAgreement()
+    keys = client.agree(side(client), side(KeyAgreement(), S))
     assert repr(keys) == "SessionKeys()"

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -339,6 +341,66 @@ def test_of_a_transaction_that_fails_nobody_gets_an_ack_and_nothing_stays_in_the
         await scene.send("d" * 26)
         await scene.intake.drain()
         assert (scene.log[-1], scene.committed) == ("ack d", ["d"])
+
+    play(story)
+
+
+def test_a_refused_update_is_not_kept_in_memory(scene):
+    payloads = []
+
+    def refuse(payload, _task):
+        payloads.append(weakref.ref(payload))
+        return ["it does not fit"]
+
+    scene.ports.expect = lambda *_: Expectation(TASK, SCHEMA, {}, refuse)
+
+    async def story():
+        for client in "ab":
+            await scene.send(client * 26)
+        await scene.intake.drain()
+        assert scene.log.count(f"refused {SchemaMismatch.__name__}") == 2
+        assert [payload() for payload in payloads] == [None, None]
+
+    gc.disable()
+    try:
+        play(story)
+    finally:
+        gc.enable()
+
+
+def test_all_that_is_committed_is_told_before_others_are_refused(scene):
+    """Whatever happens to a client while one is refused, a revocation for instance, comes later."""
+    stored = scene.ports.stored
+
+    def refuse_a(accepted):
+        if accepted.client[0] == "a":
+            raise AlreadyHave("one came first.")
+        stored(accepted)
+
+    def refused(_peer, _error):
+        told.append(list(scene.committed))
+
+    told = []
+    scene.ports.stored, scene.ports.refused = refuse_a, refused
+    sync, syncing, go_on = scene.spool.sync, threading.Semaphore(0), threading.Event()
+
+    def slow():
+        syncing.release()
+        assert go_on.wait(30)
+        sync()
+
+    scene.spool.sync = slow
+
+    async def story():
+        await scene.send("z" * 26)
+        assert await asyncio.to_thread(syncing.acquire, timeout=30)
+        for client in "abc":  # one transaction, once the first is on the disk
+            await scene.send(client * 26)
+        for one in list(scene.intake._waiting):
+            await one.over.wait()
+        go_on.set()
+        await scene.intake.drain()
+        assert told == [["z", "b", "c"]]
 
     play(story)
 
