@@ -39,7 +39,7 @@ NAMED_KILLS = {
     "after_receive": ("recv", "^chunk", "", "before"),
     "before_fsync": ("sync", "spool/.*seg", "spool.Spool.sync", "before"),
     "after_fsync": ("sync", "spool/.*seg", "spool.Spool.sync", "after"),
-    "after_the_ledger_before_ack": ("commit", "ledger", "reception.Reception.stored", "after"),
+    "after_the_ledger_before_ack": ("commit", "ledger", "intake.Intake._commit_few", "after"),
     "after_ack": ("send", "^ack", "intake.Intake._commit", "after"),
     "half_a_state": ("write", "states/.*safetensors", "", "half"),
     "after_the_state_before_commit": ("replace", "states/.*json", "", "after"),
