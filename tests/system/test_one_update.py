@@ -1,6 +1,7 @@
 """The "life of an update" of docs/architecture.md as code, row by row, over a link in memory."""
 
 import asyncio
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -146,7 +147,8 @@ async def way_of_one_update(tmp_path):
         max_payload_bytes=LIMIT, max_classes=10,
         ports=SimpleNamespace(
             expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
-            recorded=lambda *_: False, opened=lambda _: None, stored=stored, wait_until_durable=lambda: None,
+            recorded=lambda *_: False, opened=lambda _: None, stored=stored,
+            together=contextlib.nullcontext, committed=lambda _: None, wait_until_durable=lambda: None,
             send=lambda p, m: router.send(p.route, p.channel.frames(m)),
         ),
     )  # fmt: skip
