@@ -42,7 +42,7 @@ from fcil_protocol.envelopes.transfer import (
     Sender,
     unrequested_chunks,
 )
-from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
+from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES
 from fcil_protocol.link.zmq_link import Dealer, LinkNews, Links
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -72,7 +72,6 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 METHOD = Path(__file__).parent / "payload_method"
 CLASSES = ("cat", "dog")
 LIMIT = 1 << 30
-AHEAD_BYTES = 128 << 10  # of a part that are requested with its header
 LAG = ("loop_lag_max_s", "loop_lag_p99_s")
 
 
@@ -229,7 +228,7 @@ class Thin:
         self._missing = {p.digest for p in wanted}
         for part in wanted:  # a header and its first chunks together, as a client does
             size = chunk_bytes_for(part.sealed_bytes)
-            count = min(-(-part.sealed_bytes // size), AHEAD_BYTES // size)
+            count = min(-(-part.sealed_bytes // size), MIN_WINDOW_BYTES // size)
             self._ahead[part.digest] = count
             span = max(1, UNASKED_SPAN_BYTES // size)
             self._say(Want(digest=part.digest, chunks=list(range(count)), span=span, header=True))

@@ -118,7 +118,7 @@ class SocketReader(Generic[_T]):
         return item
 
     def _has_room(self) -> bool:
-        """Return True if half of the queue is free, so that its watch is rarely renewed."""
+        """Return True if half of the queue is free: to watch the descriptor again takes time."""
         return self._queue.qsize() <= QUEUE // 2 and self._bytes <= QUEUE_BYTES // 2
 
     def close(self) -> None:

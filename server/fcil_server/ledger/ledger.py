@@ -6,11 +6,11 @@ After a kill at any moment, `RoundTable.current` and `UpdateTable.accepted` say 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from fcil_server.ledger.byte_counts import ByteTable
 from fcil_server.ledger.clients import ClientTable, TicketTable
@@ -19,6 +19,8 @@ from fcil_server.ledger.events import AuditTable, EventTable, RefusalTable
 from fcil_server.ledger.rounds import AnswerTable, RoundTable, UpdateTable
 from fcil_server.ledger.runs import Forks, PartTable, RunTable, StateTable
 from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
+
+R = TypeVar("R")
 
 __all__ = ["LEDGER_NAME", "Ledger"]
 
@@ -91,6 +93,10 @@ class Ledger:
     ) -> AbstractContextManager[None]:
         """Make everything inside atomic, in all tables. See `Database.transaction`."""
         return self.database.transaction(durable=durable, waits=waits)
+
+    def remember(self, name: Hashable, tables: Sequence[str], read: Callable[[], R]) -> R:
+        """Return what a reading of some tables gives. See `Database.remember`."""
+        return self.database.remember(name, tables, read)
 
     def sync(self) -> None:
         """Return when everything committed so far is on the disk. See `Database.sync`."""

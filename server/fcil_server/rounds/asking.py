@@ -173,7 +173,7 @@ def class_registry(context: RunContext, peer: Peer, task: TaskInfo) -> Part:
 
     The same part for all clients with the same classes, while these do not change.
     """
-    return context.ledger.database.remember(
+    return context.ledger.remember(
         ("registry", context.run, tuple(peer.names), task.index),
         ("classes", "class_aliases", "tasks"),
         partial(_class_registry, context, peer, task),

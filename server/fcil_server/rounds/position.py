@@ -150,7 +150,9 @@ class RunProgress:
     unheld_since: float | None = None
     opened_at: float | None = None
     oldest_base: int = -1
-    _describe: Callable[[], tuple[str, str]] = lambda: ("starting", "")
+    _describe: Callable[[], tuple[str, str]] = field(
+        default=lambda: ("starting", ""), init=False, repr=False
+    )
 
     @property
     def phase(self) -> str:
@@ -183,7 +185,7 @@ class RunProgress:
         self._describe = lambda: (phase, waiting_for)
 
     def show_live(self, describe: Callable[[], tuple[str, str]]) -> None:
-        """Let a function return both whenever they are asked for: it looks at every client."""
+        """Let a function return both when a status is asked for, since it looks at every client."""
         self._describe = describe
 
     def hold(self, why: str) -> None:

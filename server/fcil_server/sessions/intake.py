@@ -60,7 +60,7 @@ MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes of one client under way
 MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then its next ones wait
 OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
-MAX_OPENED = 16  # of them: a longer visit would hinder the loop
+MAX_OPENED = 16  # of them, however small: the first one waits for the last
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
 MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 

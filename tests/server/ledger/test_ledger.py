@@ -332,12 +332,15 @@ class TestClients:
 
     def test_a_revoked_client_may_not_join_and_gives_its_name_free(self, ledger: Ledger) -> None:
         assert ledger.clients.get(BOB).may_join(ledger.now)
+        assert ledger.clients.may_join(BOB)
         ledger.clients.revoke(BOB)
         first = ledger.clients.get(BOB).revoked_at
         ledger.database.clock.now += 10
         ledger.clients.revoke(BOB)
         assert ledger.clients.get(BOB).revoked_at == first
         assert not ledger.clients.get(BOB).may_join(ledger.now)
+        assert not ledger.clients.may_join(BOB)
+        assert not ledger.clients.may_join(ClientId("z" * 26)), "it was never enrolled"
         assert ledger.clients.free_name("bob") == "bob"
 
     def test_a_client_expires(self, ledger: Ledger) -> None:
@@ -345,7 +348,9 @@ class TestClients:
             ClientId("d" * 26), "d", curve=b"d" * 32, signing=b"", sealing=b"", not_after=50.0
         )
         row = ledger.clients.by_name("d")
-        assert (row.may_join(49.9), row.may_join(50.0)) == (True, False)
+        for now, may in ((49.9, True), (50.0, False)):
+            ledger.database.clock.now = now
+            assert (row.may_join(now), ledger.clients.may_join(row.client_id)) == (may, may)
 
     def test_keys_do_not_show_in_a_repr(self, ledger: Ledger) -> None:
         assert "curve" not in repr(ledger.clients.get(BOB))
@@ -364,6 +369,7 @@ class TestClients:
                 "",
             )
             assert not row.may_join(ledger.now)
+            assert not ledger.clients.may_join(BOB)
             assert ledger.refusals.newest() == []
             assert all(e.client != BOB for e in ledger.evaluations.all(RUN))
             ledger.clients.erase(GONE)  # two clients without keys do not collide

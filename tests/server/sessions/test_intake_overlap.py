@@ -107,6 +107,18 @@ class Scene:
             self.log.append(f"{message.type} {peer.client[0]}")
         return True
 
+    def hold_sync(self):
+        """Hold each sync of the spool; return what it releases as it begins, and what lets it go."""
+        sync, syncing, go_on = self.spool.sync, threading.Semaphore(0), threading.Event()
+
+        def held():
+            syncing.release()
+            assert go_on.wait(30)
+            sync()
+
+        self.spool.sync = held
+        return syncing, go_on
+
     def offer(self, client, sealed, peer=None):
         """Send the header of a client's update; return the session."""
         channel = Channel(SERVER, CLIENT.public)
@@ -221,14 +233,7 @@ def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_l
 
 def test_those_that_come_while_a_batch_becomes_durable_are_the_next_batch(scene):
     async def story():
-        sync, syncing, go_on = scene.spool.sync, threading.Semaphore(0), threading.Event()
-
-        def slow():
-            syncing.release()
-            assert go_on.wait(30)
-            sync()
-
-        scene.spool.sync = slow
+        syncing, go_on = scene.hold_sync()
         await scene.send("a" * 26)
         assert await asyncio.to_thread(syncing.acquire, timeout=30)
         for client in "bcd":
@@ -382,14 +387,7 @@ def test_all_that_is_committed_is_told_before_others_are_refused(scene):
 
     told = []
     scene.ports.stored, scene.ports.refused = refuse_a, refused
-    sync, syncing, go_on = scene.spool.sync, threading.Semaphore(0), threading.Event()
-
-    def slow():
-        syncing.release()
-        assert go_on.wait(30)
-        sync()
-
-    scene.spool.sync = slow
+    syncing, go_on = scene.hold_sync()
 
     async def story():
         await scene.send("z" * 26)
