@@ -261,7 +261,7 @@ class WrongFederation(TrustError):
 
 
 class BadSignature(TrustError):
-    """A signature or a code does not match its bytes.
+    """A signature or a MAC does not match its bytes.
 
     The bytes were altered, or signed with another key; none of them was used.
     """

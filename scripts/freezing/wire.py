@@ -19,7 +19,7 @@ from fcil_protocol.messages import messages, relay_frames
 from fcil_protocol.messages.frames import encode
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.trust.certificate import Certificate
-from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, code_of
+from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, mac_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from freezing.common import (
@@ -299,8 +299,8 @@ def said_by(folder: Folder) -> None:
     folder.add("messages", {"messages": listed, "lane": laned})
 
 
-def codes(folder: Folder) -> None:
-    if not folder.has("session-codes"):
+def macs(folder: Folder) -> None:
+    if not folder.has("session-macs"):
         own = {who: KeyAgreement(secret(f"{who} session")) for who in ("client", "server")}
         nonces = {who: secret(f"nonce of {who}")[:16] for who in own}
         signing = {"client": CLIENT_KEYS.public.signing, "server": SERVER.public.signing}
@@ -311,11 +311,11 @@ def codes(folder: Folder) -> None:
             "session_keys": {who: one.public for who, one in own.items()},
             "nonces": nonces, "signing": signing,
             "to_server": keys.to_server, "to_client": keys.to_client, "body": body,
-            "codes": {
-                "client": code_of(keys.to_server, body), "server": code_of(keys.to_client, body),
+            "macs": {
+                "client": mac_of(keys.to_server, body), "server": mac_of(keys.to_client, body),
             },
         }  # fmt: skip
-        folder.add("session-codes", said)
+        folder.add("session-macs", said)
 
 
 def freeze(folder: Folder) -> None:
@@ -330,4 +330,4 @@ def freeze(folder: Folder) -> None:
     envelope(folder, "part", BROADCAST)
     envelope(folder, "part-compact", BROADCAST)
     said_by(folder)
-    codes(folder)
+    macs(folder)

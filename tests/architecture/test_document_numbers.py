@@ -159,7 +159,7 @@ SENTENCES = [
     (PROTOCOL, "makes {} bytes: the private keys", [Of(p + "trust.key_file.SECRET_BYTES", 1 / 3)]),
     # 4 and 5 Messages, sessions
     (PROTOCOL, "The **signature** is {} bytes", [Of(p + "messages.messages.SIGNATURE_BYTES")]),
-    (PROTOCOL, "or a code of {} bytes", [Of(p + "trust.session_keys.MAC_BYTES")]),
+    (PROTOCOL, "or a MAC of {} bytes", [Of(p + "trust.session_keys.MAC_BYTES")]),
     (PROTOCOL, "| nonce | {} bytes |", [Of(p + "messages.messages.NONCE_BYTES")]),
     (PROTOCOL, "C and S are {} random bytes", [Of(p + "messages.messages.NONCE_BYTES")]),
     (PROTOCOL, "may differ by at most {} relative.", [Of("fcil_adapters.backbones.probes.TOLERANCE", 1, lambda n: f"{n:.0e}".replace("-0", "-"))]),

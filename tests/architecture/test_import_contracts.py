@@ -28,7 +28,7 @@ CIPHER_OWNERS = {
     "fcil_protocol/envelopes/envelope.py",  # payloads
     "fcil_protocol/trust/keys.py",  # identities
     "fcil_protocol/trust/certificate.py",  # the federation's identity
-    "fcil_protocol/trust/session_keys.py",  # codes of messages
+    "fcil_protocol/trust/session_keys.py",  # MACs of messages
     "fcil_protocol/trust/passphrase.py",  # keys in a backup
     "fcil_server/web/http_server.py",  # no cipher: reads the names in a certificate
 }

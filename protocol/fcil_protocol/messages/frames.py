@@ -1,7 +1,7 @@
 """Wire form of a message: its frames.
 
 A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under ``t``;
-``signature`` is the sender's Ed25519 over the body as sent, or a code of it by the session's keys
+``signature`` is the sender's Ed25519 over the body as sent, or a MAC of it by the session's keys
 (empty for chunks, whose hash is in a signed header); blobs are opaque here. Unknown types are
 answered with a Nack.
 """
@@ -35,7 +35,7 @@ _BLOBS = {"update": 3, "parts": 3, "chunk": 1}
 
 @dataclass(frozen=True)
 class Received:
-    """A parsed message, with the bytes that its signature, or code, covers."""
+    """A parsed message, with the bytes that its signature, or MAC, covers."""
 
     message: Message
     body: bytes
@@ -67,7 +67,7 @@ def parse(frames: Sequence[bytes]) -> Received:
         raise TooLarge(f"a message body of {len(body)} bytes exceeds {MAX_BODY_BYTES}.")
     if len(signature) not in (0, MAC_BYTES, SIGNATURE_BYTES):
         raise WireError(
-            f"a signature has {SIGNATURE_BYTES} bytes and a code {MAC_BYTES}, got {len(signature)}."
+            f"a signature has {SIGNATURE_BYTES} bytes and a MAC {MAC_BYTES}, got {len(signature)}."
         )
     fields = _unpack(bytes(body))
     name = fields.pop("t", None)

@@ -111,7 +111,7 @@ class Hello(Message):
     backbone: BackboneClaim | None = None
     takes_models: bool = False  # it knows the message `UseModel`
     takes_compact: bool = False  # it reads compact payloads, and digests as bytes
-    session_key: SessionKey | None = None  # its public key for the session's codes
+    session_key: SessionKey | None = None  # its public key for the session's MACs
 
 
 class Verdict(Strict):

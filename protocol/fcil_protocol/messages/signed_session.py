@@ -2,7 +2,7 @@
 
 Each side draws a nonce when the session begins (client in Hello or Enrol, server in Welcome) and
 puts the *other's* nonce and a growing number into every message it signs. Once Hello and Welcome
-have brought the keys of the session, messages carry a code by them in place of a signature and a
+have brought the keys of the session, messages carry a MAC by them in place of a signature and a
 nonce. So a message of another session, an older one of this session, or one for another receiver is
 refused, on a direct link and through a relay alike.
 """
@@ -28,13 +28,13 @@ from fcil_protocol.trust.session_keys import (
     MAC_BYTES,
     KeyAgreement,
     SessionSide,
-    code_of,
-    is_code_of,
+    is_mac_of,
+    mac_of,
 )
 
 PURPOSE = "message"
 _OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: the peer's is unknown yet
-_ALWAYS_SIGNED = (*_OPENERS, Welcome, Rotate)  # who one is: a code shows that only in its session
+_ALWAYS_SIGNED = (*_OPENERS, Welcome, Rotate)  # who one is: a MAC shows that only in its session
 
 
 def new_nonce() -> bytes:
@@ -59,7 +59,7 @@ class Channel:
         self.raw_digests = False
         self._sent = 0
         self._heard = 0
-        self._mine = self._theirs = b""  # the keys of codes, once the session has some
+        self._mine = self._theirs = b""  # the keys of MACs, once the session has some
         self._peer_has_them = False
 
     @cached_property
@@ -113,7 +113,7 @@ class Channel:
         if self._peer_has_them and not isinstance(message, _ALWAYS_SIGNED):
             stamped = message.model_copy(update={"seq": self._sent})
             body = encode(stamped, raw_digests=self.raw_digests)
-            return [body, code_of(self._mine, body), *blobs]
+            return [body, mac_of(self._mine, body), *blobs]
         nonce = self.nonce if isinstance(message, _OPENERS) else self.peer_nonce
         stamped = message.model_copy(update={"nonce": nonce, "seq": self._sent})
         body = encode(stamped, raw_digests=self.raw_digests)
@@ -132,7 +132,7 @@ class Channel:
         if not message.signed:
             return message  # a chunk: its hash is in a signed header
         if len(received.signature) == MAC_BYTES:
-            self._check_code(received)
+            self._check_mac(received)
         else:
             verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
             if isinstance(message, _OPENERS):
@@ -144,11 +144,11 @@ class Channel:
         self._heard = message.seq
         return message
 
-    def _check_code(self, received: Received) -> None:
-        """Refuse a message whose code is not by the keys of this session."""
-        if not self.agreed or not is_code_of(received.signature, self._theirs, received.body):
+    def _check_mac(self, received: Received) -> None:
+        """Refuse a message whose MAC is not by the keys of this session."""
+        if not self.agreed or not is_mac_of(received.signature, self._theirs, received.body):
             raise BadSignature(
-                f"the code of a {received.message.type} does not match its {len(received.body)} "
+                f"the MAC of a {received.message.type} does not match its {len(received.body)} "
                 "bytes and the keys of this session.",
                 action="It was altered or is of another session; none of it was used.",
             )

@@ -1,8 +1,9 @@
-"""Keys of one session: codes that authenticate its messages, from a Diffie-Hellman exchange.
+"""Keys of one session, from a Diffie-Hellman exchange: their MACs authenticate its messages.
 
 Each side draws an X25519 key for the session and signs its public half (in Hello, in Welcome). What
 both derive is unknown to all between them, a relay included, and is forgotten with the session. A
-code takes a fiftieth of a signature's time, and a quarter of its bytes.
+MAC has a quarter of a signature's bytes and takes 2 microseconds; to make a signature takes 38, to
+check one 130.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SessionSide:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """The keys for codes of messages, one for each direction; every key serves one session."""
+    """The keys of messages' MACs, one for each direction; every key serves one session."""
 
     to_server: bytes = field(repr=False)
     to_client: bytes = field(repr=False)
@@ -88,11 +89,11 @@ class KeyAgreement:
         return SessionKeys(both[:_KEY_BYTES], both[_KEY_BYTES:])
 
 
-def code_of(key: bytes, data: bytes) -> bytes:
-    """Return the code of some data: HMAC-SHA-256, its first 16 bytes."""
+def mac_of(key: bytes, data: bytes) -> bytes:
+    """Return the MAC of some data: HMAC-SHA-256, its first 16 bytes."""
     return hmac.digest(key, data, "sha256")[:MAC_BYTES]
 
 
-def is_code_of(code: bytes, key: bytes, data: bytes) -> bool:
-    """Return True if this is the data's code; takes equally long for every wrong one."""
-    return hmac.compare_digest(code, code_of(key, data))
+def is_mac_of(mac: bytes, key: bytes, data: bytes) -> bool:
+    """Return True if this is the data's MAC; takes equally long for every wrong one."""
+    return hmac.compare_digest(mac, mac_of(key, data))

@@ -26,7 +26,7 @@ from fcil_protocol.storage.segment import Segment
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, signed_form, verify_signature
-from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, code_of
+from fcil_protocol.trust.session_keys import KeyAgreement, SessionSide, mac_of
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.aggregation.store import PartStore
 from frozen import (
@@ -271,8 +271,8 @@ def test_a_message_is_parsed_to_what_it_said_and_encoded_to_the_same_bytes(vecto
             verify_signature(signer.signing, "message", received.body, received.signature)
 
 
-def test_the_keys_of_a_session_and_its_codes_are_as_stated(vectors: Vectors):
-    said = vectors.content("session-codes")
+def test_the_keys_of_a_session_and_its_macs_are_as_stated(vectors: Vectors):
+    said = vectors.content("session-macs")
     of = {}
     for who in ("client", "server"):
         text = f"fcil test vectors, never use: {who} session"
@@ -296,7 +296,7 @@ def test_the_keys_of_a_session_and_its_codes_are_as_stated(vectors: Vectors):
             said["to_client"]["hex"],
         )
         mine = keys.to_server if who == "client" else keys.to_client
-        assert code_of(mine, body).hex() == said["codes"][who]["hex"]
+        assert mac_of(mine, body).hex() == said["macs"][who]["hex"]
     assert encode(parse([body, bytes(16)]).message) == body
 
 

@@ -312,7 +312,7 @@ def test_an_oversize_blob_is_refused_and_the_largest_is_not(kind: str, limit: in
 
 @pytest.mark.parametrize("size", [1, 63, 65, 1000])
 def test_a_signature_of_another_length_is_refused(size: int) -> None:
-    with pytest.raises(WireError, match=f"64 bytes and a code 16, got {size}"):
+    with pytest.raises(WireError, match=f"64 bytes and a MAC 16, got {size}"):
         parse([encode(FULL["ack"]), bytes(size)])
 
 

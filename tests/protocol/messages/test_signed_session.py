@@ -22,7 +22,7 @@ from fcil_protocol.messages.messages import (
 )
 from fcil_protocol.messages.signed_session import Channel, new_nonce
 from fcil_protocol.trust.keys import PrivateKeys, verify_signature
-from fcil_protocol.trust.session_keys import MAC_BYTES, code_of
+from fcil_protocol.trust.session_keys import MAC_BYTES, mac_of
 
 CLIENT, SERVER, OTHER = (
     PrivateKeys(curve=bytes([n]) * 32, signing=bytes([n]) * 32, sealing=bytes([n]) * 32)
@@ -71,7 +71,7 @@ def welcome(channel: Channel) -> Welcome:
 
 
 class Agreed(Session):
-    """A session whose messages carry codes."""
+    """A session whose messages carry MACs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_each_side_writes_digests_as_the_other_reads_them() -> None:
         assert session.client.check(parse(frames)).digest == HEX  # type: ignore[attr-defined]
 
 
-def test_messages_of_a_session_with_keys_have_a_code_and_no_nonce() -> None:
+def test_messages_of_a_session_with_keys_have_a_mac_and_no_nonce() -> None:
     session = Agreed()
     for _ in range(2):
         for frames, channel in (
@@ -137,23 +137,23 @@ def test_signed_messages_are_taken_in_a_session_with_keys() -> None:
 
 
 @pytest.mark.parametrize("sender", ["client", "server"])
-def test_a_code_of_another_session_or_direction_is_refused(sender: str) -> None:
+def test_a_mac_of_another_session_or_direction_is_refused(sender: str) -> None:
     session, other = Agreed(), Agreed()
     frames = getattr(session, sender).frames(Bye())
     for channel in (other.client, other.server, getattr(session, sender)):
-        with pytest.raises(BadSignature, match="the code of a bye does not match"):
+        with pytest.raises(BadSignature, match="the MAC of a bye does not match"):
             channel.check(parse(frames))
 
 
-def test_a_code_in_a_session_without_keys_is_refused() -> None:
+def test_a_mac_in_a_session_without_keys_is_refused() -> None:
     session = Session()
     body = session.client.frames(Bye())[0]
-    for code in (bytes(MAC_BYTES), code_of(b"", body)):
-        with pytest.raises(BadSignature, match="the code of a bye does not match"):
-            session.server.check(parse([body, code]))
+    for mac in (bytes(MAC_BYTES), mac_of(b"", body)):
+        with pytest.raises(BadSignature, match="the MAC of a bye does not match"):
+            session.server.check(parse([body, mac]))
 
 
-def test_a_repeated_message_with_a_code_is_refused() -> None:
+def test_a_repeated_message_with_a_mac_is_refused() -> None:
     session = Agreed()
     received = parse(session.server.frames(Ack(digest=HEX)))
     session.client.check(received)
@@ -163,7 +163,7 @@ def test_a_repeated_message_with_a_code_is_refused() -> None:
 
 @given(place=st.integers(min_value=0), sender=st.sampled_from(["client", "server"]))
 @settings(max_examples=100)
-def test_fuzz_no_changed_bit_of_body_or_code_passes(place: int, sender: str) -> None:
+def test_fuzz_no_changed_bit_of_body_or_mac_passes(place: int, sender: str) -> None:
     session = Agreed()
     receiver = session.server if sender == "client" else session.client
     frames = getattr(session, sender).frames(Nack(code="malformed", text="of one kind"))
@@ -185,7 +185,7 @@ def test_a_welcome_that_was_meant_for_another_client_gives_no_common_keys() -> N
     client.check(parse(frames))
     client.peer_nonce = server.nonce
     client.agree_as_client(server.session_key)
-    with pytest.raises(BadSignature, match="the code of a bye does not match"):
+    with pytest.raises(BadSignature, match="the MAC of a bye does not match"):
         server.check(parse(client.frames(Bye())))
 
 

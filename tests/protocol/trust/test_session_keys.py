@@ -13,8 +13,8 @@ from fcil_protocol.trust.session_keys import (
     MAC_BYTES,
     KeyAgreement,
     SessionSide,
-    code_of,
-    is_code_of,
+    is_mac_of,
+    mac_of,
 )
 
 C, S = b"c" * 16, b"s" * 16
@@ -68,15 +68,15 @@ def test_a_point_of_small_order_is_refused(point: bytes) -> None:
         client.agree(side(client), SessionSide(S, b"2" * 32, point))
 
 
-def test_a_code_is_the_beginning_of_the_hmac_and_matches_nothing_else() -> None:
+def test_a_mac_is_the_beginning_of_the_hmac_and_matches_nothing_else() -> None:
     key, data = b"k" * 32, b"some body"
-    code = code_of(key, data)
-    assert code == sha(key, data)[:MAC_BYTES]
-    assert is_code_of(code, key, data)
-    for wrong in (code[:-1], code + b"\0", bytes(16), b"", sha(key, data)):
-        assert not is_code_of(wrong, key, data)
-    assert not is_code_of(code, b"l" * 32, data)
-    assert not is_code_of(code, key, data + b".")
+    mac = mac_of(key, data)
+    assert mac == sha(key, data)[:MAC_BYTES]
+    assert is_mac_of(mac, key, data)
+    for wrong in (mac[:-1], mac + b"\0", bytes(16), b"", sha(key, data)):
+        assert not is_mac_of(wrong, key, data)
+    assert not is_mac_of(mac, b"l" * 32, data)
+    assert not is_mac_of(mac, key, data + b".")
 
 
 def test_no_key_shows_in_a_repr() -> None:
