@@ -150,9 +150,11 @@ class RunProgress:
     unheld_since: float | None = None
     opened_at: float | None = None
     oldest_base: int = -1
-    _describe: Callable[[], tuple[str, str]] = field(
-        default=lambda: ("starting", ""), init=False, repr=False
-    )
+    _describe: Callable[[], tuple[str, str]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Say what a status reads until the run first shows a phase."""
+        self.show("starting")
 
     @property
     def phase(self) -> str:

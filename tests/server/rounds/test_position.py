@@ -1,0 +1,18 @@
+"""What a status reads of a run: before it shows a phase, a fixed one, and one that is described live."""
+
+from fcil_server.rounds.position import RunProgress
+
+
+def test_a_run_that_has_shown_no_phase_yet_is_starting():
+    progress = RunProgress()
+    assert (progress.phase, progress.waiting_for) == ("starting", "")
+
+
+def test_a_live_phase_is_described_whenever_it_is_read_until_the_next_is_shown():
+    progress, missing = RunProgress(), ["a", "b"]
+    progress.show_live(lambda: ("gathering", f"{len(missing)} updates"))
+    assert progress.waiting_for == "2 updates"
+    missing.pop()
+    assert (progress.phase, progress.waiting_for) == ("gathering", "1 updates")
+    progress.show("done")
+    assert (progress.phase, progress.waiting_for) == ("done", "")
