@@ -18,7 +18,9 @@ CLIENTS = "abc"
 
 
 def masked(secure="masks", **extra):
+    """Settings of either kind of run; masks cap no weight, and the sides of images are drawn."""
     given = {
+        "trust__max_weight_share": 1.0,
         "method__name": "fedncm", "tasks__classes": [["0", "1"], ["2"]],
         "round__min_clients": 3, "round__settle_s": 0.2, "privacy__secure": secure,
     }  # fmt: skip
