@@ -165,6 +165,25 @@ class TestView:
         view.blocks[0].attn.qkv = torch.nn.Identity()
         assert isinstance(backbone.module.blocks[0].attn.qkv, torch.nn.Linear)
 
+    def test_keeps_what_refers_to_a_module_inside_the_new_tree(self):
+        backbone = toy_backbone()
+        first, second = backbone.module.blocks
+        second.mlp = first.mlp  # in two places
+        first.also = [first.norm1]  # where torch does not look
+        first.method = second.extra_repr
+        seen = []
+        first.register_forward_hook(lambda *_: seen.append("hook"))
+        view = backbone.view()
+        one, two = view.blocks
+        assert one.mlp is two.mlp
+        assert one.mlp is not first.mlp
+        assert one.also == [one.norm1]
+        assert one.method.__self__ is two
+        assert one.also is not first.also
+        view(torch.zeros(1, 3, SIZE, SIZE))
+        assert seen == ["hook"]
+        assert not view.training
+
     def test_computes_the_same_features(self):
         backbone = toy_backbone()
         x = backbone.normalise(probe_images(backbone.info))
