@@ -319,6 +319,7 @@ class TestCommand:
         probe = np.load(out / "vit_nano_patch4_32.probe.npy")
         assert (probe.shape, probe.dtype) == ((4, 128), np.float32)
 
+    @pytest.mark.full
     def test_distils_a_transformer_of_other_sizes(self, archive, tmp_path, capsys, monkeypatch):
         two = tuple(read_pictures(archive, 32, part) for part in ("train", "test"))
         monkeypatch.setattr(card, "digits", lambda: two)
@@ -342,6 +343,7 @@ class TestCommand:
         assert "| teacher | vit_nano_patch4_32 at 32 px, digest a92a" in said
         assert np.load(out / "vit_nano_patch4_32.probe.npy").shape == (4, 12)
 
+    @pytest.mark.full
     def test_mixes_the_result_with_the_weights_that_it_began_from(
         self, archive, tmp_path, capsys, monkeypatch
     ):
@@ -706,6 +708,7 @@ class TestDistil:
         seen = centres[both] + 0.1 * rng.standard_normal((count, 2, 12)) + 3
         return Pictures(images, kinds, tuple("abcd"), "d" * 64, seen.astype(np.float16), "toy")
 
+    @pytest.mark.full
     def test_lowers_its_loss_and_brings_the_kinds_apart(self, rng, tmp_path):
         pictures = self.taught(rng)
         fresh = replace(pictures, images=self.taught(np.random.default_rng(1)).images)
@@ -759,6 +762,7 @@ class TestDistil:
         seen, _ = view(grey, 8, (0.5, 1.0), torch.Generator().manual_seed(0), 0.0)
         torch.testing.assert_close(seen, grey)
 
+    @pytest.mark.full
     def test_resumes_to_the_bit_with_a_mean_of_the_weights(self, rng, tmp_path):
         pictures = self.taught(rng)
         recipe = replace(self.RECIPE, steps=6, average=0.9)
@@ -821,6 +825,7 @@ class TestHold:
         training.train(learner, story, pictures, quiet(folder))
         return learner
 
+    @pytest.mark.full
     def test_features_of_held_pictures_stay_and_those_of_others_move(self, pictures, rng, tmp_path):
         both = self.both(pictures, rng)
         free = self.learned(pictures, replace(self.RECIPE, hold=0.0), tmp_path / "free")
@@ -874,6 +879,7 @@ class TestHold:
         assert len(first) == 10
         assert int(first.max()) < 10
 
+    @pytest.mark.full
     def test_resumes_to_the_bit(self, pictures, rng, tmp_path):
         both, recipe = self.both(pictures, rng), replace(self.RECIPE, steps=6)
         for folder, stops in (("whole", (None,)), ("parts", (2, None))):
@@ -911,6 +917,7 @@ class TestHold:
         assert code == 4
         assert "are also classes of CIFAR-100, such as camel" in error
 
+    @pytest.mark.full
     def test_the_command_holds_resumes_and_says_so_on_the_card(self, archive, tmp_path, capsys):
         held, out = tmp_path / "held.zip", tmp_path / "out"
         assert pretrain(capsys, "glyphs", "--out", held, "--count", 12)[0] == 0

@@ -352,6 +352,7 @@ def test_an_address_that_others_reach_needs_a_certificate(tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.full
 def test_tokens_are_made_listed_and_revoked_by_commands(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--api", "127.0.0.1:0", *settings())

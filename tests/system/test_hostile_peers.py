@@ -190,6 +190,7 @@ def test_messages_that_are_none_are_counted_and_answered(siege, endure):
     endure(attack)
 
 
+@pytest.mark.full
 def test_frames_beyond_the_limit_end_their_senders_connection(siege, endure):
     async def attack():
         client = await Flooder(siege.federation, "oversize").begin()

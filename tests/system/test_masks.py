@@ -11,6 +11,7 @@ from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, signal_workers, write_client
 from system.test_relay import Site
+from tiers import sampled
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -52,10 +53,12 @@ def run_once(federation, tmp_path, *arguments, **extra):
     return final_state(federation)
 
 
-def test_a_run_of_sums_learns_what_it_learns_of_single_updates(tmp_path):
+@pytest.mark.parametrize("method", sampled(["running_mean", "fedncm"]))
+def test_a_run_of_sums_learns_what_it_learns_of_single_updates(tmp_path, method):
+    options = {"method__name": method}
     with LocalFederation(tmp_path) as federation:
-        plain, _ = run_once(federation, tmp_path, secure="off")
-        hidden, rounds = run_once(federation, tmp_path, "--new-run")
+        plain, _ = run_once(federation, tmp_path, secure="off", **options)
+        hidden, rounds = run_once(federation, tmp_path, "--new-run", **options)
     assert [r.kind for r in rounds if r.task == 0] == [
         "mask_keys", "mask_shares", "train", "mask_vote", "unmask", "evaluate"
     ]  # fmt: skip

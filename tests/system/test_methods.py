@@ -146,6 +146,7 @@ def assert_it_learned(federation, case):
     return whole
 
 
+@pytest.mark.full
 def test_the_default_method_learns_two_tasks(tmp_path):
     case = Case("pilora", 40, {"round.rounds_per_task": 1, "tasks.classes": TASKS[:2]})
     with LocalFederation(tmp_path) as federation:

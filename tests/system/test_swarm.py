@@ -68,6 +68,7 @@ def test_a_lying_folder_goes_alone_and_a_swarm_that_is_killed_goes_on_where_it_w
     assert names == {"lab-a", "lab-b", "lab-c", "lab-0-liar"}
 
 
+@pytest.mark.full
 def test_where_all_go_together_one_lying_folder_ends_the_swarm(tmp_path):
     data = write_folders(tmp_path / "data")
     (data / "0-liar" / "0").mkdir(parents=True)

@@ -87,6 +87,7 @@ def test_images_of_another_size_than_the_backbones_own(tmp_path, torch_free):
     assert about["digest"] == exported.info.digest
 
 
+@pytest.mark.full
 def test_a_client_without_torch_describes_classes_by_gaussians(tmp_path, torch_free):
     """And evaluates the head that the server trained on draws from them, with torch."""
     folder = write_client(tmp_path / "free", (0, 1), per_class=80)

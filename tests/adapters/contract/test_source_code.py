@@ -81,6 +81,7 @@ def test_relative_imports_count(copy):
     assert digest() != before
 
 
+@pytest.mark.full
 def test_every_installed_method_has_one_of_its_own():
     digests = {name: digest(name) for name in method_names()}
     assert len(set(digests.values())) == len(digests)

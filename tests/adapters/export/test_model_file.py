@@ -83,7 +83,7 @@ def mean(tmp_path_factory):
 
 # A graph takes seconds, so the long tests write those of most methods. That their scores are the
 # same while they are traced is asked of all of them below.
-CASES = sampled(SMALL, ("running_mean", "pilora"))
+CASES = sampled(SMALL, ("running_mean",))
 
 
 @pytest.fixture

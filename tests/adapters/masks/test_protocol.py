@@ -133,7 +133,10 @@ def test_two_sets_cannot_both_have_enough_votes_of_clients_of_which_a_third_lies
 # --- drop-outs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gone", [(), (0,), (3,), (6,), (0, 6), (2, 3)])
+@pytest.mark.parametrize(
+    "gone",
+    [(), (2, 3), *(pytest.param(g, marks=pytest.mark.full) for g in ((0,), (3,), (6,), (0, 6)))],
+)
 def test_the_sum_is_of_those_that_sent_one_whichever_others_open_it(gone):
     """Seven clients: some send no sum but vote, and all or all but one vote and give shares."""
     n = 7
@@ -185,6 +188,7 @@ def test_too_few_holders_open_nothing():
     assert rounds.toy.state is before
 
 
+@pytest.mark.full
 def test_a_sparse_graph_of_31_clients_gives_the_sum_with_drop_outs():
     n = 31
     rounds = begun(n)

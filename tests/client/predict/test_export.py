@@ -39,6 +39,7 @@ def run(*arguments, code=0):
     return done
 
 
+@pytest.mark.full
 def test_the_file_names_images_as_the_current_model_does_wherever_it_is(client, tmp_path):
     file, shot = tmp_path / "model.onnx", tmp_path / "shot.png"
     shot.write_bytes(picture(3.2))
