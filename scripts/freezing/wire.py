@@ -234,6 +234,7 @@ def words(folder: Folder) -> list[tuple[str, messages.Message, bytes]]:
         ("client", m.Update(digest=digest, unasked=2)),
         ("client", m.Want(digest=digest, chunks=[0, 1, 5], span=4, header=True)),
         ("server", m.Parts(digest=digest)),
+        ("client", m.Fetched(digest=digest, size=70_000)),
         ("client", m.Chunk(digest=digest, index=3)),
         ("server", m.Ack(digest=digest)),
         ("server", m.Nack(

@@ -22,6 +22,7 @@ from fcil_protocol.messages.messages import MAX_WANTED, Chunk, Want
 
 UNASKED_BYTES = 128 << 10
 UNASKED_SPAN_BYTES = 64 << 10  # of their messages while the rate is unknown: 13 s at 5 kB/s
+OBJECT_BYTES = 1 << 20  # least size of a part that is worth an address in an object store
 MAX_SPOILED = 3  # messages of an envelope that do not fit and are requested again at once
 
 

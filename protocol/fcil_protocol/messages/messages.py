@@ -32,6 +32,7 @@ NONCE_BYTES = 16
 Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Name = Annotated[str, Field(max_length=128)]
 Text = Annotated[str, Field(max_length=2000)]
+Address = Annotated[str, Field(max_length=4096)]  # a URL
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 RAW_DIGESTS = {"raw_digests": True}  # the context of `model_dump` in which digests are bytes
@@ -190,6 +191,7 @@ class Welcome(Message):
     clock_ms: Count = 0  # unix time of the server; 0: not reported
     promoted: Index = -1  # the run's promoted state; -1: none
     session_key: SessionKey | None = None  # the server's, if the Hello has one
+    object_store: Address = ""  # what addresses of parts begin with; empty: there are none
 
 
 class PartRef(Strict):
@@ -291,6 +293,15 @@ class Parts(Message):
 
     type = "parts"
     digest: EnvelopeDigest
+    url: Address = ""  # of the sealed body in the object store, for a while
+
+
+class Fetched(Message):
+    """Client -> server: this many bytes of a part came from the object store."""
+
+    type = "fetched"
+    digest: EnvelopeDigest
+    size: Count
 
 
 class Chunk(Message):
@@ -418,6 +429,6 @@ MESSAGES: dict[str, type[Message]] = {
     cls.type: cls
     for cls in (
         Hello, Welcome, RoundOpen, UseModel, RoundClosed, Decline, Progress,
-        Update, Want, Parts, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
+        Update, Want, Parts, Fetched, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
     )
 }  # fmt: skip

@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import fcil_protocol
 from fcil_adapters.contract import Part
@@ -25,13 +26,15 @@ from fcil_protocol.envelopes.envelope import (
     unwrap_key,
     wrap_key,
 )
-from fcil_protocol.envelopes.transfer import Sender, granted
+from fcil_protocol.envelopes.stored_envelope import Body
+from fcil_protocol.envelopes.transfer import OBJECT_BYTES, Sender, granted
 from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId, sha256_of
 from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.payloads.payload import pieces
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.object_store import ObjectStore
 from fcil_server.aggregation.store import PartStore
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.sessions.peers import Peer
@@ -80,6 +83,7 @@ class Publisher:
         max_plain_bytes: int,
         compact: bool,
         send: Callable[..., bool],
+        objects: ObjectStore | None = None,
     ) -> None:
         self._federation = federation
         self._run = run
@@ -89,6 +93,8 @@ class Publisher:
         self._max_plain_bytes = max_plain_bytes
         self._compact = compact
         self._send = send
+        self._objects = objects
+        self._tidying: asyncio.Task[None] | None = None  # a task that is not held may vanish
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._tensor_bytes: dict[str, int] = {}
         # The one private part that a client may fetch: of the rounds' state, and of another one.
@@ -114,7 +120,21 @@ class Publisher:
                 self._cache.pop(row.digest, None)
                 self._tensor_bytes.pop(row.digest, None)
         self._store.keep_only(Digest(d) for d in kept)
+        await self._offer(refs)
+        if self._objects is not None:  # beside the round
+            self._tidying = asyncio.create_task(self._objects.keep_only(kept))
         return refs
+
+    async def _offer(self, refs: Sequence[PartRef]) -> None:
+        """Put large parts into the object store, if there is one."""
+        if self._objects is not None:
+            large = [Digest(r.digest) for r in refs if r.sealed_bytes >= OBJECT_BYTES]
+            await self._objects.hold({d: partial(self._body, d) for d in large})
+
+    def _body(self, digest: Digest) -> Body:
+        found = self._find(digest)
+        assert found is not None, "a published part has a row"
+        return found.stored.body
 
     async def publish_beside(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
         """Return references to the parts of one more state, which stay while rounds continue."""
@@ -124,6 +144,7 @@ class Publisher:
             self._beside.add(refs[-1].digest)  # at once: a round may be published meanwhile
         self._beside = {ref.digest for ref in refs}
         self._private_beside.clear()  # of the state before
+        await self._offer(refs)
         return refs
 
     async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
@@ -211,6 +232,16 @@ class Publisher:
         """Return True if a private part was published for this client."""
         return digest in (self._private.get(client), self._private_beside.get(client))
 
+    @property
+    def object_store(self) -> str:
+        """Beginning of the addresses of parts in the object store; empty: there is none."""
+        return self._objects.base if self._objects is not None else ""
+
+    def is_public(self, digest: str) -> bool:
+        """Return True if a digest is that of a part that every client may fetch."""
+        row = self._ledger.parts.get(self._run, Digest(digest))
+        return row is not None and row.name != REGISTRY
+
     def tensor_bytes(self, digest: str) -> int:
         """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""
         return self._tensor_bytes.get(digest, 0)
@@ -253,7 +284,9 @@ class Publisher:
         stored, header = part.stored, part.header
         if want.header:
             wrap = wrap_key(part.key, stored.header, peer.keys)
-            head = Parts(digest=want.digest)
+            objects = None if peer.relayed else self._objects  # its relay fetches it once for all
+            url = objects.url(want.digest) if objects is not None else ""
+            head = Parts(digest=want.digest, url=url)
             if not self._send(peer, head, stored.header, stored.signature, wrap):
                 return
         for index in want.chunks:

@@ -17,6 +17,7 @@ from fcil_protocol.messages.messages import (
     Chunk,
     Decline,
     Enrol,
+    Fetched,
     Hello,
     Message,
     Progress,
@@ -114,6 +115,8 @@ class Dispatch:
                 self._inbox.put(peer, received, message)
             case Want():
                 self._context.run.publisher.serve(peer, message, self._credit)
+            case Fetched():
+                self._fetched(peer, message)
             case Decline():
                 self._decline(peer, message)
             case Progress():
@@ -129,6 +132,12 @@ class Dispatch:
                 self._departed(peer.conn)
             case _:
                 raise WireError(f"a client does not send {message.type}.")
+
+    def _fetched(self, peer: Peer, message: Fetched) -> None:
+        publisher = self._context.run.publisher
+        if not publisher.object_store or not publisher.is_public(message.digest):
+            raise WireError(f"no part {message.digest[:16]} is in an object store.")
+        self._context.byte_meter.fetched(peer.client, message.size)
 
     def _phase(self, message: Progress) -> str:
         """Return the phase of a client's work, and its round if that is an earlier one."""

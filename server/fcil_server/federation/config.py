@@ -20,6 +20,7 @@ from fcil_server.federation.addresses import check_listen_address, split_address
 from fcil_server.federation.sections import (
     FederationSection,
     MethodSection,
+    PartsSection,
     PrivacySection,
     RoundSection,
     RunSection,
@@ -42,6 +43,7 @@ class Config(Section):
     tasks: TasksSection = TasksSection()
     round: RoundSection = RoundSection()
     wire: WireSection = WireSection()
+    parts: PartsSection = PartsSection()
     privacy: PrivacySection = PrivacySection()
     trust: TrustSection = TrustSection()
     storage: StorageSection = StorageSection()
@@ -255,6 +257,10 @@ def _cross_checks(config: Config) -> Iterator[str]:
             split_address(address)
         except ConfigError as error:
             yield str(error).rstrip(".")
+    if config.parts.url and not config.parts.store:
+        yield "parts.url does nothing while parts.store is empty"
+    elif config.parts.url and not config.parts.url.startswith(("https://", "http://")):
+        yield f"parts.url is {config.parts.url!r}, expected an address that begins with https://"
     section = config.federation
     for key, address, certificate in (
         ("metrics", section.metrics, section.metrics_certificate),

@@ -329,6 +329,25 @@ class WireSection(Section):
         return int(self.window_mb * 2**20)
 
 
+class PartsSection(Section):
+    """The source of large parts of broadcasts."""
+
+    store: str = Field(
+        "",
+        description="object store for sealed parts of 1 MiB and more, such as "
+        "s3://bucket/folder, gs://, az:// or file:///folder (docs/object-store.md); empty: the "
+        "server sends them itself",
+    )
+    url: str = Field(
+        "",
+        description="address under which clients read the store, such as a web server's or a "
+        "cache's; empty: addresses that the store signs",
+    )
+    url_hours: float = Field(
+        6.0, ge=0.1, le=168, description="hours for which a signed address is valid"
+    )
+
+
 class PrivacySection(Section):
     """Protection of single images."""
 

@@ -91,7 +91,7 @@ class ByteTable:
         # In the order of the index, so that nothing is sorted.
         sql = (
             "SELECT client, direction, sum(wire * (source = 'kernel')) AS kernel, "  # noqa: S608
-            f"sum(wire * (source <> 'kernel')) AS predicted FROM bytes WHERE {IN_INDEX} "
+            f"sum(wire * (source = 'predicted')) AS predicted FROM bytes WHERE {IN_INDEX} "
             "GROUP BY ifnull(client, ''), direction"
         )
         found = (row for row in self._db.rows(sql, place) if row["client"] is not None)

@@ -65,7 +65,10 @@ class Direction(StrEnum):
 
 
 class Cause(StrEnum):
-    """Causes of traffic; ``CONNECTION`` is all of a connection, as the kernel counts."""
+    """Causes of traffic; ``CONNECTION`` is all of a connection, as the kernel counts.
+
+    ``OBJECT_STORE`` is what a client fetched elsewhere, as it says itself.
+    """
 
     UPDATE = "update"
     BROADCAST = "broadcast"
@@ -73,13 +76,15 @@ class Cause(StrEnum):
     HANDSHAKE = "handshake"
     CONTROL = "control"
     CONNECTION = "connection"
+    OBJECT_STORE = "object_store"
 
 
 class CountSource(StrEnum):
-    """Sources of wire byte counts: the exact prediction, or the kernel (TCP_INFO)."""
+    """Sources of byte counts: the exact prediction, the kernel (TCP_INFO), or the client's word."""
 
     PREDICTED = "predicted"
     KERNEL = "kernel"
+    REPORTED = "reported"
 
 
 class Role(StrEnum):

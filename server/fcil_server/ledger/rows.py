@@ -290,7 +290,8 @@ class ByteCount:
     tensors alone; the envelope; all message frames; TCP payload with ZMTP and CURVE. A
     kernel count is of the whole connection and never added to a predicted one: ``wire`` is
     TCP payload, each byte once, ``retransmitted`` what was sent down again, ``link`` the
-    frames on an Ethernet link.
+    frames on an Ethernet link. A reported count is what a client says it has fetched from an object
+    store: ``wire`` is the sealed bytes, without what HTTP adds.
     """
 
     run: RunId | None

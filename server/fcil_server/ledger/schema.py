@@ -333,6 +333,38 @@ _V10 = """
 ALTER TABLE updates ADD COLUMN base_state INTEGER;
 """
 
+_V11 = """
+-- What clients fetched from an object store, as they say.
+CREATE TABLE bytes_11 (
+  run           TEXT REFERENCES runs,
+  task          INTEGER,
+  kind          TEXT,
+  round         INTEGER,
+  client        TEXT,
+  direction     TEXT NOT NULL CHECK (direction IN ('up', 'down')),
+  cause         TEXT NOT NULL CHECK (cause IN
+    ('update', 'broadcast', 'catch_up', 'handshake', 'control', 'connection', 'object_store')),
+  source        TEXT NOT NULL CHECK (source IN ('predicted', 'kernel', 'reported')),
+  tensor        INTEGER NOT NULL,
+  sealed        INTEGER NOT NULL,
+  application   INTEGER NOT NULL,
+  wire          INTEGER NOT NULL,
+  retransmitted INTEGER NOT NULL DEFAULT 0,
+  link          INTEGER NOT NULL DEFAULT 0,
+  CHECK ((source = 'kernel') = (cause = 'connection')),
+  CHECK ((source = 'reported') = (cause = 'object_store')),
+  CHECK (source = 'predicted' OR (tensor = 0 AND sealed = 0 AND application = 0))
+);
+INSERT INTO bytes_11 SELECT run, task, kind, round, client, direction, cause, source, tensor,
+  sealed, application, wire, retransmitted, link FROM bytes;
+DROP TABLE bytes;
+ALTER TABLE bytes_11 RENAME TO bytes;
+CREATE UNIQUE INDEX bytes_key ON bytes (
+  ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), ifnull(round, -1), ifnull(client, ''),
+  direction, cause, source
+);
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11)
 SCHEMA_VERSION = len(MIGRATIONS)

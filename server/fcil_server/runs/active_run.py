@@ -353,6 +353,7 @@ def _assemble(
         credit=context.config.wire.credit,
         privacy=context.config.privacy.terms,
         compact=context.config.wire.compact,
+        object_store=context.publisher.object_store,
         package=version("fcil"),
         method_package=registry.package_of(context.method.name),
     )

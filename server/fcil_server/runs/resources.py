@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_protocol.ids import RunId
-from fcil_protocol.messages.messages import Message
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.storage.spool import Spool
 from fcil_server.aggregation import trials
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.object_store import ObjectStore
 from fcil_server.aggregation.publisher import Publisher
 from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.store import PartStore, StateStore
@@ -21,7 +20,6 @@ from fcil_server.federation.directory import Federation
 from fcil_server.ledger.rows import RunRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.position import RunContext
-from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.run_ports import RunPorts
 
 
@@ -86,7 +84,7 @@ def make_context(
         ),
         states=StateStore(directory / "states", keep=kept_states(config)),
         spool=spool,
-        publisher=_publisher(federation, row, config, ports.send),
+        publisher=_publisher(federation, row, config, ports),
         aggregation=setup.aggregation,
         peers=ports.peers,
         send=ports.send,
@@ -113,9 +111,10 @@ def _kept(federation: Federation, run: RunId) -> KeptUpdates:
     return kept
 
 
-def _publisher(
-    federation: Federation, row: RunRow, config: Config, send: Callable[[Peer, Message], bool]
-) -> Publisher:
+def _publisher(federation: Federation, row: RunRow, config: Config, ports: RunPorts) -> Publisher:
+    objects = None
+    if config.parts.store:
+        objects = ObjectStore(config.parts, federation.id, ports.notify)
     return Publisher(
         federation=federation.id,
         run=row.run_id,
@@ -124,5 +123,6 @@ def _publisher(
         store=PartStore(federation.run_directory(row.run_id) / "parts"),
         max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
         compact=config.wire.compact,
-        send=send,
+        send=ports.send,
+        objects=objects,
     )

@@ -90,6 +90,10 @@ class ByteMeter:
             sealed = len(frames[2]) if isinstance(message, Chunk) else 0
         self._add(client, Direction.DOWN, cause, frames, sealed=sealed, tensor=tensor)
 
+    def fetched(self, client: ClientId, size: int) -> None:
+        """Count bytes that a client says it has fetched from the object store."""
+        self._flows[(self.round_key, client, Direction.DOWN, Cause.OBJECT_STORE)][3] += size
+
     def departed(self, conn: int) -> None:
         """Note the end of a connection; its last bytes are still to be counted."""
         self._left.add(conn)
@@ -170,9 +174,9 @@ class ByteMeter:
 
     def _of_flow(self, flow: _Flow, counts: Sequence[int]) -> ByteCount:
         key, client, direction, cause = flow
-        return ByteCount(
-            *self._place(key), client, direction, cause, CountSource.PREDICTED, *counts
-        )
+        reported = cause is Cause.OBJECT_STORE
+        source = CountSource.REPORTED if reported else CountSource.PREDICTED
+        return ByteCount(*self._place(key), client, direction, cause, source, *counts)
 
     def _place(self, key: RoundKey | None) -> tuple[RunId, int | None, str | None, int | None]:
         return key or (self._run, None, None, None)

@@ -51,6 +51,7 @@ class RunTerms:
         probe: (4, d) features of the shipped images; None if the method needs no backbone.
         compact: payloads are compact, both ways.
         package: version of fcil. method_package: the package of the method, and its version.
+        object_store: what addresses of parts in it begin with; empty: there is none.
     """
 
     federation: str
@@ -67,6 +68,7 @@ class RunTerms:
     method_package: str
     privacy: PrivacyTerms = NO_PRIVACY
     compact: bool = False
+    object_store: str = ""
 
     @property
     def install(self) -> str:
@@ -276,6 +278,7 @@ def welcome(
         training_metrics=True,
         promoted=promoted,
         session_key=session_key,
+        object_store=terms.object_store,
     )
 
 

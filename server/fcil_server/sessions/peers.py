@@ -55,6 +55,11 @@ class Peer:
     promoted: int = -1
 
     @property
+    def relayed(self) -> bool:
+        """True if a relay carries its messages."""
+        return self.conn >= FIRST_LANE
+
+    @property
     def announced(self) -> bool:
         """True if the server knows which classes it holds."""
         return self.ready and self.train is not None

@@ -32,6 +32,7 @@ from fcil_protocol.messages.messages import (
     Decline,
     Enrol,
     Enrolled,
+    Fetched,
     Hello,
     Message,
     Nack,
@@ -134,7 +135,8 @@ FULL: dict[str, Message] = {
         Progress(**ROUND, nonce=NONCE, seq=5, phase="working", done=3, total=10),
         Update(nonce=NONCE, seq=6, digest=HEX),
         Want(nonce=NONCE, seq=7, digest=HEX, chunks=[0, 5, 9], header=True),
-        Parts(nonce=NONCE, seq=8, digest=HEX),
+        Parts(nonce=NONCE, seq=8, digest=HEX, url="https://store/a"),
+        Fetched(nonce=NONCE, seq=8, digest=HEX, size=70_000),
         Chunk(digest=HEX, index=11),
         Ack(nonce=NONCE, seq=9, digest=HEX),
         Nack(nonce=NONCE, seq=10, code="too_large", text="no", action="yes", digest=HEX),
@@ -226,7 +228,7 @@ def test_every_field_of_a_message_comes_back(kind: str) -> None:
 def test_digests_of_envelopes_may_travel_as_bytes(kind: str) -> None:
     raw, *others = encode(FULL[kind], raw_digests=True), *frames_of(FULL[kind])[1:]
     assert parse([raw, *others]).message == FULL[kind]
-    with_digests = {"update", "want", "parts", "chunk", "ack", "welcome", "round_open", "use_model",
+    with_digests = {"update", "want", "parts", "fetched", "chunk", "ack", "welcome", "round_open", "use_model",
              "round_closed"}  # fmt: skip
     assert (bytes.fromhex(HEX) in raw) is (kind in with_digests)
     assert len(encode(FULL[kind])) - len(raw) in ({32, 64} if kind in with_digests else {0})

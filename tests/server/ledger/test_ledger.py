@@ -552,7 +552,8 @@ class TestAccounts:
 
     @pytest.mark.parametrize("cause", list(Cause))
     def test_every_cause_and_direction_has_a_place(self, ledger: Ledger, cause: Cause) -> None:
-        source = CountSource.KERNEL if cause is Cause.CONNECTION else CountSource.PREDICTED
+        told = {Cause.CONNECTION: CountSource.KERNEL, Cause.OBJECT_STORE: CountSource.REPORTED}
+        source = told.get(cause, CountSource.PREDICTED)
         for direction in Direction:
             add_bytes(ledger, direction, cause, source=source, wire=1)
         assert {(f.direction, f.cause) for f in ledger.bytes.all(None)} == {

@@ -153,6 +153,7 @@ class TestFiles:
             "link": 7_765_296 + 34 * 9_000,
             "true_wire": 7_765_296 + 34 * 3_100,
             "rest": 34 * 100,
+            "object_store": 0,
         }
         assert total["down"]["retransmitted"] == 34 * 40
 

@@ -44,6 +44,7 @@ class Bytes:
             for which it was not asked.
         rest: the kernel's count beyond the messages: heartbeats, answers to strangers. Negative by
             bytes that were on their way when it was asked.
+        object_store: what clients fetched from an object store, as they say; in no other sum.
     """
 
     tensor: int = 0
@@ -55,6 +56,7 @@ class Bytes:
     link: int = 0
     true_wire: int = 0
     rest: int = 0
+    object_store: int = 0
 
     @classmethod
     def total(cls, counts: Iterable[ByteCount]) -> Bytes:
@@ -68,7 +70,7 @@ class Bytes:
     @classmethod
     def of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
         """Sum the counts of one round and direction."""
-        wire = sum(c.wire for c in counts if c.source is not CountSource.KERNEL)
+        wire = sum(c.wire for c in counts if c.source is CountSource.PREDICTED)
         kernel = sum(c.wire for c in counts if c.source is CountSource.KERNEL)
         return cls(
             tensor=sum(c.tensor for c in counts),
@@ -80,6 +82,7 @@ class Bytes:
             link=sum(c.link for c in counts),
             true_wire=kernel or wire,
             rest=kernel - wire if kernel else 0,
+            object_store=sum(c.wire for c in counts if c.source is CountSource.REPORTED),
         )
 
     def __add__(self, other: Bytes) -> Bytes:

@@ -192,6 +192,7 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
         "wire_up": up.true_wire,
         "wire_down": down.true_wire,
         "wire_source": (CountSource.KERNEL if kernel else CountSource.PREDICTED).value,
+        "object_store": down.object_store,
         "tensors_up": up.tensor,
         "tensors_down": down.tensor,
     }

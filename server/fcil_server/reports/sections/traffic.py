@@ -25,6 +25,7 @@ _CAUSES = {
     Cause.HANDSHAKE: "handshakes",
     Cause.CONTROL: "control",
     Cause.CONNECTION: "whole connections",
+    Cause.OBJECT_STORE: "parts from the object store, as clients say",
 }
 
 
@@ -65,6 +66,8 @@ def _by_cause(history: History) -> list[Sequence[str]]:
 
 
 def _levels(b: Bytes) -> tuple[str, ...]:
+    if b.object_store and not b.wire:  # the sealed bytes, whatever carried them
+        return (NOTHING, format_bytes(b.object_store), *[NOTHING] * 5)
     exact = (format_bytes(n) for n in (b.tensor, b.sealed, b.application, b.wire))
     if not b.wire_kernel:
         return (*exact, *[NOTHING] * 3)

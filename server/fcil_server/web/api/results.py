@@ -25,6 +25,7 @@ class BytesAnswer(AnswerModel):
     link: int
     true_wire: int = Field(description="the kernel's count, or the prediction where there is none")
     rest: int
+    object_store: int = Field(description="parts from an object store, as clients report")
 
 
 class BothWaysAnswer(AnswerModel):
@@ -194,6 +195,7 @@ class RoundRowAnswer(AnswerModel):
     wire_up: int
     wire_down: int
     wire_source: str = Field(description="kernel or predicted")
+    object_store: int = Field(description="bytes of parts from an object store, as clients say")
     tensors_up: int
     tensors_down: int
 

@@ -97,6 +97,7 @@ CATALOGUE = (
     Spec("fcil_kernel_wire_bytes_total", "TCP payload as the kernel counts it.", ("direction",)),
     Spec("fcil_kernel_retransmitted_bytes_total", "Of these, retransmitted.", ("direction",)),
     Spec("fcil_kernel_link_bytes_total", "The same as Ethernet frames.", ("direction",)),
+    Spec("fcil_object_store_bytes_total", "Parts from an object store, as clients report them."),
     Spec(
         "fcil_wire_source_info",
         "Always 1; kernel, or predicted where no kernel counts.",
@@ -232,6 +233,9 @@ def _of_flow(
         yield "fcil_kernel_link_bytes_total", way, link
         if direction is Direction.DOWN:  # only clients can see losses on the way up
             yield "fcil_kernel_retransmitted_bytes_total", way, retransmitted
+        return
+    if source is CountSource.REPORTED:
+        yield "fcil_object_store_bytes_total", (), wire
         return
     why = (direction.value, cause.value)
     if cause in _SEALED:

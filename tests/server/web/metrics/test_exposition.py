@@ -295,6 +295,7 @@ def test_types_are_told_by_the_names_and_every_metric_has_help(ledger: Ledger) -
 
 def test_the_sample_shows_every_metric_of_the_catalogue(ledger: Ledger) -> None:
     ledger.refusals.add(ALICE, "stale", "one round late")
+    add_bytes(ledger, Direction.DOWN, Cause.OBJECT_STORE, source=CountSource.REPORTED, wire=70)
     shown = {name for name, *_ in told(ledger, clients=3)}
     assert shown == {spec.name for spec in CATALOGUE}
 
