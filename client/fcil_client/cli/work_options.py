@@ -192,6 +192,14 @@ class WorkOptions:
             rich_help_panel=PRIVACY_PANEL,
         ),
     ] = True
+    link_only: Annotated[
+        bool,
+        typer.Option(
+            "--link-only",
+            help="Fetch broadcasts from the server alone, not from its object store.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
+    ] = False
 
     def options(self, data: Path, partition: Path | None = None, slot: int = -1) -> ClientOptions:
         """Return a client's options for a data folder, or for one slot of its partition.
@@ -230,6 +238,7 @@ class WorkOptions:
             partition=partition.resolve() if partition else None,
             slot=slot,
             training_metrics=self.training_metrics,
+            link_only=self.link_only,
         )
 
     def _rules(self) -> PolicyRules:

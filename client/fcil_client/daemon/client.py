@@ -89,7 +89,8 @@ class Client:
         )
         self._transfers = Transfers(
             home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed,
-            self._work.outbox,
+            self._work.outbox, link_only=options.link_only,
+            advanced=self._fetching,
         )  # fmt: skip
         self._session = ClientSession.resume(*self._transfers.waiting())
         self._session.patience_s = options.manners.patience_s
@@ -312,6 +313,9 @@ class Client:
         """Report at once that work has been suspended or resumed."""
         self._host.client_changed()
         self._reports.report_now()
+
+    def _fetching(self) -> None:
+        self._talk.report_fetching()
 
     def _trained(self, done: int, total: int) -> None:
         self._reports.report("working", done, total)

@@ -200,8 +200,7 @@ class Conversation:
                 self._feed(events.RoundOver(message.key, message.verdict))
             case Parts() | Chunk():
                 self._transfers.part(received, message, self.known_terms)
-                if self._session.work is Work.FETCHING:
-                    self._reports.report("fetching", *self._transfers.progress)
+                self.report_fetching()
             case Want():
                 self._transfers.send_requested(message)
             case Ack():
@@ -212,6 +211,11 @@ class Conversation:
                 self._goodbye(message)
             case _:
                 raise WireError(f"a server does not send {message.type}.")
+
+    def report_fetching(self) -> None:
+        """Report how far the parts of a round have come."""
+        if self._session.work is Work.FETCHING:
+            self._reports.report("fetching", *self._transfers.progress)
 
     def _welcome(self, received: Received, welcome: Welcome) -> None:
         if welcome.nonce != self._line.nonce or self._session.link is not Link.GREETING:
@@ -238,6 +242,7 @@ class Conversation:
             self._fail(error)  # the session is open, so the server learns the reason
             return
         self._release_model(self.terms.run, welcome.promoted)
+        self._transfers.use_object_store(self.terms.object_store)
         self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
 
     def _release_model(self, run: str, promoted: int) -> None:

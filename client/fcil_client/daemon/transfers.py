@@ -11,6 +11,7 @@ from fcil_client.data.inventory import Inventory
 from fcil_client.link.connection import Connection
 from fcil_client.link.downloads import Downloads
 from fcil_client.link.handshake import Terms
+from fcil_client.link.object_downloads import ObjectDownloads, ObjectEnd, is_local
 from fcil_client.notes import Notes
 from fcil_client.rounds.round_work import RoundWork
 from fcil_client.session import events
@@ -30,6 +31,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import (
     Chunk,
+    Fetched,
     Nack,
     PartRef,
     Parts,
@@ -50,6 +52,8 @@ class Transfers:
         journal: records each envelope before it leaves.
         feed: takes an event.
         outbox: store of updates.
+        link_only: no part is fetched from the server's object store.
+        advanced: called when parts from there have come nearer to their ends.
     """
 
     def __init__(
@@ -62,6 +66,9 @@ class Transfers:
         notes: Notes,
         feed: Callable[[events.Event], None],
         outbox: Outbox,
+        *,
+        link_only: bool = False,
+        advanced: Callable[[], None] = lambda: None,
     ) -> None:
         self._home = home
         self._line = line
@@ -70,6 +77,9 @@ class Transfers:
         self._feed = feed
         self._outbox = outbox
         self._downloads = Downloads(home, enrolment, keys, line.send)
+        self._link_only = link_only
+        self._advanced = advanced
+        self._unreported: dict[str, int] = {}  # digest -> bytes that came from the object store
         self._fetched: events.PartsReady | events.ModelFetched | None = None  # fed at the end
         self._of_order: set[str] = (
             set()
@@ -167,6 +177,53 @@ class Transfers:
         except FcilError as error:
             if isinstance(message, Chunk) and not isinstance(error, StorageError):
                 raise
+            self._unfetched(error)
+        else:
+            if complete and self._fetched is not None:
+                self._feed(self._fetched)
+
+    # --- in, from the object store ------------------------------------------------------------
+
+    def use_object_store(self, base: str) -> None:
+        """Use the object store that a Welcome names, or none; called with each Welcome."""
+        self._report_fetched()
+        downloads, behind_relay = self._downloads, bool(self._downloads.enrolment.link_key)
+        used = downloads.objects
+        if used is not None and used.base != base:
+            used.keep_only(())
+            downloads.objects = used = None
+        if not base or used is not None or self._link_only or behind_relay:
+            return
+        # Without TLS only if the server is on this very machine: else a server could let devices
+        # ask whatever answers to plain HTTP near them.
+        local = is_local(self._line.address)
+        downloads.objects = ObjectDownloads(
+            base, plain_http=local, arrived=self._advanced, ended=self._from_object_store,
+            came=self._came,
+        )  # fmt: skip
+        self._notes("info", f"large parts of broadcasts come from {base} (--link-only: not)")
+
+    def _came(self, digest: str, size: int) -> None:
+        self._unreported[digest] = self._unreported.get(digest, 0) + size
+        self._report_fetched()
+
+    def _report_fetched(self) -> None:
+        """Tell the server what came from elsewhere, which it cannot count."""
+        if self._line.is_open:
+            for digest, size in self._unreported.items():
+                self._line.send(Fetched(digest=digest, size=size))
+            self._unreported.clear()
+
+    def _from_object_store(self, end: ObjectEnd) -> None:
+        if isinstance(end.error, StorageError):
+            self._unfetched(end.error)
+            return
+        if end.error is not None:
+            self._notes("warning", f"the object store does not give a part ({end.error.message}) "
+                        "The server sends it")  # fmt: skip
+        try:
+            complete = self._downloads.object_ended(end)
+        except FcilError as error:
             self._unfetched(error)
         else:
             if complete and self._fetched is not None:

@@ -136,6 +136,11 @@ class Connection:
             if message.run == welcome.run:
                 self.send(message)
 
+    @property
+    def is_open(self) -> bool:
+        """True while a session is open: its messages can be sent."""
+        return self._welcomed
+
     def check(self, received: Received) -> Message:
         """Return the message if the server signed it in this session and it is new.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fcil_client.link.handshake import Terms
+from fcil_client.link.object_downloads import ObjectDownloads, ObjectEnd
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
@@ -43,6 +44,7 @@ class Downloads:
         heads: those whose headers were requested -> when.
         ahead: of those, bytes of first chunks requested with the header.
         receiver: those whose chunks are arriving.
+        objects: those whose chunks come from the object store.
     """
 
     home: Home
@@ -55,6 +57,7 @@ class Downloads:
     heads: dict[str, float] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)
     receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES))
+    objects: ObjectDownloads | None = None
 
     def start(self, parts: Sequence[PartRef], *, keep: Collection[str] = ()) -> bool:
         """Request the missing parts; True if none is missing. Transfers in progress continue.
@@ -67,12 +70,12 @@ class Downloads:
         for digest in list(self.receiver.under_way):
             if digest not in self.refs:
                 self.receiver.end(digest)
+        if self.objects is not None:
+            self.objects.keep_only(self.refs)
         self.heads.clear()
         self.ahead.clear()
         self.waiting = [
-            d
-            for d in self.refs
-            if d not in self.receiver.under_way and not self.home.part_path(d).exists()
+            d for d in self.refs if d not in self._arriving and not self.home.part_path(d).exists()
         ]
         self._ask()
         self.home.prune_parts({*self.refs, *keep})  # while the answers are on their way
@@ -101,22 +104,31 @@ class Downloads:
         self.ahead.clear()
         for digest in list(self.receiver.under_way):
             self.receiver.end(digest)
+        if self.objects is not None:
+            self.objects.keep_only(())
+
+    @property
+    def _arriving(self) -> dict[str, Assembly]:
+        """The parts whose headers are here, and whose chunks are arriving."""
+        found = {d: one.assembly for d, one in self.receiver.under_way.items()}
+        return found if self.objects is None else found | self.objects.under_way
 
     @property
     def _done(self) -> bool:
-        return not self.waiting and not self.heads and not self.receiver.under_way
+        return not self.waiting and not self.heads and not self._arriving
 
     @property
     def progress(self) -> tuple[int, int]:
         """Bytes received and bytes in total of the current order's parts."""
         total = sum(p.sealed_bytes for p in self.refs.values())
-        open_ = (*self.waiting, *self.heads, *self.receiver.under_way)
+        arriving = self._arriving
+        open_ = (*self.waiting, *self.heads, *arriving)
         missing = sum(self.refs[d].sealed_bytes for d in open_)
-        here = sum(r.assembly.received_bytes for r in self.receiver.under_way.values())
+        here = sum(assembly.received_bytes for assembly in arriving.values())
         return total - missing + here, total
 
     def _ask(self) -> None:
-        while self.waiting and len(self.heads) + len(self.receiver.under_way) < PARALLEL:
+        while self.waiting and len(self.heads) + len(self._arriving) < PARALLEL:
             self._ask_header(self.waiting.pop(0))
         for want in self.receiver.wants(self.clock()):
             self.send(want)
@@ -125,7 +137,8 @@ class Downloads:
         """Request a header, and as many first chunks as the window has room for.
 
         The sender's chunk size follows from the part's size, so this saves a round trip. Not behind
-        a relay: chunks requested with a header come from the server, for each client.
+        a relay: chunks requested with a header come from the server, for each client. And not where
+        the header may come with an address in an object store.
         """
         chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
         count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
@@ -133,6 +146,8 @@ class Downloads:
         free = self.receiver.pace.free_bytes - sum(self.ahead.values())
         room = min(free // chunk_bytes, MAX_WANTED)
         alone = self.enrolment.link_key or self.home.incoming_path(digest).exists()
+        if self.objects is not None and self.objects.may_hold(self.refs[digest].sealed_bytes):
+            alone = True
         chunks = [] if alone else list(range(max(0, min(count, room))))
         self.ahead[digest] = len(chunks) * chunk_bytes
         self.heads[digest] = self.clock()
@@ -167,8 +182,27 @@ class Downloads:
         del self.heads[message.digest]
         self.receiver.pace.most_bytes = terms.credit
         ahead = self.ahead.pop(message.digest, 0) // chunk_bytes_for(ref.sealed_bytes)
-        now = self.clock()
-        return self._continue(self.receiver.begin(received.blobs, assembly, now, unasked=ahead))
+        elsewhere = self.objects is not None and self.objects.usable(message.url)
+        if self.objects is not None and elsewhere and not ahead and not assembly.complete:
+            self.objects.begin(message.url, received.blobs, assembly)
+            self._ask()
+            return False
+        return self._over_the_link(received.blobs, assembly, ahead)
+
+    def _over_the_link(self, blobs: Sequence[bytes], assembly: Assembly, ahead: int = 0) -> bool:
+        begun = self.receiver.begin(blobs, assembly, self.clock(), unasked=ahead)
+        return self._continue(begun)
+
+    def object_ended(self, end: ObjectEnd) -> bool:
+        """Take a part that the object store has given; ask the server for one that it has not.
+
+        Returns:
+            True if every part of the order is on disk now.
+
+        Raises:
+            DiskFull, StorageError: a complete part cannot be stored.
+        """
+        return self._over_the_link(end.blobs, end.assembly)
 
     def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
         core = header.core

@@ -78,6 +78,7 @@ class Terms:
     Attributes:
         compact: payloads are compact, both ways.
         training_metrics: trained updates hold the loss and accuracy of their training.
+        object_store: what addresses of large parts begin with; empty: the server sends all parts.
     """
 
     run: str
@@ -90,6 +91,7 @@ class Terms:
     privacy: PrivacyTerms = NO_PRIVACY
     compact: bool = False
     training_metrics: bool = False
+    object_store: str = ""
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -249,6 +251,7 @@ def read_terms(welcome: Welcome) -> Terms:
         training_metrics=welcome.training_metrics
         and not welcome.privacy.noise_multiplier
         and not welcome.privacy.masks,
+        object_store=welcome.object_store,
     )
 
 

@@ -86,6 +86,7 @@ def dry_run(
         "version": terms.method.version,
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
+        "object_store": terms.object_store or None,
         "exemplars": terms.method.exemplars(terms.hparams),
         "unlabelled": _unlabelled(terms, unlabelled),
         "announcement": _announcement(preview.terms, inventory.announceable(least), exact=enrolled),

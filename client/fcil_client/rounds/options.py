@@ -20,6 +20,7 @@ class ClientOptions:
         partition, slot: the client uses only this slot's part of ``data``.
         unlabelled: folder of images without classes that it offers.
         otlp: address of a collector of OpenTelemetry that gets spans; empty: none.
+        link_only: all parts of broadcasts come over the link, none from an object store.
         training_metrics: False to keep the loss and accuracy of training on this device.
     """
 
@@ -41,3 +42,4 @@ class ClientOptions:
     unlabelled: Path | None = None
     otlp: str = ""
     training_metrics: bool = True
+    link_only: bool = False

@@ -15,6 +15,7 @@ from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.cli.main import app
+from fcil_client.cli.show_sent import show_dry_run
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import visit
 from fcil_client.membership import ask_terms
@@ -109,6 +110,14 @@ def test_the_announcement_names_classes_and_counts(tmp_path):
     assert said["tensor_bytes"] == 32
     assert said["sealed_bytes"] == sealed_size(len(pack(FOLDER.payload())))
     assert said["refused"] == []
+
+
+def test_an_object_store_is_told_of(tmp_path, capsys):
+    assert told(tmp_path)["object_store"] is None
+    terms = replace(TERMS, object_store="https://store.example/parts/")
+    row = dry_run(tmp_path, TermsPreview(terms, "method", "as told"), FOLDER, enrolled=True)
+    show_dry_run(row)
+    assert "come from https://store.example/parts/ (--link-only" in capsys.readouterr().out
 
 
 def test_a_name_that_the_guard_would_stop_is_told(tmp_path):
