@@ -31,11 +31,11 @@ from fcil_server.reports.traffic.sizes import Size
 
 # TCP payload besides tensors, fitted to docs/benchmarks/wire-bytes.md,
 # "What the wire adds to tensors".
-ENVELOPE_BYTES = 1_810  # wrapped key, header without hashes, signatures, the message around them
+ENVELOPE_BYTES = 1_760  # wrapped key, header without hashes, signatures, the message around them
 HASH_BYTES = 34  # per chunk, in the header
 MESSAGE_BYTES = 235  # per message with chunks
-WANT_BYTES = 330  # per requested part
-CONTROL_BYTES, PART_REF_BYTES = 1_000, 110  # per round; per named part
+WANT_BYTES = 190  # per requested part
+CONTROL_BYTES, PART_REF_BYTES = 750, 110  # per round; per named part
 DIGEST_BYTES = 32  # of each of these that names an envelope, less in a compact run
 CLASS_BYTES = 10  # per class, in `round_open` and in the registry
 JOINING_BYTES = 9_000  # greeting and list of classes; no part of a round, but counted alike
