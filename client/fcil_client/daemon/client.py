@@ -90,7 +90,7 @@ class Client:
         self._transfers = Transfers(
             home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed,
             self._work.outbox, link_only=options.link_only,
-            advanced=self._fetching,
+            advanced=self._fetching, spawn=self._jobs.spawn,
         )  # fmt: skip
         self._session = ClientSession.resume(*self._transfers.waiting())
         self._session.patience_s = options.manners.patience_s
@@ -125,6 +125,7 @@ class Client:
             await self._stopping.wait()
         finally:
             self._host.client_stopping()
+            await self._transfers.close()
             self._line.send(handshake.goodbye(self._failure))
             for timer in self._timers.values():
                 timer.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from fcil_client.data.inventory import Inventory
 from fcil_client.link.connection import Connection
@@ -54,6 +55,7 @@ class Transfers:
         outbox: store of updates.
         link_only: no part is fetched from the server's object store.
         advanced: called when parts from there have come nearer to their ends.
+        spawn: starts a task; what escapes from it ends the client.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Transfers:
         *,
         link_only: bool = False,
         advanced: Callable[[], None] = lambda: None,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = asyncio.create_task,
     ) -> None:
         self._home = home
         self._line = line
@@ -79,6 +82,7 @@ class Transfers:
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._link_only = link_only
         self._advanced = advanced
+        self._spawn = spawn
         self._unreported: dict[str, int] = {}  # digest -> bytes that came from the object store
         self._fetched: events.PartsReady | events.ModelFetched | None = None  # fed at the end
         self._of_order: set[str] = (
@@ -186,22 +190,32 @@ class Transfers:
 
     def use_object_store(self, base: str) -> None:
         """Use the object store that a Welcome names, or none; called with each Welcome."""
+        downloads = self._downloads
+        downloads.on_connection_lost()  # what was requested since then never left
         self._report_fetched()
-        downloads, behind_relay = self._downloads, bool(self._downloads.enrolment.link_key)
         used = downloads.objects
         if used is not None and used.base != base:
             used.keep_only(())
             downloads.objects = used = None
-        if not base or used is not None or self._link_only or behind_relay:
+        readable = base.isascii() and base.isprintable()  # the owner reads it
+        if not base or not readable or self._link_only or downloads.enrolment.link_key:
             return
         # Without TLS only if the server is on this very machine: else a server could let devices
         # ask whatever answers to plain HTTP near them.
         local = is_local(self._line.address)
+        if used is not None:
+            used.plain_http = local
+            return
         downloads.objects = ObjectDownloads(
             base, plain_http=local, arrived=self._advanced, ended=self._from_object_store,
-            came=self._came,
+            came=self._came, spawn=self._spawn,
         )  # fmt: skip
         self._notes("info", f"large parts of broadcasts come from {base} (--link-only: not)")
+
+    async def close(self) -> None:
+        """Stop fetching from the object store, and report what came."""
+        if self._downloads.objects is not None:
+            await self._downloads.objects.close()
 
     def _came(self, digest: str, size: int) -> None:
         self._unreported[digest] = self._unreported.get(digest, 0) + size

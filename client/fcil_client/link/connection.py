@@ -89,6 +89,7 @@ class Connection:
 
     def close(self) -> None:
         """End the link."""
+        self._welcomed = False
         self._link.close()
 
     # --- the session ------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A part begins here once its signed header has come over the link, with an address. What does not
 arrive from there is requested from the server, chunk by chunk, and for a while no other part is
-looked for in the store.
+looked for in the store, by any client of this process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fcil_client.link.url_fetch import fetch_chunks
 from fcil_protocol.envelopes.assembly import Assembly
@@ -19,6 +20,7 @@ from fcil_protocol.envelopes.transfer import OBJECT_BYTES
 from fcil_protocol.errors import FcilError, LinkError, StorageError
 
 PAUSE_S = 600.0  # after a failure, before the store is used again
+_PAUSED: dict[str, float] = {}  # what addresses begin with -> when that pause is over
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,15 @@ class ObjectDownloads:
 
     Args:
         base: what all addresses begin with.
-        plain_http: addresses without TLS are used too.
         arrived: called after each step.
         ended: takes a part's end.
         came: takes the digest of a part and the bytes of it that came, however it ended.
+        spawn: starts a task; what escapes from it ends the client.
         clock: seconds, never set back.
+
+    Attributes:
+        plain_http: addresses without TLS are used too.
+        under_way: digest -> its chunks so far.
     """
 
     def __init__(
@@ -56,32 +62,38 @@ class ObjectDownloads:
         arrived: Callable[[], None],
         ended: Callable[[ObjectEnd], None],
         came: Callable[[str, int], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.base = base
-        self._schemes = ("https://", "http://") if plain_http else ("https://",)
+        self.plain_http = plain_http
         self._arrived = arrived
         self._ended = ended
         self._came = came
+        self._spawn = spawn
         self._clock = clock
-        self._paused_until = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.under_way: dict[str, Assembly] = {}
 
     def may_hold(self, sealed_bytes: int) -> bool:
         """Return True if a part of this size may come with an address that is to be used."""
-        return sealed_bytes >= OBJECT_BYTES and self._clock() >= self._paused_until
+        return sealed_bytes >= OBJECT_BYTES and not self._paused
+
+    @property
+    def _paused(self) -> bool:
+        return self._clock() < _PAUSED.get(self.base, float("-inf"))
 
     def usable(self, url: str) -> bool:
         """Return True if an address is one of the store's, and the store is not failing."""
-        known = bool(self.base) and url.startswith(self.base) and url.startswith(self._schemes)
-        return known and self._clock() >= self._paused_until
+        schemes = ("https://", "http://") if self.plain_http else ("https://",)
+        known = bool(self.base) and url.startswith(self.base) and url.startswith(schemes)
+        return known and url.isascii() and url.isprintable() and not self._paused
 
     def begin(self, url: str, blobs: Sequence[bytes], assembly: Assembly) -> None:
         """Fetch the missing chunks of a part."""
         digest = assembly.header.update_id
         self.under_way[digest] = assembly
-        self._tasks[digest] = asyncio.create_task(self._fetch(url, digest, blobs, assembly))
+        self._tasks[digest] = self._spawn(self._fetch(url, digest, blobs, assembly))
 
     async def _fetch(
         self, url: str, digest: str, blobs: Sequence[bytes], assembly: Assembly
@@ -97,16 +109,15 @@ class ObjectDownloads:
 
         try:
             missing = assembly.missing(len(assembly.header.hashes))
-            await fetch_chunks(url, assembly.header, missing, take)
+            if not await fetch_chunks(url, assembly.header, missing, take):
+                error = LinkError("it is not there any more.")  # as of a state just replaced
         except FcilError as caught:
             error = caught
-        except Exception as caught:  # of our own making: the link still has the part
-            error = LinkError(f"{type(caught).__name__}: {caught}.")
+            if not isinstance(error, StorageError):
+                _PAUSED[self.base] = self._clock() + PAUSE_S
         finally:
             if size:
                 self._came(digest, size)
-        if error is not None and not isinstance(error, StorageError):
-            self._paused_until = self._clock() + PAUSE_S
         del self.under_way[digest], self._tasks[digest]
         self._ended(ObjectEnd(blobs, assembly, error))
 
@@ -116,6 +127,12 @@ class ObjectDownloads:
             if digest not in digests:
                 self._tasks.pop(digest).cancel()
                 del self.under_way[digest]
+
+    async def close(self) -> None:
+        """Stop fetching, and count what came."""
+        tasks = list(self._tasks.values())
+        self.keep_only(())
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def is_local(address: str) -> bool:

@@ -1,7 +1,8 @@
 """Fetch the missing chunks of a part from an object store, over HTTP.
 
 The bytes are the sealed body, chunk after chunk, and every chunk is checked against the signed
-header like one from the link: the store can withhold them, and change nothing.
+header like one from the link: the store can withhold them, and change nothing. One that is slow is
+given up: the link has them too.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import contextlib
 import http.client
 import os
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fcil_protocol.envelopes.header import Header
 from fcil_protocol.errors import LinkError
 
 SILENCE_S = 10.0  # of the store, before the link is used
+LEAST_BYTES = 16 << 10  # in so many seconds: less is silence too
 BLOCK_BYTES = 1 << 20  # that are read before they are stored
+_GONE = (http.client.NOT_FOUND, http.client.GONE)
+_T = TypeVar("_T")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -36,7 +43,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 async def fetch_chunks(
     url: str, header: Header, missing: Iterable[int], take: Callable[[int, bytes], None]
-) -> None:
+) -> bool:
     """Read these chunks of a part, in order, and pass them on as they come.
 
     Args:
@@ -45,21 +52,28 @@ async def fetch_chunks(
         missing: numbers of chunks, ascending.
         take: called with the number of the first of some consecutive chunks, and their bytes.
 
+    Returns:
+        False if the store has no such part.
+
     Raises:
         LinkError: the store does not give them.
         Others: those of ``take``.
     """
     for chunks in _runs(missing):
-        await _fetch_run(url, header, chunks, take)
+        if not await _fetch_run(url, header, chunks, take):
+            return False
+    return True
 
 
 async def _fetch_run(
     url: str, header: Header, chunks: range, take: Callable[[int, bytes], None]
-) -> None:
+) -> bool:
     start = header.extent(chunks).start
     end = min(header.extent(chunks).stop, header.sealed_bytes) - 1
     asked = {"Range": f"bytes={start}-{end}", "Accept-Encoding": "identity"}
-    answer = await _opened(urllib.request.Request(url, headers=asked))  # noqa: S310
+    answer = await _opened(url, asked)
+    if answer is None:
+        return False
     try:
         if start and answer.status != http.client.PARTIAL_CONTENT:
             raise LinkError("it knows no ranges, and would send everything again.")
@@ -67,26 +81,34 @@ async def _fetch_run(
         for first in range(chunks.start, chunks.stop, each):
             some = range(first, min(first + each, chunks.stop))
             size = sum(map(header.chunk_size, some))
-            data: bytes = await _in_thread(answer.read, size)
-            if len(data) == size:
-                take(first, data)
-                continue
-            if whole := len(data) - len(data) % header.chunk_bytes:
+            data, fault = await _in_thread(partial(_read, answer, size))
+            whole = len(data) if len(data) == size else len(data) - len(data) % header.chunk_bytes
+            if whole:
                 take(first, data[:whole])
-            raise LinkError("the answer ends early.")
+            if fault is not None:
+                raise fault
     finally:
         _cut(answer)
         answer.close()
+    return True
 
 
-async def _opened(request: urllib.request.Request) -> http.client.HTTPResponse:
-    opening = asyncio.ensure_future(_in_thread(_open, request))
+async def _opened(url: str, headers: dict[str, str]) -> http.client.HTTPResponse | None:
+    opening = asyncio.ensure_future(_in_thread(partial(_open, url, headers)))
     try:
-        answer: http.client.HTTPResponse = await asyncio.shield(opening)
-    except asyncio.CancelledError:  # the thread cannot be stopped: what it brings is not used
-        opening.add_done_callback(lambda done: done.exception() or done.result().close())
+        return await asyncio.wait_for(asyncio.shield(opening), 2 * SILENCE_S)
+    except (asyncio.CancelledError, TimeoutError) as error:
+        opening.add_done_callback(_close)  # its thread may still bring something
+        if isinstance(error, TimeoutError):
+            raise LinkError("it is silent.") from error
         raise
-    return answer
+
+
+def _close(opening: asyncio.Future[http.client.HTTPResponse | None]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        answer = opening.result()
+        if answer is not None:
+            answer.close()
 
 
 def _cut(answer: http.client.HTTPResponse) -> None:
@@ -100,21 +122,73 @@ def _cut(answer: http.client.HTTPResponse) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def _open(request: urllib.request.Request) -> http.client.HTTPResponse:
+# --- in threads -------------------------------------------------------------------------------
+
+
+async def _in_thread(call: Callable[[], _T]) -> _T:
+    """Return what a call returns in a thread of its own, which holds up no others, nor an exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(error: BaseException | None, value: Any) -> None:
+        if done.cancelled():
+            if isinstance(value, http.client.HTTPResponse):
+                value.close()
+        elif error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(value)
+
+    def run() -> None:
+        error, value = None, None
+        try:
+            value = call()
+        except Exception as caught:  # of which only a sentence is of use
+            error = caught if isinstance(caught, LinkError) else LinkError(_sentence(caught))
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, error, value)
+
+    threading.Thread(target=run, daemon=True, name="object store").start()
+    return await done
+
+
+def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse | None:
+    """Return the answer; None: the store has no such part."""
     try:
-        answer = _OPENER.open(request, timeout=SILENCE_S)
+        answer = _OPENER.open(urllib.request.Request(url, headers=headers), timeout=SILENCE_S)  # noqa: S310
     except urllib.error.HTTPError as error:
         with error:
+            if error.code in _GONE:
+                return None
             raise LinkError(f"HTTP status {error.code}.") from error
     assert isinstance(answer, http.client.HTTPResponse)
     return answer
 
 
-async def _in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+def _read(answer: http.client.HTTPResponse, size: int) -> tuple[bytes, LinkError | None]:
+    """Return the next bytes of an answer, and why they are not ``size`` bytes, if so."""
+    data = bytearray()
+    since, before = time.monotonic(), 0
     try:
-        return await asyncio.to_thread(call, *arguments)
+        while len(data) < size:
+            some = answer.read1(size - len(data))
+            if not some:
+                return bytes(data), LinkError("the answer ends early.")
+            data += some
+            if time.monotonic() - since >= SILENCE_S:
+                if len(data) - before < LEAST_BYTES:
+                    return bytes(data), LinkError("it is too slow.")
+                since, before = time.monotonic(), len(data)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise LinkError(f"{str(error) or type(error).__name__}.") from error
+        return bytes(data), LinkError(_sentence(error))
+    return bytes(data), None
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error in few words: the libraries' own may hold the address, which is secret."""
+    reason = getattr(error, "reason", error)
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else None
+    return f"{text or type(reason).__name__}."[:200]
 
 
 def _runs(indices: Iterable[int]) -> list[range]:

@@ -32,7 +32,8 @@ NONCE_BYTES = 16
 Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Name = Annotated[str, Field(max_length=128)]
 Text = Annotated[str, Field(max_length=2000)]
-Address = Annotated[str, Field(max_length=4096)]  # a URL
+MAX_ADDRESS = 4096
+Address = Annotated[str, Field(max_length=MAX_ADDRESS)]  # a URL
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 RAW_DIGESTS = {"raw_digests": True}  # the context of `model_dump` in which digests are bytes

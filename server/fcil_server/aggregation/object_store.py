@@ -9,6 +9,7 @@ full or gone costs time and no round.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import time
@@ -19,9 +20,11 @@ from typing import Any
 from fcil_protocol.envelopes.stored_envelope import Body
 from fcil_protocol.errors import ConfigError, UsageError
 from fcil_protocol.ids import Digest, FederationId
+from fcil_protocol.messages.messages import MAX_ADDRESS
 from fcil_server.federation.sections import PartsSection
 
 PUT_S = 120.0  # for all parts of a state, before its round goes on without them
+TIDY_S = 60.0  # to remove parts; the next state's wait for that
 PAUSE_S = 300.0  # after a failure, before the store is tried again: rounds do not wait for it
 _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
 
@@ -54,12 +57,16 @@ class ObjectStore:
         self._obstore: Any = importlib.import_module("obstore")
         self._folder = str(federation)
         self._notify = notify
-        self._valid_s = section.url_hours * 3600
         self._public = section.url.rstrip("/")
-        self._held: dict[Digest, tuple[str, float]] = {}  # -> its address, and when it was made
+        # Nothing ends the address of a folder that everybody may read.
+        self._valid_s = float("inf") if self._public else section.url_hours * 3600
+        self._signed_s = section.url_hours * 3600
+        self._stored: set[str] = set()  # that may be in the store: put or listed, and not removed
+        self._addresses: dict[str, tuple[str, float]] = {}  # of those that are there; since when
+        self._turn = asyncio.Lock()  # what one call puts, another must not remove
         self._failing = False
         self._paused_until = 0.0
-        self._tidied = False
+        self._listed = False  # what an earlier start or run has left is known
         try:
             self._store: Any = _opened(section.store)
             self.base = f"{self._address('').partition('?')[0].rstrip('/')}/"
@@ -77,15 +84,15 @@ class ObjectStore:
     def _address(self, digest: str) -> str:
         if self._public:
             return f"{self._public}/{self._name(digest)}"
-        valid = timedelta(seconds=self._valid_s)
+        valid = timedelta(seconds=self._signed_s)
         return str(self._obstore.sign(self._store, "GET", self._name(digest), valid))
 
     def url(self, digest: str) -> str:
         """Return the address of a part that is there; empty if it is not, or not any more."""
-        found = self._held.get(Digest(digest))
-        if found is None or time.monotonic() - found[1] >= self._valid_s - 60:
+        address, since = self._addresses.get(digest, ("", 0.0))
+        if time.monotonic() - since >= self._valid_s - 60:
             return ""
-        return found[0]
+        return address
 
     async def hold(self, parts: Mapping[Digest, Callable[[], Body]]) -> None:
         """Put those of the parts that are missing; fresh addresses for those that age.
@@ -99,7 +106,7 @@ class ObjectStore:
         if time.monotonic() < self._paused_until:
             return
         try:
-            async with asyncio.timeout(PUT_S):
+            async with asyncio.timeout(PUT_S), self._turn:
                 for digest, body in parts.items():
                     await self._hold(digest, body)
         except Exception as error:
@@ -114,13 +121,17 @@ class ObjectStore:
             self._failing = False
 
     async def _hold(self, digest: Digest, body: Callable[[], Body]) -> None:
-        known = self._held.get(digest)
+        known = self._addresses.get(digest)
         if known is not None and time.monotonic() - known[1] < self._valid_s / 2:
             return
         if known is None and not await self._has(digest, body):
+            self._stored.add(digest)  # before: a put that is given up may have come through
             await self._obstore.put_async(self._store, self._name(digest), body())
+        self._stored.add(digest)
         address = await asyncio.to_thread(self._address, digest)
-        self._held[digest] = (address, time.monotonic())
+        if len(address) > MAX_ADDRESS:
+            raise ConfigError(f"its addresses have {len(address)} characters.")
+        self._addresses[digest] = (address, time.monotonic())
 
     async def _has(self, digest: Digest, body: Callable[[], Body]) -> bool:
         try:
@@ -129,25 +140,31 @@ class ObjectStore:
             return False
         return int(found["size"]) == len(body())
 
-    async def keep_only(self, digests: set[str]) -> None:
-        """Remove the federation's other parts; those that cannot be removed are noted and stay."""
+    async def keep_only(self, kept: Callable[[], set[str]]) -> None:
+        """Remove the federation's other parts; those that cannot be removed are tried again later.
+
+        Args:
+            kept: returns the digests to keep, when it is their turn.
+        """
         try:
-            gone = [d for d in self._held if d not in digests]
-            for digest in gone:
-                del self._held[digest]
-            names = [self._name(digest) for digest in gone]
-            if not self._tidied:  # what an earlier start or run has left
-                found = await self._obstore.list(self._store, f"{self._folder}/").collect_async()
-                listed = [str(one["path"]) for one in found]
-                names = [n for n in listed if n.rpartition("/")[2] not in digests]
-                self._tidied = True
-            if names:
-                await self._obstore.delete_async(self._store, names)
-        except FileNotFoundError:
-            return  # gone already
+            async with asyncio.timeout(TIDY_S), self._turn:
+                if not self._listed:
+                    folder = f"{self._folder}/"
+                    found = await self._obstore.list(self._store, folder).collect_async()
+                    self._stored.update(str(one["path"]).rpartition("/")[2] for one in found)
+                    self._listed = True
+                wanted = kept()
+                for digest in sorted(self._stored - wanted):
+                    self._addresses.pop(digest, None)
+                    await self._remove(digest)
         except Exception as error:
             text = f"parts of earlier states stay in the object store ({_sentence(error)})"
             self._notify("warning", "object_store", text)
+
+    async def _remove(self, digest: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # gone already
+            await self._obstore.delete_async(self._store, self._name(digest))
+        self._stored.discard(digest)
 
 
 def _opened(address: str) -> Any:

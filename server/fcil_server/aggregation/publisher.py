@@ -39,6 +39,7 @@ from fcil_server.aggregation.store import PartStore
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.sessions.peers import Peer
 
+RECENT_PARTS = 1_000  # whose sizes are remembered
 CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
 
 
@@ -94,6 +95,9 @@ class Publisher:
         self._compact = compact
         self._send = send
         self._objects = objects
+        self._of_round: set[str] = set()  # digests of the rounds' state, of parts for all
+        # Of these and earlier ones: a client reports later what it has fetched elsewhere.
+        self._public_sizes: OrderedDict[str, int] = OrderedDict()
         self._tidying: asyncio.Task[None] | None = None  # a task that is not held may vanish
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._tensor_bytes: dict[str, int] = {}
@@ -120,21 +124,39 @@ class Publisher:
                 self._cache.pop(row.digest, None)
                 self._tensor_bytes.pop(row.digest, None)
         self._store.keep_only(Digest(d) for d in kept)
-        await self._offer(refs)
+        self._of_round = {ref.digest for ref in refs}
+        self._note_public(refs)
+        await self._offer()
         if self._objects is not None:  # beside the round
-            self._tidying = asyncio.create_task(self._objects.keep_only(kept))
+            self._tidying = asyncio.create_task(self._objects.keep_only(self._public_digests))
         return refs
 
-    async def _offer(self, refs: Sequence[PartRef]) -> None:
-        """Put large parts into the object store, if there is one."""
-        if self._objects is not None:
-            large = [Digest(r.digest) for r in refs if r.sealed_bytes >= OBJECT_BYTES]
-            await self._objects.hold({d: partial(self._body, d) for d in large})
+    def _public_digests(self) -> set[str]:
+        return self._of_round | self._beside
 
-    def _body(self, digest: Digest) -> Body:
+    def _note_public(self, refs: Sequence[PartRef]) -> None:
+        for ref in refs:
+            self._public_sizes[ref.digest] = ref.sealed_bytes
+            self._public_sizes.move_to_end(ref.digest)
+        while len(self._public_sizes) > RECENT_PARTS:
+            self._public_sizes.popitem(last=False)
+
+    async def _offer(self) -> None:
+        """Put large parts of both states into the object store, if there is one."""
+        if self._objects is None:
+            return
+        sizes = self._public_sizes
+        large = [d for d in self._public_digests() if sizes.get(d, 0) >= OBJECT_BYTES]
+        await self._objects.hold({Digest(d): partial(self._body, d) for d in sorted(large)})
+
+    def _body(self, digest: str) -> Body:
         found = self._find(digest)
         assert found is not None, "a published part has a row"
         return found.stored.body
+
+    def public_size(self, digest: str) -> int:
+        """Return the sealed bytes of a recent part for all clients; 0: it is none."""
+        return self._public_sizes.get(digest, 0)
 
     async def publish_beside(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
         """Return references to the parts of one more state, which stay while rounds continue."""
@@ -144,7 +166,8 @@ class Publisher:
             self._beside.add(refs[-1].digest)  # at once: a round may be published meanwhile
         self._beside = {ref.digest for ref in refs}
         self._private_beside.clear()  # of the state before
-        await self._offer(refs)
+        self._note_public(refs)
+        await self._offer()
         return refs
 
     async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
@@ -236,11 +259,6 @@ class Publisher:
     def object_store(self) -> str:
         """Beginning of the addresses of parts in the object store; empty: there is none."""
         return self._objects.base if self._objects is not None else ""
-
-    def is_public(self, digest: str) -> bool:
-        """Return True if a digest is that of a part that every client may fetch."""
-        row = self._ledger.parts.get(self._run, Digest(digest))
-        return row is not None and row.name != REGISTRY
 
     def tensor_bytes(self, digest: str) -> int:
         """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""

@@ -36,6 +36,8 @@ from fcil_server.sessions.inbox import Inbox
 from fcil_server.sessions.intake import peer_text
 from fcil_server.sessions.peers import Peer
 
+MOST_ATTEMPTS = 4  # at a part, of which a client reports bytes
+MOST_REPORTED = 64  # parts of a session of which these bytes are remembered
 MOST_STRAYS = 4  # a member's connections that were refused and have no session
 
 
@@ -134,10 +136,19 @@ class Dispatch:
                 raise WireError(f"a client does not send {message.type}.")
 
     def _fetched(self, peer: Peer, message: Fetched) -> None:
-        publisher = self._context.run.publisher
-        if not publisher.object_store or not publisher.is_public(message.digest):
-            raise WireError(f"no part {message.digest[:16]} is in an object store.")
-        self._context.byte_meter.fetched(peer.client, message.size)
+        """Count what a client says it has fetched elsewhere, as far as that is possible.
+
+        It is never refused: the part may be an earlier one by now, and the client has it anyway.
+        """
+        self._cut_offs.count_needless(peer.client)  # one for each large part; not hundreds
+        sealed = self._context.run.publisher.public_size(message.digest)
+        told = peer.fetched.get(message.digest, 0)
+        size = min(message.size, max(0, MOST_ATTEMPTS * sealed - told))
+        if size:
+            peer.fetched[message.digest] = told + size
+            if len(peer.fetched) > MOST_REPORTED:
+                del peer.fetched[next(iter(peer.fetched))]
+            self._context.byte_meter.fetched(peer.client, size)
 
     def _phase(self, message: Progress) -> str:
         """Return the phase of a client's work, and its round if that is an earlier one."""

@@ -157,6 +157,7 @@ class Server:
             notify=self.note,
             peers=self.peers,
             attended=not self.until_done,
+            serves=True,
             meter=self.lag,
             stop=self.stop,
             failed=self.fail,

@@ -57,6 +57,10 @@ class Config(Section):
         return max(self.round.min_updates, masked, 2 if self.privacy.noise_multiplier else 1)
 
 
+_PLAIN_URL = re.compile(
+    r"(?=.{1,1000}$)https?://[A-Za-z0-9.:\[\]-]+(/[\w.~%!$&'()*+,;=:@/-]*)?", re.ASCII
+)
+
 # Names of the same thing in other programs: a hint in the error, not an option.
 ELSEWHERE = {
     "credit": "wire.window_mb",
@@ -259,8 +263,11 @@ def _cross_checks(config: Config) -> Iterator[str]:
             yield str(error).rstrip(".")
     if config.parts.url and not config.parts.store:
         yield "parts.url does nothing while parts.store is empty"
-    elif config.parts.url and not config.parts.url.startswith(("https://", "http://")):
-        yield f"parts.url is {config.parts.url!r}, expected an address that begins with https://"
+    elif config.parts.url and not _PLAIN_URL.fullmatch(config.parts.url):
+        yield (
+            f"parts.url is {config.parts.url[:200]!r}, expected https://HOST or "
+            "https://HOST/FOLDER without a query, at most 1,000 characters"
+        )
     section = config.federation
     for key, address, certificate in (
         ("metrics", section.metrics, section.metrics_certificate),

@@ -113,7 +113,7 @@ def _kept(federation: Federation, run: RunId) -> KeptUpdates:
 
 def _publisher(federation: Federation, row: RunRow, config: Config, ports: RunPorts) -> Publisher:
     objects = None
-    if config.parts.store:
+    if config.parts.store and ports.serves:
         objects = ObjectStore(config.parts, federation.id, ports.notify)
     return Publisher(
         federation=federation.id,

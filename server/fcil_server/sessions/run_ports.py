@@ -22,11 +22,13 @@ class RunPorts:
             about.
         peers: the connected clients.
         attended: see `RunContext`.
+        serves: clients connect to it.
     """
 
     notify: Callable[..., None]
     peers: Peers
     attended: bool = True
+    serves: bool = False
 
     def send(self, _peer: Peer, _message: Message, *_blobs: bytes) -> bool:
         """Send a message to a client's session; False if it is gone."""

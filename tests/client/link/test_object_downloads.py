@@ -1,10 +1,13 @@
 """Parts from an object store: which addresses are used, what is kept, and what is left to the link."""
 
 import asyncio
+import contextlib
 import hashlib
+import time
 
 import pytest
 
+from fcil_client.link import url_fetch
 from fcil_client.link.object_downloads import PAUSE_S, ObjectDownloads, is_local
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.assembly import Assembly
@@ -38,7 +41,7 @@ class Client:
         self.objects = ObjectDownloads(
             base, plain_http=given.pop("plain_http", True), arrived=self._arrived,
             ended=self._ended, came=self._came,
-            clock=lambda: self.now,
+            spawn=asyncio.create_task, clock=lambda: self.now,
         )  # fmt: skip
 
     def _arrived(self):
@@ -127,6 +130,61 @@ def test_what_came_right_is_kept_and_the_store_left_alone_for_a_while(tmp_path, 
     client.now += PAUSE_S
     assert objects.usable(f"{objects.base}part")
     assert objects.may_hold(OBJECT_BYTES)
+
+
+def missing(request, _status, _data):
+    request.send_error(404)
+    return 0
+
+
+def test_a_part_that_is_not_there_any_more_is_no_fault_of_the_store(tmp_path):
+    client = asyncio.run(fetch(tmp_path, new_assembly(tmp_path), answer=missing))
+    assert isinstance(client.ended.error, LinkError)
+    assert client.objects.may_hold(OBJECT_BYTES)
+
+
+def drip(request, status, data):
+    """Send a byte now and then, for as long as it is read."""
+    request.send_response(status)
+    request.send_header("Content-Length", str(len(data)))
+    request.end_headers()
+    with contextlib.suppress(OSError):
+        for byte in data:
+            request.wfile.write(bytes([byte]))
+            time.sleep(0.01)
+    return 0
+
+
+def never_ending_headers(request, _status, _data):
+    with contextlib.suppress(OSError):
+        request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        while True:
+            request.wfile.write(b"a")
+            time.sleep(0.01)
+    return 0
+
+
+@pytest.mark.parametrize("answer", [drip, never_ending_headers])
+def test_a_store_that_drips_is_silent(tmp_path, monkeypatch, answer):
+    monkeypatch.setattr(url_fetch, "SILENCE_S", 0.1)
+    client = asyncio.run(fetch(tmp_path, new_assembly(tmp_path), answer=answer))
+    assert isinstance(client.ended.error, LinkError)
+    assert not client.objects.may_hold(OBJECT_BYTES)
+
+
+def test_no_address_is_in_an_error(tmp_path):
+    """It may be signed, and is as good as a key then."""
+    client = Client("http://127.0.0.1:1/")
+
+    async def run(url):
+        client.objects.begin(url, (b"", b"", b""), new_assembly(tmp_path))
+        await client.over.wait()
+
+    asyncio.run(run("http://127.0.0.1:1/a?sig=SECRET"))
+    assert client.ended.error.message == "Connection refused."
+    client.over = asyncio.Event()
+    asyncio.run(run("http://127.0.0.1:x/a b?sig=SECRET"))
+    assert "SECRET" not in str(client.ended.error)
 
 
 def test_a_full_disk_is_no_fault_of_the_store(tmp_path, monkeypatch):

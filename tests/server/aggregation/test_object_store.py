@@ -72,21 +72,23 @@ def test_what_no_state_needs_is_removed_also_that_of_an_earlier_start(tmp_path):
     hold(opened(tmp_path), a=b"one")
     store = opened(tmp_path, notes)
     hold(store, b=b"two", c=b"three")
-    asyncio.run(store.keep_only({B, "c" * 64}))
+    asyncio.run(store.keep_only(lambda: {B, "c" * 64}))
     assert files(tmp_path).keys() == {B, "c" * 64}
-    asyncio.run(store.keep_only({B}))
+    asyncio.run(store.keep_only(lambda: {B}))
     assert files(tmp_path).keys() == {B}
     assert store.url("c" * 64) == ""
     assert store.url(B)
     (tmp_path / "parts" / FEDERATION / B).unlink()
-    asyncio.run(store.keep_only(set()))
+    asyncio.run(store.keep_only(set))
     assert not notes, "what is gone already is no fault"
 
 
 def test_addresses_are_renewed_at_half_of_their_time_and_never_told_when_they_are_over(
     tmp_path, clock
 ):
-    store = opened(tmp_path, url_hours=1)
+    store = opened(tmp_path)
+    assert store.url(A) == ""
+    store._valid_s = 3600  # as that of signed addresses
     signed = []
     store._address = lambda digest: signed.append(digest) or f"signed {len(signed)}"
     hold(store, a=b"one")
@@ -131,6 +133,55 @@ def test_a_store_that_takes_nothing_is_named_once_and_tried_again_later(tmp_path
     assert store.url(A)
 
 
+def test_what_one_state_puts_the_tidying_of_another_leaves(tmp_path):
+    """A tidying looks at what is to be kept when it is its turn, and no earlier."""
+    hold(opened(tmp_path), a=b"one", b=b"two")
+    store, wanted = opened(tmp_path), {A}
+
+    async def at_once():
+        tidying = asyncio.create_task(store.keep_only(lambda: set(wanted)))
+        wanted.add(B)
+        await store.hold({B: lambda: b"two"})
+        await tidying
+
+    asyncio.run(at_once())
+    assert files(tmp_path).keys() == {A, B}
+    assert store.url(B)
+
+
+def test_what_cannot_be_removed_is_removed_later(tmp_path):
+    notes = Notes()
+    store = opened(tmp_path, notes)
+    hold(store, a=b"one", b=b"two")
+    real = store._obstore
+
+    class Stuck:
+        list = staticmethod(real.list)
+
+        async def delete_async(self, *_):
+            raise OSError("no right to")
+
+    store._obstore = Stuck()
+    asyncio.run(store.keep_only(lambda: {B}))
+    assert files(tmp_path).keys() == {A, B}
+    assert store.url(A) == ""
+    store._obstore = real
+    asyncio.run(store.keep_only(lambda: {B}))
+    assert files(tmp_path).keys() == {B}
+    assert len(notes) == 1
+
+
+def test_an_address_too_long_for_a_message_is_none(tmp_path):
+    notes = Notes()
+    store = opened(tmp_path, notes)
+    store._address = lambda digest: "https://a/" + "x" * 5000
+    hold(store, a=b"one")
+    assert store.url(A) == ""
+    assert "5010 characters" in notes[0][1]
+    asyncio.run(store.keep_only(set))
+    assert not files(tmp_path), "what was put for nothing does not stay"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -157,7 +208,11 @@ def test_without_obstore_it_says_what_to_install(tmp_path, monkeypatch):
     ("parts", "said"),
     [
         ({"url": "https://a"}, "does nothing while parts.store is empty"),
-        ({"store": "file:///a", "url": "ftp://a"}, "begins with https://"),
+        ({"store": "file:///a", "url": "ftp://a"}, "expected https://HOST"),
+        ({"store": "file:///a", "url": "https://"}, "expected https://HOST"),
+        ({"store": "file:///a", "url": "https://a/b?key=1"}, "expected https://HOST"),
+        ({"store": "file:///a", "url": "https://a/b c"}, "expected https://HOST"),
+        ({"store": "file:///a", "url": "https://a/" + "b" * 1000}, "expected https://HOST"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_faults(parts, said):
