@@ -37,9 +37,11 @@ def figures(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
     build(path).close()
     with TotalsReader(path, clients=5) as reader:
         totals = reader.read()
-    # What this ledger lacks: refused messages, and parts that were fetched late.
+    # What this ledger lacks: refused messages, and parts that were fetched late or elsewhere.
     late = (Direction.DOWN, Cause.CATCH_UP, CountSource.PREDICTED)
-    counts = replace(totals.counts, flows={**totals.counts.flows, late: (1, 1, 1, 1, 0, 0)})
+    elsewhere = (Direction.DOWN, Cause.OBJECT_STORE, CountSource.REPORTED)
+    more = {late: (1, 1, 1, 1, 0, 0), elsewhere: (0, 0, 0, 1, 0, 0)}
+    counts = replace(totals.counts, flows={**totals.counts.flows, **more})
     totals = replace(totals, refusals={"stale": 1}, counts=counts)
     usage = {name: Usage(80_000_000, 1.5, 30) for name in ("server", "worker", "metrics")}
     text, _ = render(Snapshot("0.1.0", totals, LIVE, usage, (10, 100), 5, 0.01))
