@@ -139,7 +139,8 @@ def join(
             if ticket is not None:
                 typer.echo("A dry run does not enrol: the ticket stays unused.", err=True)
             part = ImageSelection(data, partition, slot, unlabelled, work.training_metrics)
-            _dry_run(part, server, method, overrides or [], form)
+            told = overrides or []
+            _dry_run(part, server, method, told, form, link_only=work.link_only)
         return
     with errors():
         if method is not None or overrides or form is not Format.TEXT:
@@ -207,7 +208,13 @@ class ImageSelection(NamedTuple):
 
 
 def _dry_run(
-    part: ImageSelection, server: str | None, method: str | None, overrides: list[str], form: Format
+    part: ImageSelection,
+    server: str | None,
+    method: str | None,
+    overrides: list[str],
+    form: Format,
+    *,
+    link_only: bool,
 ) -> None:
     from fcil_client.cli.show_sent import show_dry_run
     from fcil_client.data.unlabelled import check_folder
@@ -230,6 +237,7 @@ def _dry_run(
         enrolled=fixed,
         unlabelled=offered,
         training_metrics=part.training_metrics,
+        link_only=link_only,
     )
     emit(row, form, lambda: show_dry_run(row))
 

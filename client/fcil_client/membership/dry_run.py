@@ -59,6 +59,7 @@ def dry_run(
     enrolled: bool,
     unlabelled: Path | None = None,
     training_metrics: bool = True,
+    link_only: bool = False,
 ) -> dict[str, Any]:
     """Return all data that would leave, as plain data.
 
@@ -70,6 +71,7 @@ def dry_run(
             either side.
         unlabelled: folder of images without classes that it would offer.
         training_metrics: False if loss and accuracy of its training stay here.
+        link_only: it would use no object store.
     """
     if not training_metrics:
         preview = replace(preview, terms=replace(preview.terms, training_metrics=False))
@@ -86,7 +88,7 @@ def dry_run(
         "version": terms.method.version,
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
-        "object_store": terms.object_store or None,
+        "object_store": (not link_only and terms.object_store) or None,
         "exemplars": terms.method.exemplars(terms.hparams),
         "unlabelled": _unlabelled(terms, unlabelled),
         "announcement": _announcement(preview.terms, inventory.announceable(least), exact=enrolled),

@@ -115,7 +115,10 @@ def test_the_announcement_names_classes_and_counts(tmp_path):
 def test_an_object_store_is_told_of(tmp_path, capsys):
     assert told(tmp_path)["object_store"] is None
     terms = replace(TERMS, object_store="https://store.example/parts/")
-    row = dry_run(tmp_path, TermsPreview(terms, "method", "as told"), FOLDER, enrolled=True)
+    preview = TermsPreview(terms, "method", "as told")
+    without = dry_run(tmp_path, preview, FOLDER, enrolled=True, link_only=True)
+    assert without["object_store"] is None
+    row = dry_run(tmp_path, preview, FOLDER, enrolled=True)
     show_dry_run(row)
     assert "come from https://store.example/parts/ (--link-only" in capsys.readouterr().out
 

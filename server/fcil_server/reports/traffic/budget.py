@@ -29,8 +29,8 @@ from fcil_server.reports.traffic.broadcast_parts import TrafficSetting
 from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
 from fcil_server.reports.traffic.sizes import Size
 
-# TCP payload besides tensors, fitted to docs/benchmarks/wire-bytes.md,
-# "What the wire adds to tensors".
+# TCP payload besides tensors, fitted to docs/benchmarks/wire-bytes.md, "What the wire adds to
+# tensors"; messages with MACs: to the counts of the run in tests/system/test_budget.py.
 ENVELOPE_BYTES = 1_760  # wrapped key, header without hashes, signatures, the message around them
 HASH_BYTES = 34  # per chunk, in the header
 MESSAGE_BYTES = 235  # per message with chunks
