@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from fcil_protocol.link.interface import Incoming
@@ -24,22 +23,25 @@ class Descriptors:
 
     def __init__(self) -> None:
         self._by_fd: dict[int, Incoming] = {}  # the last sender
-        # News of ends: the descriptor, and the newest connection's number then. Each connection on
-        # that descriptor with that number or a smaller one is over.
-        self._ended: deque[tuple[int, int]] = deque()
-        self._over: dict[int, int] = {}
+        self._fd_of: dict[int, int] = {}  # of its connection
+        # News of ends, oldest first: the descriptor, and the newest connection's number then. Each
+        # connection on that descriptor with that number or a smaller one is over.
+        self._ended: dict[int, int] = {}
+        self._over: dict[int, int] = {}  # the same news, once `departures` has told of them
 
     def end(self, fd: int, newest: int) -> None:
         """Record that a descriptor's connection has ended, up to this number."""
-        self._ended.append((fd, newest))
+        self._ended[fd] = max(newest, self._ended.get(fd, 0))
 
     def departures(self) -> Iterator[Incoming]:
         """Yield closed connections; only when no message is left to read: messages come first."""
         while self._ended:
-            fd, newest = self._ended.popleft()
-            self._over[fd] = newest
+            fd = next(iter(self._ended))
+            self._over[fd] = newest = self._ended.pop(fd)
             if fd in self._by_fd and self._by_fd[fd].conn <= newest:
-                yield self._by_fd.pop(fd)
+                gone = self._by_fd.pop(fd)
+                del self._fd_of[gone.conn]
+                yield gone
 
     def is_left_behind(self, fd: int, conn: int) -> bool:
         """Return True if a connection was reported as closed, so that its messages are dropped."""
@@ -48,13 +50,14 @@ class Descriptors:
 
     def is_over(self, fd: int, conn: int) -> bool:
         """Return True if a descriptor may belong to another connection by now."""
-        ended = any(fd == other and conn <= newest for other, newest in self._ended)
-        return ended or self.is_left_behind(fd, conn)
+        return conn <= self._ended.get(fd, 0) or self.is_left_behind(fd, conn)
 
     def spoke(self, fd: int, peer: Incoming) -> Incoming | None:
         """Record the sender on a descriptor; return its predecessor if its end was not reported."""
         known = self._by_fd.get(fd)
-        self._by_fd[fd] = peer
+        if known is not None:
+            del self._fd_of[known.conn]
+        self._by_fd[fd], self._fd_of[peer.conn] = peer, fd
         return known
 
     def is_new(self, fd: int, conn: int) -> bool:
@@ -64,10 +67,8 @@ class Descriptors:
 
     def of(self, conn: int) -> tuple[int, Incoming] | None:
         """Return a live connection's descriptor and its peer."""
-        for fd, peer in self._by_fd.items():
-            if peer.conn == conn and not self.is_over(fd, conn):
-                return fd, peer
-        return None
+        fd = self._fd_of.get(conn)
+        return None if fd is None or self.is_over(fd, conn) else (fd, self._by_fd[fd])
 
 
 class Silent:

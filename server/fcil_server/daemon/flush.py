@@ -12,6 +12,7 @@ from fcil_server.daemon.context import ServerContext, guard
 
 SEEN_S = 15.0  # between two records of connected clients
 SEEN_AT_ONCE = 1000  # clients in one such record: the loop has other work
+MOST_OF_LOOP = 1 / 30  # of the loop's time for counts, while no round closes
 
 
 class LedgerFlusher:
@@ -27,15 +28,22 @@ class LedgerFlusher:
         self._fail = fail
         self._refused = False  # by a full disk, already reported
         self._seen_at = 0.0
+        self._counts_due = 0.0
         self._closing: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Write counts and the deadline; if the disk is full, they are written later."""
+    async def run(self, *, counts: bool = True) -> None:
+        """Write the deadline and the counts; if the disk is full, they are written later.
+
+        Args:
+            counts: also if it took long the last time, as it does with thousands of clients.
+        """
         context = self._context
         try:
             self._keep_remaining()
             await self._keep_seen()
-            await context.byte_meter.flush_in_turns()
+            if counts or time.monotonic() >= self._counts_due:
+                took_s = await context.byte_meter.flush_in_turns()
+                self._counts_due = time.monotonic() + took_s / MOST_OF_LOOP
             if context.ledger.long_log:
                 await asyncio.to_thread(context.ledger.checkpoint)
         except StorageError as error:

@@ -428,6 +428,6 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_S)
             self.ledger.database.check_still_in_place()
-            await parts.flusher.run()
+            await parts.flusher.run(counts=False)
             parts.context.intake.revive(self.peers)
             self._service.news()

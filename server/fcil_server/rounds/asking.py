@@ -203,17 +203,25 @@ def describe_pause(progress: RunProgress) -> str:
     return "fcil-server resume" + (f" ({progress.held_for})" if progress.held_for else "")
 
 
-def describe_wait(context: RunContext, progress: RunProgress) -> tuple[str, str]:
-    """Return the phase of the round under way, and a phrase that names what it waits for."""
+def describe_phase(progress: RunProgress) -> str:
+    """Return the phase of the round under way, in a word."""
+    assert progress.round is not None
+    if progress.round.phase is not Phase.GATHERING:  # once closed, the last updates are stored
+        return "collecting"
+    return "paused" if progress.mode is Mode.PAUSED else "gathering"
+
+
+def describe_wait(context: RunContext, progress: RunProgress) -> str:
+    """Return a phrase that names what the round under way waits for."""
     assert progress.round is not None
     assert progress.task is not None
     assert progress.step is not None
-    if progress.round.phase is not Phase.GATHERING:  # once closed, the last updates are stored
+    if progress.round.phase is not Phase.GATHERING:
         stuck = progress.round.stuck_until is not None
-        return "collecting", "clients that have declined to be able to take part" if stuck else ""
+        return "clients that have declined to be able to take part" if stuck else ""
     if progress.mode is Mode.PAUSED:
-        return "paused", describe_pause(progress)
-    return "gathering", _describe_gathering(context, progress.round, progress.task, progress.step)
+        return describe_pause(progress)
+    return _describe_gathering(context, progress.round, progress.task, progress.step)
 
 
 def _describe_gathering(context: RunContext, machine: Round, task: TaskInfo, step: Step) -> str:

@@ -28,6 +28,7 @@ from fcil_server.rounds import notes
 from fcil_server.rounds.asking import (
     ask,
     describe_pause,
+    describe_phase,
     describe_wait,
     list_available,
     mask_names,
@@ -451,7 +452,10 @@ class Coordinator:
                 # Nobody is at work: the round goes on after the next start.
                 if progress.mode is Mode.DRAINING and progress.round.is_idle:
                     await self._may_go_on()
-                progress.show_live(partial(describe_wait, self.context, progress))
+                progress.show_live(
+                    partial(describe_phase, progress),
+                    partial(describe_wait, self.context, progress),
+                )
                 for instruction in progress.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
                         await self.ports.drain()

@@ -150,7 +150,8 @@ class RunProgress:
     unheld_since: float | None = None
     opened_at: float | None = None
     oldest_base: int = -1
-    _describe: Callable[[], tuple[str, str]] = field(init=False, repr=False)
+    _phase: Callable[[], str] = field(init=False, repr=False)
+    _waiting_for: Callable[[], str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Say what a status reads until the run first shows a phase."""
@@ -159,12 +160,12 @@ class RunProgress:
     @property
     def phase(self) -> str:
         """One word for status."""
-        return self._describe()[0]
+        return self._phase()
 
     @property
     def waiting_for(self) -> str:
         """The phrase that names what the run waits for; empty while busy."""
-        return self._describe()[1]
+        return self._waiting_for()
 
     @property
     def base(self) -> int:
@@ -184,11 +185,11 @@ class RunProgress:
 
     def show(self, phase: str, waiting_for: str = "") -> None:
         """Set the phase and the phrase that names what the run waits for."""
-        self._describe = lambda: (phase, waiting_for)
+        self.show_live(lambda: phase, lambda: waiting_for)
 
-    def show_live(self, describe: Callable[[], tuple[str, str]]) -> None:
-        """Let a function return both when a status is asked for, since it looks at every client."""
-        self._describe = describe
+    def show_live(self, phase: Callable[[], str], waiting_for: Callable[[], str]) -> None:
+        """Let functions return both when they are read: the phrase takes a look at every client."""
+        self._phase, self._waiting_for = phase, waiting_for
 
     def hold(self, why: str) -> None:
         """Pause the run, unless the operator wants something else already."""

@@ -8,8 +8,10 @@ heartbeats, and messages to strangers.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -144,13 +146,17 @@ class ByteMeter:
         for _ in self._written():
             pass
 
-    async def flush_in_turns(self) -> None:
-        """Do the same, but give other tasks a turn of the loop in between."""
-        turns = Yielder()
-        for _ in self._asked_kernel():
+    async def flush_in_turns(self) -> float:
+        """Do the same, but give other tasks a turn of the loop in between.
+
+        Returns the seconds that the work itself took.
+        """
+        turns, busy_s, began = Yielder(), 0.0, time.perf_counter()
+        for _ in chain(self._asked_kernel(), self._written()):
+            busy_s += time.perf_counter() - began
             await turns.yield_if_long()
-        for _ in self._written():
-            await turns.yield_if_long()
+            began = time.perf_counter()
+        return busy_s
 
     def _written(self) -> Iterator[None]:
         """Write the counts so far, a few clients in each step.

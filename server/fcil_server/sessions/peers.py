@@ -88,6 +88,7 @@ class Peers:
         self.refused: dict[ClientId, str] = {}
         self._by_client: dict[ClientId, Peer] = {}
         self._by_conn: dict[int, Peer] = {}
+        self._in_order: tuple[Peer, ...] | None = None  # by client; None: to be sorted again
 
     def add(self, peer: Peer) -> Peer | None:
         """Add a session; returns the client's older one on another connection, if any."""
@@ -97,6 +98,7 @@ class Peers:
         self.refused.pop(peer.client, None)
         self._by_client[peer.client] = peer
         self._by_conn[peer.conn] = peer
+        self._in_order = None
         return old if old is not None and old.conn != peer.conn else None
 
     def is_left_behind(self, peer: Peer) -> bool:
@@ -115,6 +117,7 @@ class Peers:
         peer = self._by_conn.pop(conn, None)
         if peer is not None and self._by_client.get(peer.client) is peer:
             del self._by_client[peer.client]
+            self._in_order = None
         return peer
 
     def by_conn(self, conn: int) -> Peer | None:
@@ -126,7 +129,9 @@ class Peers:
         return self._by_client.get(client)
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(sorted(self._by_client.values(), key=lambda p: p.client))
+        if self._in_order is None:
+            self._in_order = tuple(sorted(self._by_client.values(), key=lambda p: p.client))
+        return iter(self._in_order)
 
     def __len__(self) -> int:
         return len(self._by_client)

@@ -614,3 +614,40 @@ def test_the_client_that_was_waited_for_begins_the_settling_anew(kit, monkeypatc
         assert await opens_after(discovery, waiting, 25.0)
 
     asyncio.run(story())
+
+
+def test_a_look_at_thousands_of_clients_is_not_taken_again_for_each_that_connects(
+    kit, monkeypatch
+) -> None:
+    """While a look takes 0.01 s of the loop, clients connect in between, and are one piece of news."""
+    spent, rests, looks, second = [0.0], [], [], asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    mine = SimpleNamespace(
+        get_running_loop=asyncio.get_running_loop, wait_for=asyncio.wait_for, sleep=rest
+    )
+    monkeypatch.setattr(discovery_module, "asyncio", mine)
+    monkeypatch.setattr(discovery_module, "time", SimpleNamespace(thread_time=lambda: spent[0]))
+
+    def look() -> frozenset[str]:
+        looks.append(1)
+        if len(looks) == 2:
+            second.set()
+        spent[0] += 0.01
+        return frozenset()
+
+    async def story() -> None:
+        kit.config.round.min_clients = 2
+        discovery = Discovery(kit, [].append, may_go_on)
+        discovery.held_class_keys = look
+        waiting = asyncio.create_task(discovery.wait())
+        await asyncio.sleep(0)
+        assert (len(looks), rests) == (1, [])
+        discovery.news.set()
+        await second.wait()
+        waiting.cancel()
+
+    asyncio.run(story())
+    assert rests == [pytest.approx(0.09)]
