@@ -394,12 +394,13 @@ class Database:
                 f"{self.path} cannot use a write-ahead log on its file system.",
                 action="Put the federation directory on a local disk.",
             )
-        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+        if version < SCHEMA_VERSION:
             with named_errors(self.path):
-                # One script, one transaction: a kill leaves the old version or the new one.
+                # One transaction: a kill leaves the old version or the new one.
                 self._db.executescript(
                     f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
-                    f"{script} PRAGMA user_version = {number}; COMMIT;"
+                    f"{' '.join(MIGRATIONS[version:])} PRAGMA user_version = {SCHEMA_VERSION};"
+                    "COMMIT;"
                 )
 
 
