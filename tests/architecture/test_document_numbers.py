@@ -347,7 +347,6 @@ def test_the_sockets_options_are_those_of_the_table() -> None:
                 "HEARTBEAT_TIMEOUT": f"{of(zmq.HEARTBEAT_TIMEOUT) // beats} x `HEARTBEAT_IVL`",
                 "LINGER": str(of(zmq.LINGER)),
                 "IPV6": str(int(of(zmq.IPV6))),
-                "BACKLOG": f"{its(zmq.BACKLOG):,}",
                 "ZAP_DOMAIN": f"`{its(zmq.ZAP_DOMAIN).decode()}`",
                 "IMMEDIATE": str(of(zmq.IMMEDIATE)),
                 "RECONNECT_IVL": "{:g} s, {:g} s".format(*reconnect),

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 
 from fcil_adapters.worker.memory_files import Blob, MemoryFile, Pieces, file_of, read_file, size_of
-from fcil_protocol.errors import TooLarge, WireError
+from fcil_protocol.errors import StorageError, TooLarge, WireError
 from fcil_protocol.payloads.payload import Payload, pieces
 
 MAX_MESSAGE_BYTES = 16 << 20  # 10,000 class names take less than 2 MB
@@ -191,10 +191,16 @@ class _Incoming:
         """Receive more bytes, but never beyond this message."""
         if len(self._head) < _LENGTH.size:
             wanted = _LENGTH.size - len(self._head)
-            data, fds, _flags, _address = socket.recv_fds(sock, wanted, _MAX_FDS)
+            data, fds, flags, _address = socket.recv_fds(sock, wanted, _MAX_FDS)
             for fd in fds:
                 os.set_inheritable(fd, False)
             self._fds.extend(fds)
+            if flags & socket.MSG_CTRUNC and len(fds) < _MAX_FDS:
+                # The kernel drops files for which there is no descriptor.
+                raise StorageError(
+                    "payloads of a worker's message were lost, since too many files are open.",
+                    action="Raise the limit of open files (ulimit -n).",
+                )
             self._head += data
             if len(self._head) == _LENGTH.size and self._length > MAX_MESSAGE_BYTES:
                 raise TooLarge(

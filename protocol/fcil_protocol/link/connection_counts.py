@@ -7,6 +7,7 @@ message; all connections without a message are counted under `SILENT`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,24 +35,43 @@ class _Watched:
 
 @dataclass
 class ConnectionCounts:
-    """A probe for every live connection; `take` returns the counts since its last call."""
+    """A probe for every live connection; `take` returns the counts since its last call.
 
+    Attributes:
+        most: connections that may be open at once.
+    """
+
+    most: int = sys.maxsize
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _live: dict[int, _Watched] = field(default_factory=dict)  # by descriptor
     _ended: dict[int, TcpCounts] = field(default_factory=dict)  # by connection number
     _before: dict[int, _Watched] = field(default_factory=dict)  # previous one of a descriptor
+    _silent: dict[int, _Watched] = field(default_factory=dict)  # of `_live`, oldest first
+    _cut: int = 0  # of `_live`, those whose end is pending
 
-    def began(self, fd: int) -> None:
-        """Start counting a connection that was accepted on a descriptor."""
+    def began(self, fd: int) -> bool:
+        """Start counting a connection that was accepted on a descriptor.
+
+        If there are too many, the one that has been silent for longest is cut: a client that is
+        let in speaks at once.
+
+        Returns:
+            True if one was cut.
+        """
         with self._lock:
             self._end(fd)
             probe = open_probe(fd)
             if probe is None:
-                return
+                return False
             before = self._before.get(fd)
             # Late news of a closed connection may find its successor on the descriptor.
             same = before is not None and before.probe.cookie == probe.cookie != 0
-            self._live[fd] = _Watched(probe, before.told if before and same else _NOTHING)
+            watched = _Watched(probe, before.told if before and same else _NOTHING)
+            self._live[fd] = self._silent[fd] = watched
+            if len(self._live) - self._cut <= self.most:
+                return False
+            self._shut_down(next(iter(self._silent)))
+            return True
 
     def ended(self, fd: int) -> None:
         """Release the connection of a descriptor that its owner has closed."""
@@ -65,6 +85,7 @@ class ConnectionCounts:
             if watched is not None:
                 watched.conn = conn
                 watched.unread.allowed = allowed
+                self._silent.pop(fd, None)
 
     def delivered(self, fd: int, frames: Sequence[int]) -> None:
         """Count a message that was read, by the bytes of its frames on the wire."""
@@ -80,12 +101,11 @@ class ConnectionCounts:
         """
         found = []
         with self._lock:
-            for watched in self._live.values():
+            for fd, watched in self._live.items():
                 if watched.cut:
                     continue
                 if watched.unread.is_over(watched.probe.received, now):
-                    watched.cut = True
-                    watched.probe.shut_down()
+                    self._shut_down(fd)
                     found.append((watched.conn, watched.unread.ahead))
         return found
 
@@ -123,9 +143,19 @@ class ConnectionCounts:
             for fd in list(self._live):
                 self._end(fd)
 
+    def _shut_down(self, fd: int) -> None:
+        """Cut a connection; its owner closes it then."""
+        watched = self._live[fd]
+        watched.cut = True
+        self._cut += 1
+        self._silent.pop(fd, None)
+        watched.probe.shut_down()
+
     def _end(self, fd: int) -> None:
         watched = self._live.pop(fd, None)
+        self._silent.pop(fd, None)
         if watched is not None:
+            self._cut -= watched.cut
             self._before[fd] = watched
             growth = watched.growth(watched.probe.close())
             self._ended[watched.conn] = self._ended.get(watched.conn, _NOTHING) + growth

@@ -20,6 +20,7 @@ from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.link.backlog import UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import ConnectionCounts
 from fcil_protocol.link.descriptors import Descriptors, Silent
+from fcil_protocol.link.door import Door, spare_descriptors
 from fcil_protocol.link.flood_watch import FloodWatch
 from fcil_protocol.link.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
 from fcil_protocol.link.interface import (
@@ -56,6 +57,10 @@ HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real qu
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
 _NOT_NOW = 500  # of the gate: this key may pass, but not now
+CROWDED = (
+    "more are open than this process may open files for, and those that say nothing go first "
+    "(ulimit -n, LimitNOFILE)"
+)
 SILENT_S = 30.0  # a connection without any message is cut after this time
 
 
@@ -100,7 +105,7 @@ class Router:
         allow: called with a client's key at its first message; returns the bytes that may be unread
             before its connection is cut.
         flooded: receives the key, if known, and a sentence for a connection that was cut for that,
-            or for a message that is too long.
+            for a message that is too long, or because too many are open.
     """
 
     def __init__(
@@ -116,20 +121,24 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._allow = allow
         self._flooded = flooded
-        self._counts = ConnectionCounts()
+        spare = spare_descriptors()
+        self._door = Door(spare)
+        self._counts = ConnectionCounts(self._door.most)
         self._watch = FloodWatch(self._cut_floods)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
         self._gate = Gate(self._context, admit, self._heard, self._watches)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
-        self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        # They are accepted even when the door is shut.
+        self._socket.setsockopt(zmq.BACKLOG, min(BACKLOG, spare // 4))
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        mask = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
         self._silent = Silent(SILENT_S, shut_down)
         self._connections = Descriptors()
         self.refused_handshakes = 0
@@ -161,17 +170,27 @@ class Router:
     def _heard(self, event: int, value: int, newest: int) -> None:  # gate's thread
         if event == zmq.EVENT_DISCONNECTED:
             self._counts.ended(value)
+            self._door.open_if_room()
             with contextlib.suppress(RuntimeError):  # the loop may be closing
                 self._loop.call_soon_threadsafe(self._end, value, newest)
+        elif event == zmq.EVENT_LISTENING:
+            self._door.guard(value)
         elif event == zmq.EVENT_ACCEPTED:
-            self._counts.began(value)
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._silent.began, value)
+            self._began(value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
+    def _began(self, fd: int) -> None:  # gate's thread
+        crowded = self._counts.began(fd)
+        crowded |= self._door.shut_if_crowded()
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._silent.began, fd)
+            if crowded:
+                self._loop.call_soon_threadsafe(self._flooded, b"", CROWDED)
+
     def _watches(self) -> int | None:  # gate's thread
-        return self._watch.tick() if self._counts else None
+        self._door.open_if_room()
+        return self._watch.tick() if self._counts or self._door.is_shut else None
 
     def _cut_floods(self, now: float) -> bool:  # gate's thread
         floods = self._counts.cut_floods(now)
@@ -262,6 +281,7 @@ class Router:
         self._socket.close(0)
         self._context.term()  # ends the gate, which closes its own sockets
         self._counts.close()
+        self._door.close()
 
 
 class Links:

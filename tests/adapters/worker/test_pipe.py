@@ -5,6 +5,7 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import socket
 import struct
 import threading
@@ -16,7 +17,7 @@ import pytest
 from fcil_adapters.worker import pipe as worker_pipe
 from fcil_adapters.worker.memory_files import MAPPED_BYTES, MemoryFile
 from fcil_adapters.worker.pipe import AsyncPipe, Pipe
-from fcil_protocol.errors import FcilError, TooLarge, WireError
+from fcil_protocol.errors import FcilError, StorageError, TooLarge, WireError
 from fcil_protocol.payloads.payload import Payload, unpack
 
 
@@ -342,3 +343,17 @@ def test_threads_that_send_at_the_same_time_do_not_mix_their_messages():
     assert got == {"a": list(range(count)), "b": list(range(count))}
     pipe.close()
     other.close()
+
+
+def test_files_that_the_kernel_drops_for_want_of_descriptors_are_missed_by_name():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pair() as (a, b):
+        Pipe(a).send({}, [b"payload"])
+        lowest = os.dup(a.fileno())
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(StorageError, match="too many files are open"):
+                Pipe(b).recv()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

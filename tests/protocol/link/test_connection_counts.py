@@ -170,3 +170,62 @@ def test_who_has_not_spoken_may_bring_one_first_message(counts, wire):
     assert counts.cut_floods(0.0) == []
     wire.up(1)
     assert counts.cut_floods(0.0) == [(SILENT, UNSPOKEN_BYTES + 1)]
+
+
+def ended_by_the_server(wire):
+    """Return True if the far end has shut the connection down."""
+    wire.near.settimeout(60)
+    return wire.near.recv(1) == b""
+
+
+def is_open(wire):
+    wire.near.setblocking(False)
+    try:
+        return bool(wire.near.recv(1))
+    except BlockingIOError:
+        return True
+
+
+@pytest.fixture
+def four():
+    wires = [Wire() for _ in range(4)]
+    yield wires
+    for wire in wires:
+        wire.close()
+
+
+def test_of_too_many_connections_the_oldest_silent_one_is_cut(four):
+    counts, (member, first, second, third) = ConnectionCounts(most=2), four
+    assert not counts.began(member.fd)
+    counts.spoke(member.fd, 1, ROOM)
+    assert not counts.began(first.fd)
+    assert counts.began(second.fd)
+    assert ended_by_the_server(first)
+    assert counts.began(third.fd)  # before the news of the end
+    assert ended_by_the_server(second)
+    counts.ended(first.fd)
+    counts.ended(second.fd)
+    assert len(counts) == 2
+    assert is_open(member)
+    assert is_open(third)
+    counts.close()
+
+
+def test_of_too_many_that_have_spoken_the_newcomer_is_cut(four):
+    counts, (member, newcomer, *_) = ConnectionCounts(most=1), four
+    counts.began(member.fd)
+    counts.spoke(member.fd, 1, ROOM)
+    assert counts.began(newcomer.fd)
+    assert ended_by_the_server(newcomer)
+    assert is_open(member)
+    counts.close()
+
+
+def test_one_that_has_ended_leaves_its_place(four):
+    counts, (first, second, third, _) = ConnectionCounts(most=2), four
+    counts.began(first.fd)
+    counts.began(second.fd)
+    counts.ended(first.fd)
+    assert not counts.began(third.fd)
+    assert is_open(second)
+    counts.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -845,3 +846,47 @@ def test_the_kernel_counts_what_is_predicted() -> None:
 def test_a_frame_costs_its_box_and_a_short_or_long_length(size: int, expected: int) -> None:
     assert frame_wire_bytes(size) == expected
     assert wire_bytes([bytes(size)] * 3) == 3 * expected
+
+
+CROWD = """
+import contextlib, socket, sys
+held = []
+while True:
+    with contextlib.suppress(OSError):
+        held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=0.1))
+    held = held[-300:]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such filters")
+def test_strangers_that_take_all_connections_keep_no_member_out(monkeypatch) -> None:
+    """They come again at once, for as long as the member speaks."""
+    lowest_free = os.dup(1)
+    os.close(lowest_free)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(zmq_link, "spare_descriptors", lambda: soft - lowest_free - 100)
+    said: list[str] = []
+    crowded = asyncio.Event()
+
+    def cut(_key: bytes, text: str) -> None:
+        said.append(text)
+        crowded.set()
+
+    async def test() -> None:
+        async with server(flooded=cut) as (router, port):
+            crowd = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", CROWD, str(port)
+            )
+            try:
+                await crowded.wait()
+                async with client(port) as alice:
+                    while (await news(alice)).state != "up":
+                        pass  # its connection was among the crowd's, and it tries again
+                    for _ in range(20):
+                        assert (await echo(router, alice, b"here")).key == ALICE.public.curve
+            finally:
+                crowd.kill()
+                await crowd.wait()
+
+    run(test)
+    assert set(said) == {zmq_link.CROWDED}
