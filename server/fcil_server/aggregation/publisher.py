@@ -100,6 +100,7 @@ class Publisher:
         self._public_sizes: OrderedDict[str, int] = OrderedDict()
         self._tidying: asyncio.Task[None] | None = None  # a task that is not held may vanish
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
+        self._cached_bytes = 0
         self._tensor_bytes: dict[str, int] = {}
         # The one private part that a client may fetch: of the rounds' state, and of another one.
         self._private: dict[ClientId, str] = {}
@@ -116,20 +117,25 @@ class Publisher:
         them to catch up.
         """
         refs = [await self._reference(part, stamp) for part in parts]
-        private = {*self._private.values(), *self._private_beside.values()}
-        kept = {ref.digest for ref in refs} | private | self._beside
-        for row in self._ledger.parts.all(self._run):
-            if row.digest not in kept:
-                self._ledger.parts.remove(self._run, row.digest)
-                self._cache.pop(row.digest, None)
-                self._tensor_bytes.pop(row.digest, None)
-        self._store.keep_only(Digest(d) for d in kept)
         self._of_round = {ref.digest for ref in refs}
         self._note_public(refs)
+        async with self._turn:  # no part is looked up, sealed or given to a client meanwhile
+            await self._remove_others()
         await self._offer()
         if self._objects is not None:  # beside the round
             self._tidying = asyncio.create_task(self._objects.keep_only(self._public_digests))
         return refs
+
+    async def _remove_others(self) -> None:
+        """Remove all parts that no client may fetch any more: after a task, one of each client."""
+        private = {*self._private.values(), *self._private_beside.values()}
+        kept = {Digest(digest) for digest in self._public_digests() | private}
+        old = [d for d in self._ledger.parts.digests(self._run) if d not in kept]
+        self._ledger.parts.remove(self._run, *old)
+        for digest in old:
+            self._uncache(digest)
+            self._tensor_bytes.pop(digest, None)
+        await asyncio.to_thread(self._store.keep_only, kept)
 
     def _public_digests(self) -> set[str]:
         return self._of_round | self._beside
@@ -242,13 +248,14 @@ class Publisher:
             stamp: further fields of its header.
             beside: it belongs to the state of `publish_beside`, not to that of the rounds.
         """
-        newest = self._newest_private
-        if newest is not None and newest[0] is part and self._intact(newest[1].digest):
-            ref = newest[1]
-        else:
-            ref = await self._reference(part, stamp)
-            self._newest_private = (part, ref)
-        (self._private_beside if beside else self._private)[client] = ref.digest
+        async with self._turn:
+            newest = self._newest_private
+            if newest is not None and newest[0] is part and self._intact(newest[1].digest):
+                ref = newest[1]
+            else:
+                ref = await self._reference_now(part, stamp)
+                self._newest_private = (part, ref)
+            (self._private_beside if beside else self._private)[client] = ref.digest
         return ref
 
     def _may_fetch(self, client: ClientId, digest: str) -> bool:
@@ -268,12 +275,17 @@ class Publisher:
         header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)
         key = unwrap_key(stored.wrap, stored.header, self._keys)
         part = _CachedPart(stored, header, key, private=name == REGISTRY)
-        cache = self._cache
-        cache[digest] = part
-        cache.move_to_end(digest)
-        while len(cache) > 1 and sum(len(p.stored.body) for p in cache.values()) > CACHE_BYTES:
-            cache.popitem(last=False)
+        self._uncache(digest)
+        self._cache[digest] = part
+        self._cached_bytes += len(stored.body)
+        while len(self._cache) > 1 and self._cached_bytes > CACHE_BYTES:
+            self._uncache(next(iter(self._cache)))
         return part
+
+    def _uncache(self, digest: str) -> None:
+        part = self._cache.pop(digest, None)
+        if part is not None:
+            self._cached_bytes -= len(part.stored.body)
 
     def _find(self, digest: str) -> _CachedPart | None:
         """Return a published part, from memory or from its file.

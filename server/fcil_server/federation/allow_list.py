@@ -131,7 +131,9 @@ class AllowList:
 
     def invite(self, key: bytes, lasts_s: float) -> None:
         """Admit the holder of a ticket for ``lasts_s`` seconds, from its next handshake on."""
-        self._newcomers = {**self._newcomers, key: self._clock() + lasts_s}
+        now = self._clock()
+        open_ones = {k: until for k, until in self._newcomers.items() if until > now}
+        self._newcomers = {**open_ones, key: now + lasts_s}
         self._members -= {key}
         self._former |= {key}  # after that time, it gets the reason
 

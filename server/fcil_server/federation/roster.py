@@ -97,7 +97,7 @@ class Roster:
         )
         guest = ticket.guest_keys().public
         with self._ledger.transaction():
-            older = [t.curve for t in self._ledger.tickets.all() if t.name == name]
+            older = [ticket.curve for ticket in self._ledger.tickets.named(name)]
             self._ledger.tickets.withdraw(name)
             self._ledger.tickets.add(
                 name,
@@ -315,7 +315,7 @@ class Roster:
         """Withdraw the open tickets for a name that no client has; return True if any were."""
         if self._ledger.clients.by_name(name) is not None:
             return False
-        tickets = [t for t in self._ledger.tickets.all() if t.name == name]
+        tickets = self._ledger.tickets.named(name)
         via = {t.via for t in tickets if t.via is not None}
         if not self._ledger.tickets.withdraw(name):
             return False

@@ -297,6 +297,10 @@ class TicketTable:
         """Return all remembered tickets, oldest first."""
         return self._db.all(TicketRow, "SELECT * FROM tickets ORDER BY issued_at, rowid")
 
+    def named(self, name: str) -> list[TicketRow]:
+        """Return the tickets for a name."""
+        return self._db.all(TicketRow, "SELECT * FROM tickets WHERE name = ?", (name,))
+
     def via(self, relay: ClientId) -> list[TicketRow]:
         """Return the remembered tickets whose holders connect through a relay."""
         return self._db.all(

@@ -334,6 +334,18 @@ class UpdateTable:
         """Return the updates that aggregation takes, in ClientId order."""
         return [u for u in self.of_round(key) if u.status is not UpdateStatus.EXCLUDED]
 
+    def count_accepted(self, key: RoundKey) -> int:
+        """Return the number of updates that aggregation takes."""
+        sql = f"SELECT count(*) FROM updates WHERE {IN_ROUND} AND status <> 'excluded'"  # noqa: S608
+        return int(self._db.number(sql, key))
+
+    def counted_tasks_of(self, run: RunId, client: ClientId) -> set[int]:
+        """Return the tasks in which an update of one client was counted."""
+        sql = (
+            "SELECT DISTINCT task FROM updates WHERE run = ? AND client = ? AND status = 'counted'"
+        )
+        return {int(row["task"]) for row in self._db.rows(sql, (run, client))}
+
     def of_client(self, run: RunId, client: ClientId) -> list[UpdateRow]:
         """Return a client's updates in the order of acceptance."""
         sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY rowid"
@@ -435,14 +447,22 @@ class AnswerTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def set(self, key: RoundKey, client: ClientId, answer: str, reason: str) -> None:
+    def set(
+        self, key: RoundKey, client: ClientId, answer: str, reason: str, *, durable: bool = True
+    ) -> None:
         """Record why an asked client gave no update (an `Answer`); the latest stands."""
         self._db.write(
             "INSERT INTO answers (run, task, kind, round, client, answer, reason, at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "answer = excluded.answer, reason = excluded.reason, at = excluded.at",
             (*key, client, Answer(answer).value, reason, self._db.now),
+            durable=durable,
         )
+
+    def get(self, key: RoundKey, client: ClientId) -> AnswerRow | None:
+        """Return why a client gave no update to a round; None if it gave one or was not asked."""
+        sql = f"SELECT * FROM answers WHERE {IN_ROUND} AND client = ?"  # noqa: S608
+        return self._db.one(AnswerRow, sql, (*key, client))
 
     def of_round(self, key: RoundKey) -> list[AnswerRow]:
         """Return who gave no update to a round, and why, in ClientId order."""

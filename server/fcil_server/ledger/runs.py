@@ -234,10 +234,17 @@ class PartTable:
         sql = "SELECT * FROM parts WHERE run = ? ORDER BY rowid"
         return self._db.all(PartRow, sql, (run,))
 
-    def remove(self, run: RunId, digest: Digest) -> None:
-        """Forget a part that no client needs any more; its file is the caller's to remove."""
-        sql = "DELETE FROM parts WHERE run = ? AND digest = ?"
-        self._db.write(sql, (run, digest), durable=False)
+    def digests(self, run: RunId) -> list[Digest]:
+        """Return the digests of the run's parts in the order in which they were sealed."""
+        rows = self._db.rows("SELECT digest FROM parts WHERE run = ? ORDER BY rowid", (run,))
+        return [Digest(row["digest"]) for row in rows]
+
+    def remove(self, run: RunId, *digests: Digest) -> None:
+        """Forget parts that no client needs any more; their files are the caller's to remove."""
+        if digests:
+            with self._db.transaction(durable=False):
+                sql = "DELETE FROM parts WHERE run = ? AND digest = ?"
+                self._db.execute_each(sql, [(run, digest) for digest in digests])
 
 
 class Forks:

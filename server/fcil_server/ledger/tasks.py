@@ -193,11 +193,10 @@ class EvaluationTable:
                 "DELETE FROM evaluations WHERE run = ? AND task = ? AND client = ?",
                 (run, task, client),
             )
-            for class_id, (correct, total) in counts.items():
-                self._db.execute(
-                    "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?)",
-                    (run, task, client, class_id, correct, total),
-                )
+            self._db.execute_each(
+                "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?)",
+                [(run, task, client, c, correct, total) for c, (correct, total) in counts.items()],
+            )
 
     def totals(self, run: RunId, task: int, *, central: bool = False) -> tuple[int, int]:
         """Return how many test images were classified rightly after a task, and all.

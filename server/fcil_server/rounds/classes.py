@@ -113,7 +113,8 @@ class ClassRegistry:
             else:
                 refused.append((name, reason))
         if new:
-            with self._ledger.transaction():
+            # Not on disk at once: until a task has opened with a name, its clients announce it.
+            with self._ledger.transaction(waits=False):
                 for key, name in new.items():
                     clean = normalise_class_name(name)
                     self._ledger.classes.add(

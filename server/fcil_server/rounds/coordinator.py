@@ -123,7 +123,8 @@ class Coordinator:
             return False
         waited = progress.round.answers.get(client) is Answer.NONE
         if waited:
-            self.context.ledger.answers.set(key, client, Answer.DECLINED, reason)
+            # The loop waits for no disk: one that a power cut takes is asked again.
+            self.context.ledger.answers.set(key, client, Answer.DECLINED, reason, durable=False)
         resting, final = reason == NotNow.code, reason == MethodMismatch.code
         self._events.put_nowait(
             machine.Declined(client, reason, self._now(), final=final, resting=resting)

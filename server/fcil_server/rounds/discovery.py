@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from fcil_protocol.ids import ClientId
 from fcil_server.event_loop import TURN_S
-from fcil_server.ledger.enums import UpdateStatus
 from fcil_server.ledger.rows import ClassRow
 from fcil_server.rounds.position import RunContext
 from fcil_server.sessions.peers import Peer
@@ -105,7 +104,8 @@ class OldClasses:
         before = self._counts.get(peer.client)
         self._counts[peer.client] = dict(counts)
         learned = self._learned(counts)
-        took_part = self._took_part(peer.client) if learned else set()
+        taught = self.context.ledger.updates.counted_tasks_of
+        took_part = taught(self.context.run, peer.client) if learned else set()
         new, more = [], []
         for key, row in learned.items():
             if before is not None and key in before:
@@ -133,10 +133,6 @@ class OldClasses:
         aliases = self.context.ledger.classes.aliases(self.context.run)
         held = {k: aliases.get(k, k) for k, n in counts.items() if n}
         return {k: rows[to] for k, to in held.items() if to in rows and not rows[to].hidden}
-
-    def _took_part(self, client: ClientId) -> set[int | None]:
-        updates = self.context.ledger.updates.of_client(self.context.run, client)
-        return {u.task for u in updates if u.status is UpdateStatus.COUNTED}
 
     def _say(self, peer: Peer, what: str, rows: list[ClassRow]) -> None:
         names = ", ".join(f"{r.name} (task {r.task})" for r in rows[:NAMED])

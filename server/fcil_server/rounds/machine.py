@@ -95,6 +95,8 @@ class Round:
     excluded: set[ClientId] = field(default_factory=set)
     stuck_until: float | None = None
     resting: set[ClientId] = field(default_factory=set)
+    _excluded_then: int = -1  # how many were excluded when `_hopeless` was found out
+    _hopeless: bool = False
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return the instructions that follow, in order."""
@@ -389,18 +391,24 @@ class Round:
         """Return True if the updates make a state."""
         if self.rules.suffices is None:
             return self.answers.number_of(Answer.UPDATED) >= self._least
-        return self.rules.suffices([c for c, a in self.answers.items() if a is Answer.UPDATED])
+        return self.rules.suffices({c for c, a in self.answers.items() if a is Answer.UPDATED})
 
     def _is_hopeless(self) -> bool:
         """Return True if those that can still answer, and those that have, would not suffice."""
         rules = self.rules
         if rules.suffices is None or rules.members is None:
             return False
-        return not rules.suffices(rules.members - self.excluded)
+        if len(self.excluded) != self._excluded_then:  # it only grows
+            self._excluded_then = len(self.excluded)
+            self._hopeless = not rules.suffices(rules.members - self.excluded)
+        return self._hopeless
 
     def _close_if_it_suffices(self, now: float) -> list[Instruction]:
         """Close a round by the clients that have answered; others may connect meanwhile."""
         outstanding = self._outstanding > 0
+        waits = not self.rules.eager and outstanding and now < self.deadline
+        if waits and not self._is_hopeless():
+            return []  # without a look at all that have answered, as after each of a thousand
         if self._has_enough():
             if self.rules.eager:
                 return self._close(Outcome.DONE, Why.TAKEN)

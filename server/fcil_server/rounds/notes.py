@@ -183,6 +183,6 @@ def _name(progress: RunProgress) -> str:
 
 
 def _names(context: RunContext, clients: Iterable[ClientId]) -> str:
-    listed = [context.name_of(c) for c in clients]
+    listed = list(clients)
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return ", ".join(listed[:NAMED]) + more
+    return ", ".join(context.name_of(c) for c in listed[:NAMED]) + more

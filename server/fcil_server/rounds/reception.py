@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract import State, TaskInfo
 from fcil_adapters.masks.checks import upload_faults
 from fcil_adapters.masks.record import MaskRecord
 from fcil_protocol.envelopes.header import Core
@@ -32,7 +32,7 @@ from fcil_protocol.payloads.builtin import (
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.process.terminal import count_of
 from fcil_server.federation.eligibility import refusal
-from fcil_server.ledger.enums import Outcome
+from fcil_server.ledger.enums import Answer, Outcome
 from fcil_server.rounds.events import Why
 from fcil_server.rounds.position import RunContext, RunProgress
 from fcil_server.sessions.uploads import Accepted, Expectation
@@ -53,6 +53,7 @@ class Reception:
     progress: RunProgress
     updated: Callable[[ClientId], None]
     empty: Callable[[ClientId, str], None]
+    _masks: tuple[State, MaskRecord | None] | None = None  # of the state that was read last
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
         """Return the update that the open round expects of this client.
@@ -145,15 +146,15 @@ class Reception:
             return NotYet(f"{name} resumes shortly; the server has just started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
-        answers = {a.client: a.answer.value for a in self.context.ledger.answers.of_round(key)}
-        if answers.get(client) == "surplus":
+        answer = self.context.ledger.answers.get(key, client)
+        if answer is not None and answer.answer is Answer.SURPLUS:
             return Surplus(f"{name} closed with enough updates before this one came.")
         return RoundClosed(f"{name} continued without this update and is closed ({row.why}).")
 
     def _must_have_room(self, key: RoundKey) -> None:
         assert self.progress.round is not None
         take = self.progress.round.rules.take
-        if take and len(self.context.ledger.updates.accepted(key)) >= take:
+        if take and self.context.ledger.updates.count_accepted(key) >= take:
             taken = count_of(take, "update")
             step = self.progress.step
             if step is not None and self.context.continues_after(step):
@@ -192,13 +193,20 @@ class Reception:
         """Return the check of an upload of a masked round, by the state that it starts from."""
         context, client = self.context, ClientId(core.sender)
         key = RoundKey(context.run, core.task, core.kind, core.round)
-        row, record = context.ledger.clients.get(client), MaskRecord.read(self.progress.state)
+        row, record = context.ledger.clients.get(client), self._mask_record()
         signing, about = b"" if row is None else row.signing, self.progress.about
 
         def check(payload: Payload, _task: TaskInfo) -> list[str]:
             return upload_faults(record, key, client, signing, payload, about)
 
         return check
+
+    def _mask_record(self) -> MaskRecord | None:
+        """Return the record in the round's state; with a thousand members it is read once."""
+        state = self.progress.state
+        if self._masks is None or self._masks[0] is not state:
+            self._masks = (state, MaskRecord.read(state))
+        return self._masks[1]
 
     def recorded(self, digest: str) -> bool:
         """Return True if the ledger has exactly this update, whichever round counts it."""

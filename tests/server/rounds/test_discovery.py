@@ -25,6 +25,7 @@ from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
 from fcil_server.rounds.events import Ask, Declined, Present, RoundRules
 from fcil_server.rounds.late_images import LateImages
+from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode
 from fcil_server.rounds.schedule import Step, late_step, task_steps
 from sample_run import ALICE, BOB, RUN, Clock, digest
@@ -651,3 +652,41 @@ def test_a_look_at_thousands_of_clients_is_not_taken_again_for_each_that_connect
 
     asyncio.run(story())
     assert rests == [pytest.approx(0.09)]
+
+
+def test_a_client_that_declines_costs_the_loop_no_wait_for_the_disk(kit, monkeypatch) -> None:
+    """In a round that asks everybody for what few have, thousands do in a moment."""
+    said: list[str] = []
+    execute = kit.ledger.database.execute
+    monkeypatch.setattr(
+        kit.ledger.database, "execute", lambda sql, *args: said.append(sql) or execute(sql, *args)
+    )
+    key = RoundKey(RUN, 1, "train", 0)
+    kit.ledger.tasks.open(RUN, 1, [])
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+
+    async def story() -> None:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        progress = coordinator.progress
+        progress.task, progress.step = TaskInfo(1, (), (0,)), Step("train", 0, 1)
+        progress.round = Round(rules=RoundRules(min_clients=1), seed=(1,))
+        progress.round.handle(Present(((ALICE, True),), 0.0))
+        said.clear()
+        assert coordinator.on_client_declined(ALICE, key, "busy")
+
+    asyncio.run(story())
+    assert said
+    assert not [sql for sql in said if "FULL" in sql]
+    assert kit.ledger.answers.get(key, ALICE).reason == "busy"
+    assert kit.ledger.answers.get(key, BOB) is None
+
+
+def test_new_names_cost_the_loop_no_wait_for_the_disk(kit, monkeypatch) -> None:
+    said: list[str] = []
+    execute = kit.ledger.database.execute
+    monkeypatch.setattr(
+        kit.ledger.database, "execute", lambda sql, *args: said.append(sql) or execute(sql, *args)
+    )
+    assert kit.classes.announce(BOB, ["axolotl"]).new == ("axolotl",)
+    assert said
+    assert not [sql for sql in said if "FULL" in sql]

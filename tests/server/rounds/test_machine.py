@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 import pytest
@@ -1336,6 +1336,33 @@ class TestMaskedRounds:
         assert machine.handle(Declined(C, "method_mismatch", now=2.0, final=True)) == []
         machine.handle(Available(B, holds=True, now=5.0))
         (close,) = machine.handle(Declined(B, "method_mismatch", now=6.0, final=True))
+        assert isinstance(close, Close)
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
+    def test_the_answers_of_a_thousand_are_not_looked_at_after_each_of_them(self) -> None:
+        looks: list[set[ClientId]] = []
+
+        def suffices(clients: Collection[ClientId]) -> bool:
+            looks.append(set(clients))
+            return {A, B} <= set(clients)
+
+        members = frozenset((A, B, C, D))
+        waits = {"eager": False, "members": members, "suffices": suffices}
+        machine = opened(RoundRules(**{**vars(self.unmasking()), **waits}), (A, B, C, D))
+        for client in (A, B, C):
+            assert machine.handle(Updated(client, 1.0)) == []
+        assert looks == [set(members)]  # whether it is hopeless, once
+        (close,) = machine.handle(Updated(D, 2.0))
+        assert isinstance(close, Close)
+        assert close.outcome is Outcome.DONE
+        assert len(looks) <= 3
+
+    def test_whether_it_is_hopeless_is_asked_again_after_each_that_cannot_answer(self) -> None:
+        members = frozenset((A, B, C))
+        waits = {"eager": False, "members": members, "suffices": lambda c: len(c) >= 2}
+        machine = opened(RoundRules(**{**vars(self.unmasking()), **waits}), (A, B, C))
+        assert machine.handle(Declined(A, "method_mismatch", now=1.0, final=True)) == []
+        (close,) = machine.handle(Declined(B, "method_mismatch", now=2.0, final=True))
         assert isinstance(close, Close)
         assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
 

@@ -10,6 +10,7 @@ import sample_run
 from fcil_adapters.contract import TaskInfo
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import notes
 from fcil_server.rounds.notes import describe_pace, describe_task_end
 from fcil_server.rounds.schedule import Step
 from sample_run import ALICE, BOB, RUN
@@ -82,3 +83,12 @@ def test_a_learned_task_says_how_much_is_right_of_all_classes_so_far(
         assert describe_task_end(context, TASK) == ("info", f"task 1 is learned{said}")
         level, text = describe_task_end(context, TaskInfo(2, (3,), (0, 1, 2)))
     assert (level, "nothing was learned" in text) == ("warning", True)
+
+
+def test_of_thousands_of_clients_only_those_that_are_named_are_looked_up() -> None:
+    looked: list[str] = []
+    context = SimpleNamespace(name_of=lambda client: looked.append(client) or client)
+    clients = [f"c{n}" for n in range(3000)]
+    text = notes._names(context, iter(clients))
+    assert looked == clients[: notes.NAMED]
+    assert text.endswith(f"and {3000 - notes.NAMED} more")
