@@ -451,12 +451,23 @@ class AnswerTable:
         self, key: RoundKey, client: ClientId, answer: str, reason: str, *, durable: bool = True
     ) -> None:
         """Record why an asked client gave no update (an `Answer`); the latest stands."""
-        self._db.write(
+        with self._db.transaction(durable=durable):
+            self.set_each(key, [(client, answer, reason)])
+
+    def set_each(self, key: RoundKey, answers: Iterable[tuple[ClientId, str, str]]) -> None:
+        """Record why some clients gave no update, each with its answer and reason.
+
+        Call it in a transaction.
+        """
+        now = self._db.now
+        self._db.execute_each(
             "INSERT INTO answers (run, task, kind, round, client, answer, reason, at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "answer = excluded.answer, reason = excluded.reason, at = excluded.at",
-            (*key, client, Answer(answer).value, reason, self._db.now),
-            durable=durable,
+            [
+                (*key, client, Answer(answer).value, reason, now)
+                for client, answer, reason in answers
+            ],
         )
 
     def get(self, key: RoundKey, client: ClientId) -> AnswerRow | None:

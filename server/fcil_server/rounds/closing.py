@@ -328,13 +328,15 @@ class Closing:
             outcome = close.outcome
             if updated and outcome is Outcome.SKIPPED:
                 outcome = Outcome.SHORT
+            silent = []
             for client, answer in close.answers.items():
                 if answer in SILENT and client not in updated:
                     reason = self.progress.round.reasons.get(client, "")
                     # A machine that was restarted does not know the reason that the ledger has.
                     kept = answer is Answer.DECLINED and client in explained
                     if reason or not kept:
-                        ledger.answers.set(key, client, answer, reason)
+                        silent.append((client, answer, reason))
+            ledger.answers.set_each(key, silent)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = Outcome.SKIPPED
@@ -364,7 +366,7 @@ class Closing:
         """Notify the asked clients, except those whose work continues into the next round."""
         continues = self.context.continues_after(step) and close.why is not machine.Why.REST
         turns = Yielder()
-        updated = {u.client for u in self.context.ledger.updates.of_round(key)}
+        updated = self._judged.keys()
         for client, answer in close.answers.items():
             await turns.yield_if_long()
             peer = self.context.peers.by_client(client)
