@@ -9,6 +9,7 @@ stands.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,7 @@ from functools import partial
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.masks.exchanges import AFTER_KEYS, UNMASK, VOTE, is_summed_once
 from fcil_adapters.masks.record import MaskRecord
-from fcil_protocol.errors import MethodMismatch, NotNow, UsageError
+from fcil_protocol.errors import MethodMismatch, NotNow, StorageError, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
@@ -56,6 +57,7 @@ from fcil_server.sessions.run_ports import RunPorts
 # Between two rounds of late images while the run waits for classes and nothing is new: longer than
 # new classes settle.
 MIN_BETWEEN_S = 30.0
+JOINED_S = 0.5  # between two writes of the list of asked clients while others join a round
 
 
 @dataclass
@@ -83,6 +85,10 @@ class Coordinator:
         self.late_images = LateImages(self.context)
         self._late_timer: asyncio.TimerHandle | None = None
         self._unheld_noted = -1  # the task for which the note about missing data was written
+        # Clients asked by now, to be written: in an asynchronous round of thousands each one that
+        # joins makes the list longer.
+        self._joined: tuple[ClientId, ...] = ()
+        self._joining: asyncio.TimerHandle | None = None
 
     # --- calls from the daemon ------------------------------------------------------------------
 
@@ -460,11 +466,13 @@ class Coordinator:
                 for instruction in progress.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
                         await self.ports.drain()
+                        self._write_joined(key)
                         self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)
                     await yielder.yield_if_long()
         finally:
+            self._write_joined(key)
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()
@@ -504,10 +512,14 @@ class Coordinator:
                 self.progress.opened_at = row.opened_at
                 await asyncio.to_thread(context.ledger.sync)
                 context.notify("info", "round_opened", notes.describe_opened(progress, asked))
-            case machine.Widened(asked, declined):
-                context.ledger.rounds.set_asked(key, asked, durable=declined)
-                if not declined:
-                    return
+            case machine.Widened(asked, declined=False):
+                self._joined = asked
+                if self._joining is None:
+                    later = asyncio.get_running_loop().call_later
+                    self._joining = later(JOINED_S, self._write_joined, key)
+            case machine.Widened(asked):
+                self._forget_joined()  # they are in this list too
+                context.ledger.rounds.set_asked(key, asked)
                 context.ledger.rounds.set_remaining(key, context.config.round.deadline_s)
                 context.notify("info", "round_widened", notes.describe_widened(progress, asked))
             case machine.Ask(client):
@@ -523,8 +535,22 @@ class Coordinator:
             case machine.Close():
                 raise AssertionError("the caller takes Close")
 
+    def _write_joined(self, key: RoundKey) -> None:
+        """Write the list of asked clients if some have joined since; a kill forgets them."""
+        asked = self._joined
+        self._forget_joined()
+        if asked:
+            with contextlib.suppress(StorageError):
+                self.context.ledger.rounds.set_asked(key, asked, durable=False)
+
+    def _forget_joined(self) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+        self._joined, self._joining = (), None
+
     async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
         assert self.progress.round is not None
+        self._forget_joined()
         asked = tuple(self.progress.round.answers)
         self.context.ledger.rounds.reopen(key, asked=asked, remaining_s=what.at - self._now())
         self.context.notify(

@@ -23,12 +23,12 @@ from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
-from fcil_server.rounds.events import Ask, Declined, Present, RoundRules
+from fcil_server.rounds.events import Ask, Declined, Present, RoundRules, Widened
 from fcil_server.rounds.late_images import LateImages
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode
 from fcil_server.rounds.schedule import Step, late_step, task_steps
-from sample_run import ALICE, BOB, RUN, Clock, digest
+from sample_run import ALICE, BOB, GONE, RUN, Clock, digest
 
 
 @pytest.fixture
@@ -690,3 +690,37 @@ def test_new_names_cost_the_loop_no_wait_for_the_disk(kit, monkeypatch) -> None:
     assert kit.classes.announce(BOB, ["axolotl"]).new == ("axolotl",)
     assert said
     assert not [sql for sql in said if "FULL" in sql]
+
+
+def test_who_joins_a_round_is_written_with_the_others_that_join_in_the_same_moment(
+    kit, monkeypatch
+):
+    """Each list of asked clients is longer than the one before: thousands of them would be gigabytes."""
+    kit.ledger.tasks.open(RUN, 1, [])
+    key = RoundKey(RUN, 1, "train", 0)
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    written: list[tuple[str, ...]] = []
+    set_asked = kit.ledger.rounds.set_asked
+    monkeypatch.setattr(
+        kit.ledger.rounds,
+        "set_asked",
+        lambda key, asked, **how: written.append(tuple(asked)) or set_asked(key, asked, **how),
+    )
+
+    async def story() -> None:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        for asked in ((ALICE, BOB), (ALICE, BOB, GONE)):
+            await coordinator._execute(Widened(asked, declined=False), key)
+        assert written == []
+        coordinator._write_joined(key)  # as the timer does, and the end of the round
+        assert written == [(ALICE, BOB, GONE)]
+        coordinator._write_joined(key)
+        await coordinator._execute(Widened((ALICE,), declined=False), key)
+        await coordinator._execute(Widened((ALICE, BOB)), key)
+        coordinator._write_joined(key)
+        assert written[1:] == [(ALICE, BOB)]
+
+    kit.config.round.deadline_s = 60.0
+    monkeypatch.setattr("fcil_server.rounds.notes.describe_widened", lambda *_: "")
+    asyncio.run(story())
+    assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
