@@ -64,6 +64,8 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
                 action="Free space there; nothing that was acknowledged is lost.",
             ) from error
         reason, action = _REASONS.get(error.errno or 0, (str(error.strerror or error).lower(), ""))
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            reason, action = f"there is no folder {path.parent}", "Create it, or check the path."
         raise StorageError(f"cannot {what} {path}: {reason}.", action=action) from error
 
 

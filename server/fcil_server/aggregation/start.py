@@ -69,12 +69,11 @@ def _text(facts: Mapping[str, Any]) -> str:
     )
 
 
-def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) -> NewStart:
-    """Read an adapter for a new run.
+def check_can_begin(method: Method, hparams: Hparams) -> None:
+    """Check that runs of a method can begin with an adapter.
 
     Raises:
-        ConfigError: the method cannot begin with one.
-        DataError: the adapter cannot be read, or does not fit.
+        ConfigError: they cannot.
     """
     why_not = method.starts(hparams)
     if why_not:
@@ -83,6 +82,16 @@ def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) 
             action="Set run.init_from to '', or choose a method whose tasks share one LoRA, such "
             "as fedavg_lora.",
         )
+
+
+def read_new(folder: str, method: Method, hparams: Hparams, info: BackboneInfo) -> NewStart:
+    """Read an adapter for a new run.
+
+    Raises:
+        ConfigError: the method cannot begin with one.
+        DataError: the adapter cannot be read, or does not fit.
+    """
+    check_can_begin(method, hparams)
     names = {
         spec.name
         for schema in method.broadcast(hparams, info).values()

@@ -98,12 +98,13 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
         "Not taken back: broadcasts that clients have, exported models, backups, accuracies that "
         "were measured with it."
     )
-    lines.append(
-        f"{name} is revoked."
-        if revoked
-        else f"{name} stays a member: it is not asked for those tasks again, but for later ones "
-        f"it is; to end that: fcil-server revoke {name}"
-    )
+    if revoked:
+        lines.append(f"{name} is revoked.")
+    elif done.member:
+        lines.append(f"{name} stays a member: it is not asked for those tasks again, but for later "
+                     f"ones it is; to end that: fcil-server revoke {name}")  # fmt: skip
+    else:
+        lines.append(f"{name} was no member any more.")
     for line in lines:
         typer.echo(line)
 

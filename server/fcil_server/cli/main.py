@@ -151,7 +151,12 @@ def serve(
         from fcil_server.federation.directory import CONFIG, Federation
         from fcil_server.federation.environment import environment_settings, naming_variables
         from fcil_server.federation.first_start import load_first, removed_if_refused
-        from fcil_server.federation.partition_plan import check_fits, plan_settings, read_plan
+        from fcil_server.federation.partition_plan import (
+            check_fits,
+            check_resumes,
+            plan_settings,
+            read_plan,
+        )
 
         plan = None if partition is None else read_plan(partition)
         tasks = () if plan is None else plan_settings(plan)
@@ -174,7 +179,9 @@ def serve(
             start.opened = True
             try:
                 if plan is not None:
-                    check_fits(plan, federation.config, federation.ledger, new_run=new_run)
+                    check_fits(plan, federation.config)
+                    if not new_run:
+                        check_resumes(plan, federation.ledger)
                 flags = {"new_run": new_run, "until_done": until_done}
                 flags["drain_on_term"] = drain_on_term
                 asyncio.run(_serve(federation, file, start, **flags))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +82,7 @@ def enrol(
                 typer.echo(text)
             if qr:
                 _draw(text)
-            file = str(out) if out is not None else "FILE (or - for stdin)"
+            file = shlex.quote(str(out)) if out is not None else "FILE (or - for stdin)"
             typer.echo(f"On the device: {start_command(file, relay=relay)}", err=True)
             typer.echo(f"Server key: {issued['fingerprint']}", err=True)
 

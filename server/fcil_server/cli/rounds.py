@@ -172,9 +172,11 @@ def run_stop(
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
+        ended = "its server"
         try:
             told = control_socket.ask(directory, "stop_run")
         except Unreachable:
+            ended = ""
             with (
                 DirectoryLock.acquire(directory, "federation"),
                 Ledger(directory / LEDGER_NAME) as ledger,
@@ -185,7 +187,10 @@ def run_stop(
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                 told = {"run": run.run_id, "next": False}
         emit(told, form, lambda: None)
-        more = " The next one begins." if told.get("next") else ""
+        if told.get("next"):
+            more = " The next one begins."
+        else:
+            more = " No other run waits, so the server ends." if ended else ""
         typer.echo(f"The run is stopped.{more}", err=True)
 
 

@@ -44,7 +44,8 @@ def submit(
         from fcil_server.federation.config import merged
         from fcil_server.federation.partition_plan import plan_settings, read_plan
 
-        tasks = () if partition is None else plan_settings(read_plan(partition))
+        plan = None if partition is None else read_plan(partition)
+        tasks = () if plan is None else plan_settings(plan)
         given = (*tasks, *(settings or ()))
         if file is None and not given:
             raise UsageError(
@@ -52,7 +53,8 @@ def submit(
             )
         sections = _with_absolute_paths(merged(file, given))
         named = title or (file.stem if file else "")
-        told = _ask(directory, "submit_run", title=named, settings=sections)
+        about = {} if plan is None else {"partition": plan.to_fields()}
+        told = _ask(directory, "submit_run", title=named, settings=sections, **about)
         emit(told, form, lambda: None)
         typer.echo(_describe(told), err=True)
 

@@ -166,6 +166,8 @@ def _read(path: Path) -> dict[str, Any]:
         fields = tomllib.loads(text)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no configuration file {path}.") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder, expected a TOML file of settings.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except _NO_TOML as error:

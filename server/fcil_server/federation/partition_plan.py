@@ -9,9 +9,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from fcil_protocol.errors import ConfigError, CorruptFile, DataError
+from fcil_protocol.errors import ConfigError, CorruptFile, DataError, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
@@ -36,6 +36,32 @@ class PartitionPlan:
     tasks: list[list[str]]
     clients: int
     rounds: int | None
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return its fields as plain data, for a command to the server."""
+        return {
+            "path": str(self.path),
+            "tasks": self.tasks,
+            "clients": self.clients,
+            "rounds": self.rounds,
+        }
+
+    @classmethod
+    def of(cls, fields: object) -> Self:
+        """Return the plan with the fields of `to_fields`.
+
+        Raises:
+            UsageError: they are others.
+        """
+        match fields:
+            case {
+                "path": str(path),
+                "tasks": list(tasks),
+                "clients": int(clients),
+                "rounds": int() | None as rounds,
+            }:
+                return cls(Path(path), [list(map(str, names)) for names in tasks], clients, rounds)
+        raise UsageError("a partition has a path, tasks, a number of clients and one of rounds.")
 
 
 def read_plan(path: Path) -> PartitionPlan:
@@ -80,17 +106,15 @@ def plan_settings(plan: PartitionPlan) -> tuple[str, ...]:
     )
 
 
-def check_fits(plan: PartitionPlan, config: Config, ledger: Ledger, *, new_run: bool) -> None:
-    """Check that a federation will learn what the partition divides.
+def check_fits(plan: PartitionPlan, config: Config) -> None:
+    """Check that a run with this configuration learns what the partition divides.
 
     Args:
         plan: the partition's tasks.
-        config: the configuration of this start, with `plan_settings` among the overrides.
-        ledger: the federation's.
-        new_run: a new run begins; otherwise the newest one is resumed.
+        config: the run's, with `plan_settings` among the overrides.
 
     Raises:
-        ConfigError: other settings, or the run that is resumed, do not fit.
+        ConfigError: other settings do not fit.
     """
     if config.tasks.schedule != "listed" or config.tasks.classes != plan.tasks:
         raise ConfigError(
@@ -111,7 +135,15 @@ def check_fits(plan: PartitionPlan, config: Config, ledger: Ledger, *, new_run: 
             action=f"Set it: -c round.rounds_per_task={plan.rounds}. Or draw more: fcil-client "
             f"split --rounds {wanted}",
         )
-    run = None if new_run else ledger.runs.newest()
+
+
+def check_resumes(plan: PartitionPlan, ledger: Ledger) -> None:
+    """Check that the run that a server resumes learns what the partition divides.
+
+    Raises:
+        ConfigError: it has other tasks.
+    """
+    run = ledger.runs.newest()
     if run is None or run.status is RunStatus.STOPPED:
         return
     if configuration.parse(run.config).tasks.classes != plan.tasks:

@@ -440,7 +440,7 @@ def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
-    url = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    url = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     # Autocommit: transactions are ours to begin and to end.
     db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=BUSY_S)
     db.row_factory = sqlite3.Row

@@ -396,7 +396,12 @@ class Closing:
         """Test the global model on the server's own folder, if one is configured."""
         if not self.context.config.run.central_test:
             return
-        counts = await self._test(task, self.progress.state, self.progress.parts)
+        try:
+            counts = await self._test(task, self.progress.state, self.progress.parts)
+        except FcilError as error:
+            text = f"task {task.index} is not tested on run.central_test: {error}"
+            self.context.notify("error", error.code, text)
+            return
         self.context.ledger.evaluations.add(self.context.run, task.index, CENTRAL, counts)
 
     async def _test_round(

@@ -52,7 +52,7 @@ from fcil_server.runs.promotion import Promotion
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.runs.run_queue import QueuedRun, RunQueue, begun_entries, config_for, next_run
-from fcil_server.runs.run_record import begin, check_resumed
+from fcil_server.runs.run_record import begin, check_places, check_resumed
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
 from fcil_server.sessions.intake import Intake, peer_text
@@ -278,6 +278,7 @@ async def _open(
         config = applied(config, choice.options)
         ports.notify("info", "budget", choice.text())
     method, hparams = _method_of(config)
+    check_places(config.run, method.plain or method, hparams, new=row is None)
     if method.plain is not None and (faults := list(configuration.masks_faults(config))):
         raise ConfigError(f"{'; '.join(faults)}.")  # of sections that a run does not keep
     aggregation = Aggregation(

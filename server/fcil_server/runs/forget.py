@@ -19,7 +19,7 @@ from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.late_images import classes_of
 from fcil_protocol.errors import CorruptFile, InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id, sha256_of
-from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.aggregation import start
@@ -42,6 +42,7 @@ class Forgotten:
     """Result of forgetting.
 
     Attributes:
+        member: the client goes on as one.
         run: the fork that continues.
         parent, state: the origin of the fork.
         updates, images: of the client, no longer in any state; ``tasks``: theirs.
@@ -55,6 +56,7 @@ class Forgotten:
 
     client: ClientId
     name: str
+    member: bool
     run: RunId
     parent: RunId
     state: int
@@ -359,11 +361,12 @@ class Forgetting:
         return Forgotten(
             client=client.client_id,
             name=client.name,
+            member=client.may_join(ledger.now) and revoke is None,
             run=fork,
             parent=source.run_id,
             state=newest,
             updates=len(self.plan.mine),
-            images=sum(u.samples for u in self.plan.mine),
+            images=_images(self.plan.mine),
             tasks=tuple(sorted({u.task for u in self.plan.mine})),
             vanished=vanished,
             left_out=tuple((self.context.name_of(c), why) for _, c, why in self.left_out),
@@ -371,6 +374,18 @@ class Forgetting:
             elsewhere={r: n for r, n in counts.items() if r not in emptied},
             overtaken=overtaken,
         )
+
+
+def _images(updates: Iterable[UpdateRow]) -> int:
+    """Return how many images some updates of one client were made from: rounds repeat them."""
+    of_task: dict[tuple[int, str], int] = {}
+    for update in updates:
+        if update.kind == LATE:  # each image once
+            of_task[update.task, LATE] = of_task.get((update.task, LATE), 0) + update.samples
+        else:
+            most = max(of_task.get((update.task, ""), 0), update.samples)
+            of_task[update.task, ""] = most
+    return sum(of_task.values())
 
 
 def _overtaken(ledger: Ledger, source: RunRow) -> tuple[RunId, int] | None:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from fcil_adapters.contract import registry
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.process.overrides import apply_override
@@ -30,11 +31,13 @@ from fcil_protocol.storage.atomic_files import (
 )
 from fcil_server.federation.config import Config, validate
 from fcil_server.federation.first_start import check_method
+from fcil_server.federation.partition_plan import PartitionPlan, check_fits
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports import run_directory
 from fcil_server.runs.frozen_config import FREE_KEYS
+from fcil_server.runs.run_record import check_places
 
 FACT = "submitted"  # in a run's environment
 FORMAT = 1
@@ -158,7 +161,14 @@ class RunQueue:
         entries = (_read(name, text) for name, text in self._files())
         return next((entry for entry in entries if not entry.refused), None)
 
-    def submit(self, title: str, settings: Settings, base: Config, by: str) -> QueuedRun:
+    def submit(
+        self,
+        title: str,
+        settings: Settings,
+        base: Config,
+        by: str,
+        plan: PartitionPlan | None = None,
+    ) -> QueuedRun:
         """Append a run, checked as far as it can be before it begins.
 
         Args:
@@ -166,12 +176,18 @@ class RunQueue:
             settings: as in `QueuedRun`.
             base: the federation's configuration.
             by: the operator, for the audit log.
+            plan: the partition that the run is to learn.
 
         Raises:
-            ConfigError: the settings are wrong. UsageError: the queue is full.
+            ConfigError: the settings are wrong, or do not fit the partition.
+            UsageError: the queue is full.
             DiskFull, StorageError: nothing was submitted.
         """
-        check(settings, base)
+        config = check(settings, base)
+        method = registry.load_method(config.method.name)
+        check_places(config.run, method, registry.make_hparams(method, config.method.options))
+        if plan is not None:
+            check_fits(plan, config)
         entries = self.entries()
         if len(entries) >= MAX_QUEUED:
             raise UsageError(
@@ -251,7 +267,7 @@ def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: st
     Args:
         directory: the federation's; the caller has its lock.
         config: its configuration.
-        fields: ``title`` and ``settings``, unchecked.
+        fields: ``title``, ``settings`` and the fields of a ``partition``, unchecked.
         actor: the operator.
 
     Raises:
@@ -260,7 +276,9 @@ def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: st
     settings = fields.get("settings")
     if not isinstance(settings, dict):
         raise UsageError("a submitted run has settings, an object of sections.")
-    return RunQueue(directory).submit(str(fields.get("title") or ""), settings, config, actor)
+    given = fields.get("partition")
+    plan = None if given is None else PartitionPlan.of(given)
+    return RunQueue(directory).submit(str(fields.get("title") or ""), settings, config, actor, plan)
 
 
 def cancel(directory: Path, fields: Mapping[str, Any]) -> QueuedRun:

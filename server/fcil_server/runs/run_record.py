@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fcil_adapters.contract import BackboneInfo, Method
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_protocol.errors import BackboneMismatch, RunFailed
+from fcil_adapters.images.named_sets import find
+from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, RunFailed
 from fcil_protocol.ids import new_run_id
 from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import threads_of
 from fcil_server.aggregation.store import states_folder
 from fcil_server.federation import config as configuration
-from fcil_server.federation.sections import SinksSection, WebhooksSection
+from fcil_server.federation.sections import RunSection, SinksSection, WebhooksSection
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports import run_directory
@@ -38,6 +40,32 @@ def begin(
         begun = start.read_new(config.run.init_from, setup.method, setup.hparams, setup.info)
         described[start.FACT] = begun.facts
     return begin_row(ledger, setup, {**described, **facts}, notify, begun)
+
+
+def check_places(run: RunSection, method: Method, hparams: Hparams, *, new: bool = True) -> None:
+    """Check that what a run's settings name is there, before clients train for it.
+
+    Args:
+        run: its settings.
+        method: its method.
+        hparams: the method's options.
+        new: it begins; otherwise it is resumed, and begins with no adapter.
+
+    Raises:
+        ConfigError: something is not there, or the method cannot begin with an adapter.
+    """
+    if run.central_test:
+        try:
+            find(Path(run.central_test))
+        except DataError as error:
+            raise ConfigError(f"run.central_test: {error.message}", action=error.action) from error
+    if run.init_from and new:
+        start.check_can_begin(method, hparams)
+        if not Path(run.init_from).exists():
+            raise ConfigError(
+                f"run.init_from: there is no folder {run.init_from}.",
+                action="Give the folder of a PEFT adapter (docs/export.md), or leave it out.",
+            )
 
 
 def begin_row(

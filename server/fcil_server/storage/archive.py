@@ -246,7 +246,14 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 def _check(path: Path, member: tarfile.TarInfo, size: int) -> None:
     limit = MAX_MANIFEST_BYTES if member.name == MANIFEST else size
     plain = member.type == tarfile.REGTYPE and not member.issparse()
-    if not plain or not _NAME.fullmatch(member.name) or member.size > limit:
+    ours = plain and _NAME.fullmatch(member.name)
+    if ours and member.size > limit:
+        raise CorruptFile(
+            f"{path} is cut off or damaged: {member.name} in it would have {member.size} bytes, "
+            f"and {'that is too many' if limit < size else f'the file has {size}'}.",
+            action="Use another backup; nothing was written.",
+        )
+    if not ours:
         raise CorruptFile(
             f"{path} holds {member.name[:100]!r} ({member.size} bytes), which no backup holds.",
             action="Use another backup; nothing was written.",

@@ -24,6 +24,7 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.ids import RunId
+from fcil_protocol.process.terminal import printable
 from fcil_protocol.storage.atomic_files import (
     place_new,
     read_private,
@@ -99,7 +100,7 @@ def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
     try:
         with Ledger(directory / LEDGER_NAME) as ledger:
             keys = "with sealed keys" if done.manifest.keys else "without keys"
-            ledger.audit.add(actor, "backup", f"{done.file.name}, {keys}")
+            ledger.audit.add(actor, "backup", f"{printable(done.file.name)}, {keys}")
     except FcilError:
         return False
     return True

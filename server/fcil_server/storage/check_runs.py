@@ -71,13 +71,17 @@ def _kept(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator[
     """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
     names, counted = kept.names(), ledger.updates.counted_ids(run.run_id)
-    if left := len({*names}.intersection(ledger.updates.of_erased(run.run_id))):
+    erased = set(ledger.updates.of_erased(run.run_id))
+    if left := len(erased.intersection(names)):
         text = f"{left} kept updates of erased members are still here"
         yield failure(about, text, "Start the server: it removes them first.")
     wanted = names or parse(run.config).run.keep_updates
     if not wanted:
         return
-    faults = [f"{update[:16]} is missing" for update in sorted(counted - set(names))]
+    if gone := len((counted & erased) - set(names)):
+        text = f"{count_of(gone, 'kept update')} of erased members: removed, as they must be"
+        yield fine(about, text)
+    faults = [f"{update[:16]} is missing" for update in sorted(counted - erased - set(names))]
     for update in names:
         try:
             kept.get(update)

@@ -137,7 +137,7 @@ except StorageError as error:
         (errno.EDQUOT, DiskFull, "quota"),
         (errno.EACCES, StorageError, "permission denied"),
         (errno.EROFS, StorageError, "read-only"),
-        (errno.ENOENT, StorageError, "does not exist"),
+        (errno.ENOENT, StorageError, "there is no folder"),
         (errno.EIO, StorageError, "reported a fault"),
         (errno.ENXIO, StorageError, "no such device"),
     ],
@@ -151,6 +151,15 @@ def test_every_system_error_is_a_sentence_that_names_the_path(tmp_path, number, 
     assert type(caught.value) is expected
     assert words in caught.value.message
     assert f"cannot keep {tmp_path}/a/b:" in caught.value.message
+
+
+def test_what_does_not_exist_is_the_file_or_its_folder(tmp_path):
+    for name, said in (("file", "it does not exist"), ("no/file", f"no folder {tmp_path}/no")):
+        with (
+            pytest.raises(StorageError, match=said),
+            atomic_files.storage_errors("read", tmp_path / name),
+        ):
+            (tmp_path / name).read_bytes()
 
 
 def test_named_errors_and_defects_pass_through_unchanged(tmp_path):
@@ -217,7 +226,7 @@ def test_the_sweep_spares_files_of_living_processes_and_of_other_programs(tmp_pa
 
 
 def test_a_missing_directory_cannot_be_locked(tmp_path):
-    with pytest.raises(StorageError, match="does not exist"):
+    with pytest.raises(StorageError, match="there is no folder"):
         atomic_files.DirectoryLock.acquire(tmp_path / "none", "client")
 
 

@@ -61,7 +61,7 @@ def test_data_of_both_is_json(built: Built) -> None:
         ),
         (["backup", "b.tar", "--without-keys", "--passphrase-file", "phrase"], 4, "exclude"),
         (["backup", "phrase", "--without-keys"], 4, "exists already"),
-        (["backup", "no/b.tar", "--without-keys"], 1, "does not exist"),
+        (["backup", "no/b.tar", "--without-keys"], 1, "there is no folder"),
         (["backup", "b.tar", "--passphrase-file", "no"], 1, "does not exist"),
         (["backup", "b.tar", "--without-keys", "--dir", "new"], 1, "holds no federation"),
         (["restore", "phrase", "--dir", "new"], 1, "not an fcil backup"),

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import sample_run
-from fcil_protocol.errors import ConfigError, CorruptFile, DataError
+from fcil_protocol.errors import ConfigError, CorruptFile, DataError, UsageError
 from fcil_server.federation.config import Config, load, to_toml
 from fcil_server.federation.partition_plan import (
     PartitionPlan,
     check_fits,
+    check_resumes,
     plan_settings,
     read_plan,
 )
@@ -99,7 +100,8 @@ def test_no_file_is_said(tmp_path: Path) -> None:
 def test_settings_that_fit_are_taken(ledger: Ledger) -> None:
     for one in (plan(), plan(rounds=5)):
         fitting = config("round.min_clients=2", "round.rounds_per_task=5", of=one)
-        check_fits(one, fitting, ledger, new_run=False)
+        check_fits(one, fitting)
+        check_resumes(one, ledger)
 
 
 @pytest.mark.parametrize(
@@ -114,29 +116,36 @@ def test_settings_that_do_not_fit_are_refused_with_the_remedy(
     setting: str, said: str, remedy: str, ledger: Ledger
 ) -> None:
     with pytest.raises(ConfigError, match=said) as error:
-        check_fits(plan(rounds=5), config(setting), ledger, new_run=False)
+        check_fits(plan(rounds=5), config(setting))
     assert remedy in error.value.action
 
 
 @pytest.mark.parametrize(
-    ("status", "new_run", "tasks", "fits"),
+    ("status", "tasks", "fits"),
     [
-        (RunStatus.RUNNING, False, [["cat"]], False),
-        (RunStatus.DONE, False, [["cat"]], False),
-        (RunStatus.STOPPED, False, [["cat"]], True),
-        (RunStatus.RUNNING, True, [["cat"]], True),
-        (RunStatus.RUNNING, False, TASKS, True),
+        (RunStatus.RUNNING, [["cat"]], False),
+        (RunStatus.DONE, [["cat"]], False),
+        (RunStatus.STOPPED, [["cat"]], True),
+        (RunStatus.RUNNING, TASKS, True),
     ],
 )
 def test_a_run_that_goes_on_has_these_tasks(
-    status: RunStatus, new_run: bool, tasks: list[list[str]], fits: bool
+    status: RunStatus, tasks: list[list[str]], fits: bool
 ) -> None:
     own = to_toml(config(f"tasks.classes={json.dumps(tasks, ensure_ascii=False)}"))
     row = SimpleNamespace(run_id=sample_run.RUN, status=status, config=own)
     ledger: Any = SimpleNamespace(runs=SimpleNamespace(newest=lambda: row))
     if fits:
-        check_fits(plan(), config(), ledger, new_run=new_run)
+        check_resumes(plan(), ledger)
         return
     with pytest.raises(ConfigError, match="has other tasks than p.json") as error:
-        check_fits(plan(), config(), ledger, new_run=new_run)
+        check_resumes(plan(), ledger)
     assert "--new-run" in error.value.action
+
+
+def test_a_plan_travels_in_a_command_and_nothing_else_is_taken_for_one() -> None:
+    for one in (plan(), plan(rounds=5)):
+        assert PartitionPlan.of(json.loads(json.dumps(one.to_fields()))) == one
+    for other in (None, [], {}, {**plan().to_fields(), "clients": "3"}):
+        with pytest.raises(UsageError, match="a partition has"):
+            PartitionPlan.of(other)

@@ -450,6 +450,21 @@ def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
     assert any("is not tested: the folder is gone." in note[2] for note in scene.notes) is fails
 
 
+def test_a_last_test_that_fails_ends_no_server_whose_task_is_learned(tmp_path, monkeypatch):
+    scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+
+    async def evaluate(*_):
+        raise DataError("the folder is gone.")
+
+    scene.kit.config = Config(run=RunSection(central_test="tests"))
+    scene.kit.aggregation.evaluate = evaluate
+    scene.kit.aggregation.broadcast = lambda *_: asyncio.sleep(0, ())
+    scene.play(Payload(), {})
+    asyncio.run(closing.Closing(scene.kit, scene.at, scene.at.adopt).central_evaluation(TASK))
+    level, _, text = scene.notes[-1]
+    assert (level, "run.central_test: the folder is gone." in text) == ("error", True)
+
+
 def test_a_test_of_rounds_needs_images():
     with pytest.raises(ValueError, match="set central_test"):
         RunSection(central_test_every=1)

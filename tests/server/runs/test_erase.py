@@ -184,6 +184,9 @@ def test_the_next_start_finishes_it_as_well(built: Built) -> None:
         assert texts == ["1 kept updates of erased members are still here"]
         federation.ledger.runs.set_status(built.run, RunStatus.STOPPED)
         finish_erasures(federation.ledger, built.directory)
+        texts = [f.text for f in check(built.directory)]
+        assert "4 kept updates of erased members: removed, as they must be" in texts
+        assert not any("aaaa is missing" in text for text in texts)
     finally:
         federation.close()
     assert KeptUpdates(kept_folder(built.directory, built.run)).names() == ["f" * 64]

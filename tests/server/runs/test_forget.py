@@ -177,10 +177,12 @@ def test_in_an_older_run_it_says_which_one_is_the_newest_now(tmp_path):
 
 def test_with_revoke_its_membership_ends_too(tmp_path):
     whole = story(tmp_path).write()
-    whole.forget("cat", revoke=True)
+    assert whole.forget("cat", revoke=True).member is False
     with whole.ledger() as ledger:
         assert ledger.clients.by_name("cat") is None
-    whole.forget("ben")  # and what is revoked is no member: it can be named all the same
+    assert whole.forget(
+        "ben"
+    ).member  # and what is revoked is no member: it can be named all the same
     with pytest.raises(UsageError, match="no update of 'cat' is in the states"):
         whole.forget("cat")
 

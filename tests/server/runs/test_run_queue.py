@@ -11,6 +11,7 @@ import pytest
 
 from fcil_protocol.errors import ConfigError, UsageError
 from fcil_server.federation.config import Config, load
+from fcil_server.federation.partition_plan import PartitionPlan
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import run_queue
@@ -226,3 +227,46 @@ def test_the_submission_in_the_ledger_is_what_was_submitted(queue: RunQueue) -> 
     assert json.loads(json.dumps(one.facts())) == {
         "number": 1, "id": one.id, "title": "one", "at": one.at, "by": "uid 1", "settings": NCM,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"central_test": "/no/such/images"}, r"run\.central_test: there is no folder or file"),
+        ({"init_from": "/no/such/adapter"}, "fedncm cannot begin with an adapter"),
+    ],
+)
+def test_what_a_run_needs_and_is_not_there_is_said_at_once(
+    queue: RunQueue, run: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        submit(queue, "x", settings={**NCM, "run": run})
+    assert queue.entries() == []
+
+
+def test_an_adapter_that_is_not_there_is_said_at_once(queue: RunQueue) -> None:
+    settings = {"method": {"name": "fedavg_lora"}, "run": {"init_from": "/no/such/adapter"}}
+    with pytest.raises(ConfigError, match=r"run\.init_from: there is no folder"):
+        submit(queue, "x", settings=settings)
+
+
+def test_a_run_whose_partition_it_would_never_learn_is_not_taken(tmp_path: Path) -> None:
+    plan = PartitionPlan(Path("p.json"), [["cat"]], 3, 2)
+    settings = {
+        **NCM,
+        "tasks": {"schedule": "listed", "classes": plan.tasks},
+        "round": {"min_clients": 9, "rounds_per_task": 2},
+    }
+    fields = {"title": "x", "settings": settings, "partition": plan.to_fields()}
+    with pytest.raises(ConfigError, match="no round would ever open"):
+        run_queue.submit(tmp_path, load(None), fields, "uid 1")
+    settings["round"] = {"min_clients": 3, "rounds_per_task": 5}
+    with pytest.raises(ConfigError, match="clients would decline the others"):
+        run_queue.submit(tmp_path, load(None), fields, "uid 1")
+    settings["round"] = {"min_clients": 3, "rounds_per_task": 2}
+    assert run_queue.submit(tmp_path, load(None), fields, "uid 1").number == 1
+
+
+def test_a_run_that_has_begun_does_not_need_the_places_of_its_beginning(queue: RunQueue) -> None:
+    settings = {"method": {"name": "fedavg_lora"}, "run": {"init_from": "/gone/since"}}
+    assert run_queue.check(settings, load(None)).run.init_from == "/gone/since"

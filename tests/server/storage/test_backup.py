@@ -237,6 +237,12 @@ class TestBackup:
         assert (entry.actor, entry.action) == ("uid 7", "backup")
         assert entry.detail == "c.tar, without keys"
 
+    def test_a_name_that_is_no_utf8_is_noted_readably(self, built: Built, file: Path) -> None:
+        done = backup(built.directory, file.with_name(os.fsdecode(b"b\xff.tar")), passphrase=None)
+        assert audit_backup(built.directory, done, "uid 7")
+        with built.ledger() as ledger:
+            assert "tar, without keys" in ledger.audit.newest()[-1].detail
+
     @pytest.mark.parametrize("call", sampled([0, 3, 6, 8, 9, 10], (0, 8, 10)))
     def test_a_kill_at_any_sync_leaves_no_half_backup(
         self, built: Built, tmp_path: Path, call: int

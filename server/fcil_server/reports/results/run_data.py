@@ -13,9 +13,17 @@ from typing import Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.ledger.enums import Cause, CountSource, Direction
+from fcil_server.ledger.enums import Cause, CountSource, Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ByteCount, ClassRow, ClientRow, Event, RunRow, TaskRow
+from fcil_server.ledger.rows import (
+    ByteCount,
+    ClassRow,
+    ClientRow,
+    Event,
+    RoundRow,
+    RunRow,
+    TaskRow,
+)
 from fcil_server.ledger.tasks import StateResult
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Measured, Metrics
@@ -155,10 +163,21 @@ def round_rows(
     names = {c.client_id: c.name for c in ledger.clients.all()}
     reader = RoundReader(ledger.database)
     rows = reader.rounds.all(run, since, limit)
-    return [_round_row(reader.view(row), names, ledger.now) for row in rows]
+    return [_round_row(reader.view(row), names, _end(ledger, row)) for row in rows]
 
 
-def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> dict[str, Any]:
+def _end(ledger: Ledger, row: RoundRow) -> float:
+    """Return when a round was closed: now, if it is open; if it was cut off, its last news."""
+    if row.closed_at is not None:
+        return row.closed_at
+    run = ledger.runs.get(row.run)
+    if run is None or run.status is RunStatus.RUNNING:
+        return ledger.now
+    updates = ledger.updates.of_round(row.key)
+    return max((update.accepted_at for update in updates), default=row.opened_at)
+
+
+def _round_row(view: RoundView, names: Mapping[ClientId, str], end: float) -> dict[str, Any]:
     row, up, down = view.round, view.up, view.down
     kernel = bool(up.wire_kernel and down.wire_kernel)
     return {
@@ -188,7 +207,7 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
             for c, states in view.stale.items()
         ],
         # From its opening to its end, or to now; includes time while the server was down.
-        "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
+        "seconds": round(max(0.0, end - row.opened_at), 3),
         "wire_up": up.true_wire,
         "wire_down": down.true_wire,
         "wire_source": (CountSource.KERNEL if kernel else CountSource.PREDICTED).value,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import sample_run
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_server.cli.show_rounds import rounds_csv, show_rounds
+from fcil_server.ledger.enums import RunStatus
 from fcil_server.reports.charts.history import frozen
 from fcil_server.reports.results.run_data import collect, round_rows
 from fcil_server.reports.sections import rounds as page_rounds
@@ -41,6 +42,7 @@ def test_without_the_kernel_they_are_predicted_and_say_so(ledger, capsys):
 
 
 def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
+    ledger.runs.set_status(RUN, RunStatus.RUNNING)
     key = RoundKey(RUN, 2, "train", 9)
     began = ledger.now
     ledger.rounds.open(key, asked=sample_run.CLIENTS, base_state=1)
@@ -50,6 +52,20 @@ def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
     ledger.rounds.close(key, "skipped", phases={"collect_s": 0.1})  # it was killed before
     ledger.database.clock.now += 100
     assert round_rows(ledger, RUN)[-1]["seconds"] == ledger.rounds.all(RUN)[-1].closed_at - began
+
+
+def test_the_seconds_of_a_round_that_was_cut_off_with_its_run_do_not_grow(ledger):
+    key = RoundKey(RUN, 2, "train", 9)
+    ledger.rounds.open(key, asked=sample_run.CLIENTS, base_state=1)
+    ledger.database.clock.now += 5
+    with ledger.transaction():
+        ledger.updates.accept(
+            key, sample_run.ALICE, update_id=UpdateId("ab" * 32), samples=1, tensor_bytes=1,
+            sealed_bytes=1,
+        )  # fmt: skip
+    ledger.runs.set_status(RUN, RunStatus.STOPPED)
+    ledger.database.clock.now += 1000
+    assert round_rows(ledger, RUN)[-1]["seconds"] == 5
 
 
 def test_what_a_killed_server_spent_is_told_beside_the_phases(ledger):
