@@ -19,6 +19,7 @@ LEFT_OUT = ("post_rounds_drain", "post_runs_newest_stop", "get_stream")
 # 503: under load an act may outlast the wait for it. 414: an array in place of a number may be
 # longer than an address.
 CONFIGURATION = """\
+request-timeout = 600
 headers = { Authorization = "Bearer ${FCIL_TEST_TOKEN}" }
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "4xx", 503]
