@@ -55,9 +55,12 @@ class Settling:
             self.hot[path] = (mark, now)
 
     def settled_files(self, now: float) -> list[Path]:
-        """Return files that have been at rest for `REST_S`, in a stable order."""
+        """Return files that have been at rest for `REST_S`, in a stable order.
+
+        An empty one may have a slow writer.
+        """
         hot = self.hot.items()
-        return sorted(p for p, (mark, since) in hot if mark[0] and now - since >= REST_S)
+        return sorted(p for p, (mark, since) in hot if now - since >= _rest_s(mark))
 
     def last_try(self, path: Path, now: float) -> bool:
         """Return True if a file that cannot be decoded has been at rest for `SLOW_WRITER_S`."""
@@ -69,11 +72,14 @@ class Settling:
 
     def wait_s(self, now: float) -> float | None:
         """Return the seconds until the next check; None: wait for an event."""
-        since = [s for mark, s in self.hot.values() if mark[0]]
-        if not since:
+        if not self.hot:
             return None
-        left = [s + REST_S - now for s in since]
+        left = [since + _rest_s(mark) - now for mark, since in self.hot.values()]
         return min(one if one > 0 else REST_S for one in left)
+
+
+def _rest_s(mark: Mark) -> float:
+    return REST_S if mark[0] else SLOW_WRITER_S
 
 
 Take = Callable[[list[Path], Callable[[Path], bool]], Awaitable[list[Path]]]

@@ -52,8 +52,8 @@ class ConnectionCounts:
     def began(self, fd: int) -> bool:
         """Start counting a connection that was accepted on a descriptor.
 
-        If there are too many, the one that has been silent for longest is cut: a client that is
-        let in speaks at once.
+        If there are too many, the one that has been silent for longest is cut: an admitted client
+        speaks at once.
 
         Returns:
             True if one was cut.

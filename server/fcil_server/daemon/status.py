@@ -101,7 +101,9 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
                 "paused": bool(peer and peer.paused),
                 "learned_before": list(peer.untrained) if peer else [],
                 # Clients catch up on those tasks in the next round that asks them.
-                "missed_tasks": sorted(learned - took_part.get(row.client_id, set())),
+                "missed_tasks": sorted(learned - took_part.get(row.client_id, set()))
+                if row.role is not Role.RELAY
+                else [],
             }
         )
     return rows

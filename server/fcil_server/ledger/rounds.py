@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -171,13 +171,23 @@ class RoundTable:
         sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
         return bool(self._db.rows(sql, (run, task, why)))
 
-    def was_learned(self, run: RunId, task: int, *, late: bool = False) -> bool:
-        """Say whether some round of a task made a new state; with ``late`` one of late images."""
+    def was_learned(
+        self, run: RunId, task: int, *, late: bool = False, without: Collection[str] = ()
+    ) -> bool:
+        """Say whether some round of a task made a new state; with ``late`` one of late images.
+
+        Args:
+            run: the run.
+            task: the task.
+            late: of late images; otherwise of the task's own rounds.
+            without: kinds whose states have learned nothing yet.
+        """
         sql = (
-            "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND (kind = ?) = ? "
-            "AND new_state IS NOT NULL LIMIT 1"
+            "SELECT DISTINCT kind FROM rounds WHERE run = ? AND task = ? AND (kind = ?) = ? "
+            "AND new_state IS NOT NULL"
         )
-        return bool(self._db.rows(sql, (run, task, LATE, late)))
+        kinds = {str(row["kind"]) for row in self._db.rows(sql, (run, task, LATE, late))}
+        return bool(kinds.difference(without))
 
     def count_void(self, run: RunId) -> int:
         """Return how many void rounds have ended since the last one that made a state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.masks.exchanges import MASKING, UNMASK
 from fcil_protocol.formats import duration
 from fcil_protocol.ids import ClientId
 from fcil_protocol.process.terminal import count_of
@@ -80,7 +81,9 @@ def describe_task_end(context: RunContext, task: TaskInfo) -> tuple[str, str]:
     The accuracy is that of the clients' test images, or else of the server's own.
     """
     ledger, run = context.ledger, context.run
-    if not ledger.rounds.was_learned(run, task.index):
+    # Of a masked sum, only the round that opens it changes the model.
+    closed = context.masked_kinds | ({*MASKING} - {UNMASK})
+    if not ledger.rounds.was_learned(run, task.index, without=closed):
         text = f"task {task.index} is over and nothing was learned in it: no round of it"
         if ledger.rounds.was_learned(run, task.index, late=True):
             text = f"task {task.index} is over: late images, and no round of its own,"

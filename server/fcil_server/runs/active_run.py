@@ -278,7 +278,8 @@ async def _open(
         config = applied(config, choice.options)
         ports.notify("info", "budget", choice.text())
     method, hparams = _method_of(config)
-    check_places(config.run, method.plain or method, hparams, new=row is None)
+    plain = method.plain or method
+    await asyncio.to_thread(check_places, config.run, plain, hparams, new=row is None)
     if method.plain is not None and (faults := list(configuration.masks_faults(config))):
         raise ConfigError(f"{'; '.join(faults)}.")  # of sections that a run does not keep
     aggregation = Aggregation(

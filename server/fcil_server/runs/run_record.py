@@ -10,6 +10,7 @@ from typing import Any
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.contract.backbone_info import backbone_fields
 from fcil_adapters.images.named_sets import find
+from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, RunFailed
 from fcil_protocol.ids import new_run_id
 from fcil_server.aggregation import start
@@ -56,7 +57,7 @@ def check_places(run: RunSection, method: Method, hparams: Hparams, *, new: bool
     """
     if run.central_test:
         try:
-            find(Path(run.central_test))
+            open_source(find(Path(run.central_test))).listing()
         except DataError as error:
             raise ConfigError(f"run.central_test: {error.message}", action=error.action) from error
     if run.init_from and new:

@@ -63,11 +63,16 @@ def test_a_file_that_is_gone_is_forgotten_and_new_when_it_comes_back():
     assert files.settled_files(9.0) == [B]
 
 
-def test_an_empty_file_waits_for_its_first_byte_without_a_timer():
+def test_an_empty_file_waits_for_its_first_byte_as_long_as_for_a_slow_writer():
     files = Settling()
     files.changed(A, (0, 1), 0.0)
-    assert files.settled_files(9.0) == []
-    assert files.wait_s(9.0) is None
+    assert files.settled_files(SLOW_WRITER_S - 0.1) == []
+    assert files.wait_s(1.0) == SLOW_WRITER_S - 1.0
+    assert files.settled_files(SLOW_WRITER_S) == [A]
+    assert files.last_try(A, SLOW_WRITER_S)
+    files.done(A)
+    files.changed(A, (10, 2), 6.0)  # its writer has begun
+    assert files.settled_files(6.0 + REST_S) == [A]
 
 
 def test_what_cannot_be_decoded_is_given_up_after_a_while():

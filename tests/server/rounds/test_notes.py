@@ -8,12 +8,14 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.masks.exchanges import KEYS, SHARES, UNMASK
+from fcil_protocol.ids import RoundKey
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.rounds import notes
 from fcil_server.rounds.notes import describe_pace, describe_task_end
 from fcil_server.rounds.schedule import Step
-from sample_run import ALICE, BOB, RUN
+from sample_run import ALICE, BOB, RUN, digest
 
 
 @pytest.mark.parametrize(
@@ -75,14 +77,41 @@ def test_a_learned_task_says_how_much_is_right_of_all_classes_so_far(
             ledger=SimpleNamespace(
                 evaluations=ledger.evaluations,
                 rounds=SimpleNamespace(
-                    was_learned=lambda run, task, late=False: (run, task, late) == (RUN, 1, False)
+                    was_learned=lambda run, task, late=False, without=(): (
+                        (run, task, late) == (RUN, 1, False)
+                    )
                 ),
             ),
+            masked_kinds=frozenset(),
             classes=SimpleNamespace(listed_tasks=lambda: listed),
         )
         assert describe_task_end(context, TASK) == ("info", f"task 1 is learned{said}")
         level, text = describe_task_end(context, TaskInfo(2, (3,), (0, 1, 2)))
     assert (level, "nothing was learned" in text) == ("warning", True)
+
+
+def test_a_masked_task_is_learned_once_its_sum_is_opened(tmp_path) -> None:
+    """The keys, the shares and the sealed sum make states, too, in which nothing is learned."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        sample_run.add_clients(ledger)
+        sample_run.add_run(ledger)
+        ledger.tasks.open(RUN, 0, [])
+        context = SimpleNamespace(
+            run=RUN,
+            ledger=ledger,
+            masked_kinds=frozenset({"train"}),
+            classes=SimpleNamespace(listed_tasks=lambda: 2),
+        )
+        for number, kind in enumerate((KEYS, SHARES, "train", UNMASK)):
+            level, text = describe_task_end(context, TaskInfo(0, (3,), ()))
+            assert (level, "nothing was learned" in text) == ("warning", True), kind
+            key = RoundKey(RUN, 0, kind, 0)
+            ledger.rounds.open(key, asked=[ALICE], base_state=number)
+            with ledger.transaction():
+                ledger.states.add(key, number + 1, digest("s"), None)
+                ledger.rounds.close(key, "done", new_state=number + 1)
+        said = describe_task_end(context, TaskInfo(0, (3,), ()))
+        assert said == ("info", "task 0 is learned")
 
 
 def test_of_thousands_of_clients_only_those_that_are_named_are_looked_up() -> None:

@@ -244,6 +244,13 @@ def test_what_a_run_needs_and_is_not_there_is_said_at_once(
     assert queue.entries() == []
 
 
+def test_a_file_that_holds_no_images_is_said_at_once(queue: RunQueue, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no images")
+    settings = {**NCM, "run": {"central_test": str(tmp_path / "notes.txt")}}
+    with pytest.raises(ConfigError, match=r"run\.central_test: .*notes\.txt"):
+        submit(queue, "x", settings=settings)
+
+
 def test_an_adapter_that_is_not_there_is_said_at_once(queue: RunQueue) -> None:
     settings = {"method": {"name": "fedavg_lora"}, "run": {"init_from": "/no/such/adapter"}}
     with pytest.raises(ConfigError, match=r"run\.init_from: there is no folder"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from fcil_server.federation.roster import MAX_WHY
 
@@ -22,9 +22,23 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _as_text(value: object) -> object:
+    """Return a number of a state as a text; anything else stays as it is."""
+    whole = _whole(value)
+    return str(whole) if isinstance(whole, int) and not isinstance(whole, bool) else value
+
+
 ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ClassNames = Annotated[list[ClassName], Field(max_length=MOST_NAMES)]
 Number = Annotated[int, Field(ge=0, le=MOST_NUMBER), BeforeValidator(_whole)]
+_STATE = {"type": "string", "pattern": r"^(best|last|[0-9]{1,9})$"}
+_STATE_NUMBER = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+StateChoice = Annotated[
+    str,
+    Field(pattern=_STATE["pattern"]),
+    BeforeValidator(_as_text),
+    WithJsonSchema({"anyOf": [_STATE, _STATE_NUMBER]}),
+]
 Section = Literal["run", "method", "tasks", "round", "wire", "privacy", "trust"]
 
 
@@ -124,18 +138,13 @@ class ExportBody(ActBody):
     run: str | None = Field(
         None, max_length=64, description="a run's id, or the beginning of it; default: the newest"
     )
-    state: str = Field(
-        "last", pattern=r"^(best|last|[0-9]{1,9})$", description="best, last or a number"
-    )
+    state: StateChoice = Field("last", description="best, last or a number")
 
 
 class PromoteBody(ActBody):
     """The state whose model clients use."""
 
-    state: str = Field(
-        pattern=r"^(best|last|[0-9]{1,9})$",
-        description="best, a number, or last: the newest from now on",
-    )
+    state: StateChoice = Field(description="best, a number, or last: the newest from now on")
 
 
 class RoundPlace(InputModel):

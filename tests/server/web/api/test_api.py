@@ -503,8 +503,8 @@ ACTS = [
     ),
     (
         "runs/newest/promote",
-        {"state": "best"},
-        {"op": "promote", "state": "best"},
+        {"state": 3},
+        {"op": "promote", "state": "3"},
         TOLD["promote"],
     ),
     ("runs/newest/stop", {}, {"op": "stop_run"}, TOLD["stop_run"]),
