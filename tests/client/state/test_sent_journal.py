@@ -401,5 +401,5 @@ class TestFile:
             patch.setattr(append_log, "sync_data", full)
             with pytest.raises(DiskFull, match="cannot write the journal of what leaves"):
                 SentJournal(tmp_path).sent("1" * 64)
-        with pytest.raises(StorageError, match="it does not exist"):
+        with pytest.raises(StorageError, match="there is no folder"):
             SentJournal(tmp_path / "gone").sent("1" * 64)

@@ -66,7 +66,7 @@ class TestReading:
         file.write_bytes(b"\xff\xfe")
         with pytest.raises(ConfigError, match="cannot read"):
             load(file)
-        with pytest.raises(ConfigError, match="cannot read"):
+        with pytest.raises(ConfigError, match="is a folder, expected a TOML file"):
             load(tmp_path)
 
     def test_a_file_that_was_cut_between_two_lines_does_not_pass_for_one_with_defaults(
