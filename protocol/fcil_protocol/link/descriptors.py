@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 from fcil_protocol.link.interface import Incoming
 
+AGAIN_S = 1.0  # between two looks at a silent connection while messages wait to be read
+
 
 def allow_many_files() -> None:
     """Let this process open as many files as the system permits: each client takes two."""
@@ -77,12 +79,20 @@ class Silent:
     Args:
         after_s: longest silence.
         cut: ends the connection of a descriptor.
+        unread: returns True if messages wait to be read, of whichever connection. When thousands
+            connect in a moment, that takes longer than the longest silence.
     """
 
-    def __init__(self, after_s: float, cut: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        after_s: float,
+        cut: Callable[[int], None],
+        unread: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._after_s = after_s
         self._cut = cut
+        self._unread = unread
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def began(self, fd: int) -> None:
@@ -97,6 +107,9 @@ class Silent:
             timer.cancel()
 
     def _over(self, fd: int) -> None:
+        if self._unread():  # perhaps one of its own
+            self._timers[fd] = self._loop.call_later(AGAIN_S, self._over, fd)
+            return
         del self._timers[fd]
         self._cut(fd)
 

@@ -31,6 +31,9 @@ class SocketReader(Generic[_T]):
         empty: called when all arrived messages have been taken.
         too_long: receives a frame of a message that has too many frames or bytes; such a message is
             read to its end and discarded.
+
+    Attributes:
+        drained: every message that has arrived was taken.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class SocketReader(Generic[_T]):
         self._fd = int(sock.getsockopt(zmq.FD))
         self._due: asyncio.Handle | None = None
         self._full = False
+        self.drained = False
         self._loop.add_reader(self._fd, self.wake)
         self.wake()
 
@@ -62,6 +66,7 @@ class SocketReader(Generic[_T]):
 
     def _read(self) -> None:
         self._due = None
+        self.drained = False
         for _ in range(YIELD_EVERY):
             if self._queue.qsize() >= QUEUE or self._bytes >= QUEUE_BYTES:
                 self._full = True
@@ -70,6 +75,7 @@ class SocketReader(Generic[_T]):
             try:
                 frames = self._next()
             except zmq.Again:
+                self.drained = True
                 self._empty()
                 return
             if frames is None:

@@ -139,7 +139,7 @@ class Router:
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         mask = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self._silent = Silent(SILENT_S, shut_down)
+        self._silent = Silent(SILENT_S, shut_down, lambda: not self._reader.drained)
         self._connections = Descriptors()
         self.refused_handshakes = 0
         self._reader = SocketReader(self._socket, self._incoming, self._departures, self._too_long)

@@ -90,8 +90,11 @@ def test_what_is_read_ahead_is_bounded_in_bytes_and_goes_on_when_there_is_room()
         for _ in range(1000):  # turns in which it could read on
             await asyncio.sleep(0)
         assert len(pipe.taken) == ahead
+        assert not pipe.reader.drained, "the rest waits to be read"
         for _ in range(3 * ahead):
             assert await pipe.get() == [bytes(MIB)]
+        while not pipe.reader.drained:  # noqa: ASYNC110 - it finds out in one of its turns
+            await asyncio.sleep(0)
 
     run(test)
 
