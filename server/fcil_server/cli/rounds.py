@@ -172,11 +172,11 @@ def run_stop(
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
-        ended = "its server"
+        running = True
         try:
             told = control_socket.ask(directory, "stop_run")
         except Unreachable:
-            ended = ""
+            running = False
             with (
                 DirectoryLock.acquire(directory, "federation"),
                 Ledger(directory / LEDGER_NAME) as ledger,
@@ -187,10 +187,11 @@ def run_stop(
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                 told = {"run": run.run_id, "next": False}
         emit(told, form, lambda: None)
+        more = ""
         if told.get("next"):
             more = " The next one begins."
-        else:
-            more = " No other run waits, so the server ends." if ended else ""
+        elif running:
+            more = " No other run waits, so the server ends."
         typer.echo(f"The run is stopped.{more}", err=True)
 
 

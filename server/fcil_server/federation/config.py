@@ -167,7 +167,10 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"there is no configuration file {path}.") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder, expected a TOML file of settings.") from error
+        raise ConfigError(
+            f"{path} is a folder, expected a TOML file of settings.",
+            action="Name the file itself, such as federation.toml in it.",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except _NO_TOML as error:

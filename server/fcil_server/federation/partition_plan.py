@@ -61,7 +61,10 @@ class PartitionPlan:
                 "rounds": int() | None as rounds,
             }:
                 return cls(Path(path), [list(map(str, names)) for names in tasks], clients, rounds)
-        raise UsageError("a partition has a path, tasks, a number of clients and one of rounds.")
+        raise UsageError(
+            "a partition has a path, tasks, a number of clients and one of rounds.",
+            action="Submit its file: fcil-server run submit --partition FILE",
+        )
 
 
 def read_plan(path: Path) -> PartitionPlan:

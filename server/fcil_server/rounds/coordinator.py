@@ -24,6 +24,7 @@ from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, Answer
+from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
 from fcil_server.rounds.asking import (
@@ -436,6 +437,8 @@ class Coordinator:
         row = row if row and row.key == key else None
         progress.opened_at = row.opened_at if row else None
         progress.round = machine_of(self.context, progress, key, row, self._now())
+        if row is not None:
+            self._add_senders(row, tuple(progress.round.answers))
         assert progress.task is not None
         self.late_images.begin(progress.task, key.kind)
         self._events = asyncio.Queue()
@@ -534,6 +537,12 @@ class Coordinator:
                 await self._reopened(instruction, key)
             case machine.Close():
                 raise AssertionError("the caller takes Close")
+
+    def _add_senders(self, row: RoundRow, asked: tuple[ClientId, ...]) -> None:
+        """List who had joined a round and sent an update before a kill, and was not written yet."""
+        if set(asked) - set(row.asked):
+            self._joined = asked
+            self._write_joined(row.key)
 
     def _write_joined(self, key: RoundKey) -> None:
         """Write the list of asked clients if some have joined since; a kill forgets them."""

@@ -724,3 +724,18 @@ def test_who_joins_a_round_is_written_with_the_others_that_join_in_the_same_mome
     monkeypatch.setattr("fcil_server.rounds.notes.describe_widened", lambda *_: "")
     asyncio.run(story())
     assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
+
+
+def test_who_sent_an_update_before_a_kill_and_was_not_written_yet_is_listed_after_it(kit):
+    kit.ledger.tasks.open(RUN, 1, [])
+    key = RoundKey(RUN, 1, "train", 0)
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    with kit.ledger.transaction():
+        kit.ledger.updates.accept(
+            key, BOB, update_id=UpdateId(digest("v")), samples=5, tensor_bytes=1, sealed_bytes=2,
+        )  # fmt: skip
+    row = kit.ledger.rounds.get(key)
+    restored = restore.restore(kit.ledger, row, RoundRules(min_clients=1), (1,), 0.0)
+    coordinator = Coordinator(kit, ports=None, task_closed=None)
+    coordinator._add_senders(row, tuple(restored.answers))
+    assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
