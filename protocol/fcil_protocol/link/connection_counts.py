@@ -7,6 +7,7 @@ message; all connections without a message are counted under `SILENT`.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from fcil_protocol.link.tcp_info import Probe, TcpCounts, open_probe
 
 STEP = 64  # connections that are read in one go: 1 ms
 SILENT = 0  # number of all connections without a message so far
+# Bytes of ZMTP's greeting and CURVE's HELLO (RFC 23, 26): a sender of more knows a key, as a rule.
+_HELLO_BYTES = 64 + 202
+_LOOKS = 16  # at most, for one that sent no more than that
 _NOTHING = TcpCounts()
 
 
@@ -53,7 +57,7 @@ class ConnectionCounts:
         """Start counting a connection that was accepted on a descriptor.
 
         If there are too many, the one that has been silent for longest is cut: an admitted client
-        speaks at once.
+        speaks at once. One whose first message may wait to be read is spared.
 
         Returns:
             True if one was cut.
@@ -70,7 +74,7 @@ class ConnectionCounts:
             self._live[fd] = self._silent[fd] = watched
             if len(self._live) - self._cut <= self.most:
                 return False
-            self._shut_down(next(iter(self._silent)))
+            self._shut_down(self._longest_silent())
             return True
 
     def ended(self, fd: int) -> None:
@@ -142,6 +146,17 @@ class ConnectionCounts:
         with self._lock:
             for fd in list(self._live):
                 self._end(fd)
+
+    def _longest_silent(self) -> int:
+        """Return the descriptor to cut.
+
+        Strangers can send as many bytes as members. If the oldest ones all did, age decides alone.
+        """
+        oldest = list(itertools.islice(self._silent, _LOOKS))
+        for fd in oldest:
+            if self._silent[fd].probe.received() <= _HELLO_BYTES:
+                return fd
+        return oldest[0]
 
     def _shut_down(self, fd: int) -> None:
         """Cut a connection; its owner closes it then."""

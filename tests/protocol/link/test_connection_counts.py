@@ -11,6 +11,7 @@ from fcil_protocol.link.backlog import UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import SILENT, ConnectionCounts
 
 ROOM = 1 << 20  # bytes that may lie unread
+HELLO = 64 + 202  # bytes of a greeting and of CURVE's first command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its counts")
 
@@ -218,6 +219,45 @@ def test_of_too_many_that_have_spoken_the_newcomer_is_cut(four):
     assert counts.began(newcomer.fd)
     assert ended_by_the_server(newcomer)
     assert is_open(member)
+    counts.close()
+
+
+def test_one_whose_first_message_may_wait_to_be_read_is_passed_over(four):
+    counts, (stranger, member, newcomer, another) = ConnectionCounts(most=2), four
+    stranger.up(HELLO)
+    member.up(HELLO + 1)
+    counts.began(member.fd)
+    counts.began(stranger.fd)
+    assert counts.began(newcomer.fd)
+    assert ended_by_the_server(stranger)
+    assert counts.began(another.fd)
+    assert ended_by_the_server(newcomer)
+    assert is_open(member)
+    counts.close()
+
+
+def test_of_strangers_that_send_as_much_as_members_the_oldest_is_cut(four):
+    counts, (first, second, third, _) = ConnectionCounts(most=2), four
+    for wire in (first, second, third):
+        wire.up(HELLO + 1)
+    counts.began(first.fd)
+    counts.began(second.fd)
+    assert counts.began(third.fd)
+    assert ended_by_the_server(first)
+    assert is_open(second)
+    counts.close()
+
+
+def test_only_the_oldest_are_passed_over(four, monkeypatch):
+    monkeypatch.setattr(connection_counts, "_LOOKS", 2)
+    counts, (first, second, third, silent) = ConnectionCounts(most=3), four
+    for wire in (first, second, third):
+        wire.up(HELLO + 1)
+    for wire in four:
+        crowded = counts.began(wire.fd)
+    assert crowded
+    assert ended_by_the_server(first)
+    assert is_open(silent)
     counts.close()
 
 
