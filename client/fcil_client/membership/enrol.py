@@ -119,14 +119,20 @@ def find_server(server: str | None) -> JoinFile | None:
 def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home, Enrolment] | None:
     """Return the selected membership of a folder, if it has one.
 
+    Of several, the one whose server runs on this machine as this user.
+
     Raises:
         UsageError: several are possible.
     """
     known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
     if len(known) > 1:
+        running = {j.federation for j in join_files() if _answers(j)}
+        known = [h for h in known if h.directory.parent.name in running] or known
+    if len(known) > 1:
+        many = [h.enrolment() for h in known]
+        which = (f"{e.federation[:12]} ({e.addresses[0]})" for e in many if e is not None)
         raise UsageError(
-            f"{data} is enrolled with {len(known)} federations and none of their servers runs "
-            "here.",
+            f"{data} is enrolled with {len(known)} federations: {', '.join(which)}.",
             action="Say which one: --server ADDRESS.",
         )
     enrolment = known[0].enrolment() if known else None

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fcil_client.cli.main import app
 from fcil_client.doctor.probes import clients
 from fcil_client.membership import leave
-from fcil_client.membership.enrol import JoinFile, find, join_files, moved
+from fcil_client.membership.enrol import JoinFile, find, find_member, join_files, moved
 from fcil_client.state.home import Home, state_home
 from fcil_protocol.errors import (
     KeyFileError,
@@ -356,10 +356,26 @@ class TestSeveral:
             server.running(lambda word=word: find(data, word))
         for server in servers:
             server.join_file.unlink()
-        with pytest.raises(UsageError, match="2 federations"):
+        known = r"2 federations: \w{12} \(127\.0\.0\.1:771\d\), \w{12} \(127\.0\.0\.1:771\d\)\."
+        with pytest.raises(UsageError, match=known):
             find(data, None)
         assert find(data, "127.0.0.1:7711")[1].federation == ROOT2.federation
         assert find(data, ROOT.federation)[1].federation == ROOT.federation
+
+    def test_a_member_of_both_is_meant_where_the_server_runs(
+        self, servers: tuple[Server, Server], data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for server, word in zip(servers, ("lab", "office"), strict=True):
+            server.running(lambda word=word: find(data, word))
+
+        async def handle(_op: str, _fields: dict[str, Any]) -> dict[str, Any]:
+            return {"federation": {"id": ROOT2.federation}}
+
+        monkeypatch.setattr(servers[1], "_handle", handle)
+        found = servers[1].running(lambda: find_member(data, None))
+        assert found[1].federation == ROOT2.federation
+        with pytest.raises(UsageError, match="2 federations"):
+            find_member(data, None)
 
     def test_one_enrolled_and_its_server_away_the_other_servers_are_no_obstacle(
         self, servers: tuple[Server, Server], data: Path
