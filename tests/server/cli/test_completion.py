@@ -43,6 +43,7 @@ def tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def press(*words: str, name: str = "fcil-server") -> list[str]:
         app = server.app if name == "fcil-server" else client.app
+        monkeypatch.setattr(app, "rich_markup_mode", "rich")  # `run_app` changes it in a pipe
         monkeypatch.setattr(sys, "argv", [name])
         monkeypatch.setenv(f"_{name.upper().replace('-', '_')}_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join((name, *words)))
