@@ -219,8 +219,8 @@ def revoke(
                 else:
                     row = roster.named(name)
                     roster.revoke(row, why, actor, keep=keep_update)
-                    reply = {"name": row.name}
+                    reply = {"name": row.name, "behind": roster.behind(row)}
             finally:
                 federation.close()
-        emit({"withdrawn": False, **reply}, form, lambda: None)
+        emit({"withdrawn": False, "behind": [], **reply}, form, lambda: None)
         typer.echo(describe_done("revoke", reply), err=True)

@@ -13,6 +13,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.process.terminal import printable
 from fcil_server.federation.addresses import is_loopback
 
+_NAMED = 8  # clients in one sentence
 MIN_TICKET_S, MAX_TICKET_S = 60.0, 90 * 86_400.0
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -79,6 +80,18 @@ def describe_done(op: str, told: Mapping[str, Any]) -> str:
             return f"The server stops {when}."
         case "revoke":
             what = "ticket is withdrawn" if told.get("withdrawn") else "membership is revoked"
-            return f"{printable(str(told['name']))}: the {what}."
+            return f"{printable(str(told['name']))}: the {what}.{_cut_off(told.get('behind', ()))}"
         case _:
             raise AssertionError(f"nothing is said of {op!r}")
+
+
+def _cut_off(behind: Sequence[str]) -> str:
+    """Return what becomes of the clients behind a revoked relay."""
+    if not behind:
+        return ""
+    names = ", ".join(printable(name) for name in behind[:_NAMED])
+    more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
+    return (
+        f" {names}{more} can connect only through it: revoke each and give it a new ticket "
+        "to connect another way."
+    )

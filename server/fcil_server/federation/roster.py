@@ -294,6 +294,11 @@ class Roster:
             self.allow_list.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
 
+    def behind(self, row: ledger_rows.ClientRow) -> list[str]:
+        """Return the names of the members that can connect only through this one, a relay."""
+        now = self._ledger.now
+        return [c.name for c in self._ledger.clients.via(row.client_id) if c.may_join(now)]
+
     def suspend(self, row: ledger_rows.ClientRow) -> None:
         """Admit a member only occasionally, as a former one, until `readmit`."""
         if row.curve:

@@ -166,9 +166,11 @@ def enrol(body: inputs.EnrolBody) -> Act:
 def revoke(client: str, body: inputs.RevokeBody) -> Act:
     """End a membership, or withdraw an open ticket of this name."""
     fields = {"name": client, "exact": True, "why": body.why, "keep": body.keep_update}
-    return Act(
-        "revoke", fields, lambda told: {"withdrawn": False, **told}, refused=404, private=True
-    )
+
+    def view(told: Told) -> dict[str, Any]:
+        return {"withdrawn": False, "behind": [], **told}
+
+    return Act("revoke", fields, view, refused=404, private=True)
 
 
 def erase(client: str) -> Act:

@@ -318,6 +318,7 @@ class RevokedAnswer(AnswerModel):
     client: str | None = Field(description="the member's id; None for a ticket")
     name: str
     withdrawn: bool = Field(description="it was an open ticket")
+    behind: list[str] = Field(description="members that can connect only through it, a relay")
 
 
 class ModeAnswer(AnswerModel):

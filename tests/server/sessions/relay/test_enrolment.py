@@ -12,6 +12,7 @@ from fcil_protocol.ids import new_client_id
 from fcil_protocol.messages.messages import Enrolled
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
+from fcil_server.federation.operator_text import describe_done
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS
@@ -185,3 +186,21 @@ def test_a_ledger_from_before_relays_has_clients_only(tmp_path):
         (row,), (ticket,) = ledger.clients.all(), ledger.tickets.all()
         assert (row.role, row.via, row.address) == (Role.CLIENT, None, "")
         assert (ticket.role, ticket.via) == (Role.CLIENT, None)
+
+
+def test_a_revocation_of_a_relay_names_the_members_behind_it(center):
+    _, site = center.member("site", role=Role.RELAY)
+    center.ledger.clients.set_address(site, ADDRESS)
+    for name in ("a", "gone", "b"):
+        center.member(name, via="site")
+    center.roster.revoke(center.roster.named("gone"), "", "test")
+    relay = center.roster.named("site")
+    center.roster.revoke(relay, "", "test")
+    behind = center.roster.behind(relay)
+    assert behind == ["a", "b"]
+    assert describe_done("revoke", {"name": "site", "behind": behind}) == (
+        "site: the membership is revoked. a, b can connect only through it: "
+        "revoke each and give it a new ticket to connect another way."
+    )
+    many = {"name": "site", "behind": [f"c{n}" for n in range(10)]}
+    assert "c7 and 2 more can connect only" in describe_done("revoke", many)
