@@ -297,6 +297,19 @@ def test_a_program_runs_a_whole_federation_by_the_document_alone(tmp_path):
     assert not any(text.startswith("webhook good: ") for text in warned)
 
 
+@pytest.mark.full
+def test_a_stream_ends_with_the_run_that_the_server_was_started_for(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        more = ("--until-done", "--api", "127.0.0.1:0")
+        federation.serve(*more, *settings(round__min_clients=1, round__rounds_per_task=1))
+        news = client_of(federation, "read").stream()
+        next(news)  # it is open
+        federation.join("a", write_client(tmp_path / "data-a", range(4), offset=0))
+        kinds = [name for name, _, _ in news]
+        assert [kind for kind in kinds if kind != "progress"][-1] == "run_done"
+        assert federation.server.wait(60) == 0
+
+
 def same_as_the_commands(federation, api):
     """Hold the API's answers against those of the commands."""
     run = command(federation, "run", "ls", "--json")

@@ -129,6 +129,7 @@ class Server:
                 await self._stopping.wait()
             finally:
                 self.lag.stop()
+                self.journal.write()  # streams of the API end after the last notes
                 if self.goes_on:  # for the supervisor it never stops
                     self._service.ready(lambda: "the next run begins")
                 else:

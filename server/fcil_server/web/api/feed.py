@@ -55,6 +55,7 @@ class Feed:
         self._wake = asyncio.Event()
         self._unread = True  # there may be news after the position
         self._ended = False
+        self._finishing = False  # it ends once everything is read
 
     def tell(self, progress: bytes | None, *, news: bool) -> None:
         """Note progress, and that there is news."""
@@ -64,8 +65,13 @@ class Feed:
             self._wake.set()
 
     def end(self) -> None:
-        """End the stream."""
+        """End the stream: its reader has gone."""
         self._ended = True
+        self._wake.set()
+
+    def finish(self) -> None:
+        """End the stream after the news that the ledger has now."""
+        self._finishing = self._unread = True
         self._wake.set()
 
     async def next(self) -> bytes | None:
@@ -74,12 +80,13 @@ class Feed:
             return None
         self._wake.clear()  # before the read: what is told during it ends the wait after it
         if not await self._more() and self._progress is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_S if self._unread else TICK_S)
+            if not self._finishing:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), LOOK_S if self._unread else TICK_S)
             if self._ended:
                 return None
             if not await self._more() and self._progress is None:
-                return TICK
+                return None if self._finishing else TICK
         if self._page:  # before progress, which may be of later
             item = self._page.popleft()
             self._position = item.position
@@ -155,9 +162,9 @@ class Feeds:
             self._watched.clear()
 
     def end(self) -> None:
-        """End all streams: the process ends."""
+        """End all streams after the last news: the process ends."""
         for feed in self._open:
-            feed.end()
+            feed.finish()
 
     async def run(self) -> None:
         """Look for news while a stream is open; until cancelled."""

@@ -80,3 +80,35 @@ def test_an_ended_stream_is_over() -> None:
 
     feed = Feed(NewsPosition(), read)
     assert asyncio.run(two()) == [None, None]
+
+
+def test_a_stream_that_finishes_sends_what_the_ledger_has_and_ends() -> None:
+    """It is told so while it reads, before the news are there."""
+    kept: list[NewsItem] = []
+
+    async def read(position: NewsPosition) -> list[NewsItem]:
+        found = [item for item in kept if position == NewsPosition()]
+        if not kept:
+            kept.append(ITEM)
+            feed.finish()
+        return found
+
+    async def three() -> list[bytes | None]:
+        return [await feed.next(), await feed.next(), await feed.next()]
+
+    feed = Feed(NewsPosition(), read)
+    first, *rest = asyncio.run(three())
+    assert b"event: note" in (first or b"")
+    assert rest == [None, None]
+
+
+def test_a_stream_that_finishes_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
+    async def read(_: NewsPosition) -> list[NewsItem]:
+        raise StorageError("the ledger cannot be read.")
+
+    async def one() -> bytes | None:
+        feed = Feed(NewsPosition(), read)
+        feed.finish()
+        return await feed.next()
+
+    assert asyncio.run(one()) is None
