@@ -202,7 +202,7 @@ def numbers(data: RunData) -> dict[str, Any]:
         RunFailed: an evaluation on the server's folder is missing.
     """
     m = data.central
-    if m is None or m.tasks != len(data.tasks):
+    if m is None or m.tasks != len(data.tasks) or None in m.task_mean:
         raise RunFailed("the run ended without an accuracy after each task.")
     whole = run_directory.summary(data)["data"]
     environment = dict(data.run.environment)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from fcil_adapters.contract import Part, State, TaskInfo
 from fcil_adapters.masks.exchanges import UNMASK
-from fcil_protocol.errors import FcilError, RunFailed, StorageError
+from fcil_protocol.errors import DataError, FcilError, RunFailed, StorageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages.messages import RoundClosed, Verdict
 from fcil_protocol.payloads.builtin import EVALUATE
@@ -393,12 +393,18 @@ class Closing:
         return self._verdicts[client]
 
     async def central_evaluation(self, task: TaskInfo) -> None:
-        """Test the global model on the server's own folder, if one is configured."""
+        """Test the global model on the server's own folder, if one is configured.
+
+        A folder that is not there, or cannot be read, costs its test and not the run.
+
+        Raises:
+            FcilError: the worker failed; the test is repeated when the run is resumed.
+        """
         if not self.context.config.run.central_test:
             return
         try:
             counts = await self._test(task, self.progress.state, self.progress.parts)
-        except FcilError as error:
+        except DataError as error:
             text = f"task {task.index} is not tested on run.central_test: {error}"
             self.context.notify("error", error.code, text)
             return

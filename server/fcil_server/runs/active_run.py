@@ -52,7 +52,12 @@ from fcil_server.runs.promotion import Promotion
 from fcil_server.runs.recovery import ensure_state
 from fcil_server.runs.resources import RunSetup, make_context
 from fcil_server.runs.run_queue import QueuedRun, RunQueue, begun_entries, config_for, next_run
-from fcil_server.runs.run_record import begin, check_places, check_resumed
+from fcil_server.runs.run_record import (
+    begin,
+    check_central_test,
+    check_places,
+    check_resumed,
+)
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
 from fcil_server.sessions.intake import Intake, peer_text
@@ -279,7 +284,10 @@ async def _open(
         ports.notify("info", "budget", choice.text())
     method, hparams = _method_of(config)
     plain = method.plain or method
-    await asyncio.to_thread(check_places, config.run, plain, hparams, new=row is None)
+    if row is None:
+        await asyncio.to_thread(check_places, config.run, plain, hparams)
+    elif row.status is RunStatus.RUNNING:
+        await _warn_of_no_test(config, ports.notify)
     if method.plain is not None and (faults := list(configuration.masks_faults(config))):
         raise ConfigError(f"{'; '.join(faults)}.")  # of sections that a run does not keep
     aggregation = Aggregation(
@@ -319,6 +327,14 @@ async def _open(
     except BaseException:
         await aggregation.close()
         raise
+
+
+async def _warn_of_no_test(config: Config, notify: Callable[[str, str, str], None]) -> None:
+    """Note that a resumed run cannot be tested now: its folder may be back when a task ends."""
+    try:
+        await asyncio.to_thread(check_central_test, config.run)
+    except ConfigError as error:
+        notify("warning", error.code, str(error))
 
 
 def _method_of(config: Config) -> tuple[Method, Hparams]:

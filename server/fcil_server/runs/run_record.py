@@ -43,30 +43,38 @@ def begin(
     return begin_row(ledger, setup, {**described, **facts}, notify, begun)
 
 
-def check_places(run: RunSection, method: Method, hparams: Hparams, *, new: bool = True) -> None:
-    """Check that what a run's settings name is there, before clients train for it.
+def check_places(run: RunSection, method: Method, hparams: Hparams) -> None:
+    """Check that what a new run's settings name is there, before clients train for it.
 
     Args:
         run: its settings.
         method: its method.
         hparams: the method's options.
-        new: it begins; otherwise it is resumed, and begins with no adapter.
 
     Raises:
         ConfigError: something is not there, or the method cannot begin with an adapter.
     """
-    if run.central_test:
-        try:
-            open_source(find(Path(run.central_test))).listing()
-        except DataError as error:
-            raise ConfigError(f"run.central_test: {error.message}", action=error.action) from error
-    if run.init_from and new:
+    check_central_test(run)
+    if run.init_from:
         start.check_can_begin(method, hparams)
         if not Path(run.init_from).exists():
             raise ConfigError(
                 f"run.init_from: there is no folder {run.init_from}.",
                 action="Give the folder of a PEFT adapter (docs/export.md), or leave it out.",
             )
+
+
+def check_central_test(run: RunSection) -> None:
+    """Check that the server's own test images are there, if a run is to be tested on some.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if run.central_test:
+        try:
+            open_source(find(Path(run.central_test))).listing()
+        except DataError as error:
+            raise ConfigError(f"run.central_test: {error.message}", action=error.action) from error
 
 
 def begin_row(

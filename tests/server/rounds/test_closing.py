@@ -7,7 +7,14 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import CorruptFile, DataError, DiskFull, InternalError, RunFailed
+from fcil_protocol.errors import (
+    CorruptFile,
+    DataError,
+    DiskFull,
+    InternalError,
+    RunFailed,
+    WorkerDied,
+)
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.spool import Spool
@@ -463,6 +470,21 @@ def test_a_last_test_that_fails_ends_no_server_whose_task_is_learned(tmp_path, m
     asyncio.run(closing.Closing(scene.kit, scene.at, scene.at.adopt).central_evaluation(TASK))
     level, _, text = scene.notes[-1]
     assert (level, "run.central_test: the folder is gone." in text) == ("error", True)
+
+
+def test_a_last_test_whose_worker_dies_is_repeated_when_the_run_is_resumed(tmp_path, monkeypatch):
+    """The task is not closed without it."""
+    scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+
+    async def evaluate(*_):
+        raise WorkerDied("the worker died.")
+
+    scene.kit.config = Config(run=RunSection(central_test="tests"))
+    scene.kit.aggregation.evaluate = evaluate
+    scene.kit.aggregation.broadcast = lambda *_: asyncio.sleep(0, ())
+    scene.play(Payload(), {})
+    with pytest.raises(WorkerDied):
+        asyncio.run(closing.Closing(scene.kit, scene.at, scene.at.adopt).central_evaluation(TASK))
 
 
 def test_a_test_of_rounds_needs_images():

@@ -150,6 +150,24 @@ def test_what_is_not_obeyed_is_told_as_the_run_is_opened(
             begin_run(ledger, ["method.name=running_mean", f"trust.max_weight_share={share}"], note)
 
 
+def test_a_resumed_run_goes_on_without_its_test_images_and_says_so(tmp_path: Path) -> None:
+    """They may be on a network folder that is not there yet."""
+    noted: list[tuple[str, str, str]] = []
+
+    def warn(folder: Path) -> None:
+        config = load(None, [f"run.central_test={folder}"])
+        asyncio.run(active_run._warn_of_no_test(config, lambda *line: noted.append(line)))
+
+    warn(tmp_path / "gone")
+    ((level, code, text),) = noted
+    assert (level, code) == ("warning", "config_invalid")
+    assert text.startswith("run.central_test: there is no folder or file")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_bytes(b"")
+    warn(tmp_path / "images")
+    assert len(noted) == 1
+
+
 def kept(own: list[str], given: list[str], chosen: dict[str, object] | None = None):
     """Return what a run with these settings goes on with under others, and what is said of it."""
     environment = {"budget": {"options": chosen}} if chosen else {}
