@@ -545,12 +545,17 @@ class Coordinator:
             self._write_joined(row.key)
 
     def _write_joined(self, key: RoundKey) -> None:
-        """Write the list of asked clients if some have joined since; a kill forgets them."""
-        asked = self._joined
-        self._forget_joined()
-        if asked:
+        """Write the list of asked clients if some have joined since; a kill forgets them.
+
+        If that fails, it is tried again when the next one joins, or the round closes.
+        """
+        if self._joining is not None:
+            self._joining.cancel()
+            self._joining = None
+        if self._joined:
             with contextlib.suppress(StorageError):
-                self.context.ledger.rounds.set_asked(key, asked, durable=False)
+                self.context.ledger.rounds.set_asked(key, self._joined, durable=False)
+                self._joined = ()
 
     def _forget_joined(self) -> None:
         if self._joining is not None:

@@ -31,6 +31,7 @@ from fcil_server.rounds.events import Answers, Phase, RoundRules, Why
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress
 
+_NONE = Answer.NONE
 _NOT_OF_ONE_ROUND = {
     "mode", "max_staleness", "rounds_per_task", "on_no_holder", "no_holder_s", "late_every_s",
 }  # fmt: skip
@@ -145,8 +146,11 @@ def _masked_rules(
 def restore(
     ledger: Ledger, row: RoundRow, rules: RoundRules, seed: tuple[int, ...], now: float
 ) -> Round:
-    """Return the round's machine; clients that declined or rest still do."""
-    answers = dict.fromkeys(row.asked, Answer.NONE)
+    """Return the round's machine; clients that declined or rest still do.
+
+    A kill may have forgotten that one of them had joined (`Coordinator`): its answer says so.
+    """
+    answers = dict.fromkeys(row.asked, _NONE)
     excluded, resting = [], []
     for update in ledger.updates.of_round(row.key):
         gone = update.status is UpdateStatus.EXCLUDED
@@ -154,7 +158,7 @@ def restore(
         excluded += [update.client] if gone else []
     for kept in ledger.answers.of_round(row.key):
         # A client that declined may have been asked again, and have sent an update since.
-        if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
+        if kept.answer is Answer.DECLINED and answers.get(kept.client, _NONE) is _NONE:
             answers[kept.client] = Answer.DECLINED
             final = rules.optional or kept.reason == MethodMismatch.code
             excluded += [kept.client] if final else []

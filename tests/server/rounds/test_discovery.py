@@ -12,6 +12,7 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
+from fcil_protocol.errors import DiskFull
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.federation.config import Config
@@ -724,6 +725,38 @@ def test_who_joins_a_round_is_written_with_the_others_that_join_in_the_same_mome
     monkeypatch.setattr("fcil_server.rounds.notes.describe_widened", lambda *_: "")
     asyncio.run(story())
     assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
+
+
+def test_who_joined_while_the_disk_was_full_is_written_when_the_round_closes(kit, monkeypatch):
+    kit.ledger.tasks.open(RUN, 1, [])
+    key = RoundKey(RUN, 1, "train", 0)
+    kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    set_asked = kit.ledger.rounds.set_asked
+
+    def full(*_, **__):
+        raise DiskFull("the disk is full.")
+
+    async def story() -> None:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        await coordinator._execute(Widened((ALICE, BOB), declined=False), key)
+        monkeypatch.setattr(kit.ledger.rounds, "set_asked", full)
+        coordinator._write_joined(key)  # as the timer does
+        monkeypatch.setattr(kit.ledger.rounds, "set_asked", set_asked)
+        coordinator._write_joined(key)
+
+    asyncio.run(story())
+    assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
+
+
+def test_who_joined_before_a_kill_and_declined_is_in_the_round_after_it(kit):
+    """Its joining may be forgotten; its answer was written at once."""
+    kit.ledger.tasks.open(RUN, 1, [])
+    key = RoundKey(RUN, 1, "train", 0)
+    row = kit.ledger.rounds.open(key, asked=[ALICE], base_state=0)
+    kit.ledger.answers.set(key, BOB, Answer.DECLINED, "not_now")
+    restored = restore.restore(kit.ledger, row, RoundRules(min_clients=1), (1,), 0.0)
+    assert restored.answers == {ALICE: Answer.NONE, BOB: Answer.DECLINED}
+    assert restored.resting == {BOB}
 
 
 def test_who_sent_an_update_before_a_kill_and_was_not_written_yet_is_listed_after_it(kit):
