@@ -59,11 +59,10 @@ class Door:
         self.close()
         self._listener = duplicate_socket(fd)
 
-    def shut_if_crowded(self) -> bool:
-        """Shut the door if too few descriptors are free now; return True if it is shut."""
+    def shut_if_crowded(self) -> None:
+        """Shut the door if too few descriptors are free now."""
         if not self.is_shut and self._lowest_free() >= self._shuts_at:
             self.is_shut = self._filter(_ATTACH_FILTER, _PROGRAM)
-        return self.is_shut
 
     def open_if_room(self) -> None:
         """Let connections in again once there are descriptors for some."""

@@ -182,7 +182,7 @@ class Router:
 
     def _began(self, fd: int) -> None:  # gate's thread
         crowded = self._counts.began(fd)
-        crowded |= self._door.shut_if_crowded()
+        self._door.shut_if_crowded()
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._silent.began, fd)
             if crowded:

@@ -63,14 +63,16 @@ def is_in(sock, timeout=0):
 
 
 def test_with_descriptors_to_spare_it_stays_open(door, listener):
-    assert not door.shut_if_crowded()
+    door.shut_if_crowded()
+    assert not door.is_shut
     with knock(listener) as sock:
         assert is_in(sock)
 
 
 def test_it_is_shut_while_few_are_left_and_who_waited_gets_in_then(door, listener):
     with taken(20):
-        assert door.shut_if_crowded()
+        door.shut_if_crowded()
+        assert door.is_shut
         waiting = knock(listener)
         assert not is_in(waiting)
         door.open_if_room()
@@ -83,7 +85,8 @@ def test_it_is_shut_while_few_are_left_and_who_waited_gets_in_then(door, listene
 
 def test_a_connection_that_was_in_before_goes_on(door, listener):
     with knock(listener) as near, contextlib.closing(listener.accept()[0]) as far, taken(20):
-        assert door.shut_if_crowded()
+        door.shut_if_crowded()
+        assert door.is_shut
         near.sendall(b"x")
         assert far.recv(1) == b"x"
 
@@ -92,7 +95,8 @@ def test_a_process_without_any_descriptor_is_crowded(door):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free_descriptors(), hard))
     try:
-        assert door.shut_if_crowded()
+        door.shut_if_crowded()
+        assert door.is_shut
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -100,12 +104,15 @@ def test_a_process_without_any_descriptor_is_crowded(door):
 def test_a_system_without_filters_lets_everybody_in(door, listener, monkeypatch):
     monkeypatch.setattr(door_module, "_ATTACH_FILTER", 9999)
     with taken(20):
-        assert not door.shut_if_crowded()
+        door.shut_if_crowded()
+        assert not door.is_shut
 
 
 def test_a_door_without_a_listener_is_never_shut():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert not Door(soft).shut_if_crowded()
+    door = Door(soft)
+    door.shut_if_crowded()
+    assert not door.is_shut
 
 
 @pytest.mark.parametrize(
