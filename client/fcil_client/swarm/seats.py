@@ -171,7 +171,7 @@ class Enroller:
         await finish(seat.data, seat.seat)
         if self.tickets is None:
             return await asyncio.to_thread(self._find, seat)
-        known = find_enrolled(seat.data, self.server, seat.seat)
+        known = await asyncio.to_thread(find_enrolled, seat.data, self.server, seat.seat)
         if known is not None:
             return known
         path = self.tickets / f"{seat.name}.ticket"

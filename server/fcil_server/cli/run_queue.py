@@ -14,6 +14,7 @@ from fcil_server.cli.completion import complete_setting
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 from fcil_server.cli.serve_options import PartitionOption
 
+ANSWER_S = 300.0  # longest wait: the server lists the images of `run.central_test`
 _PATHS = ("weights", "init_from", "central_test")  # of [run]: files of whoever submits
 
 
@@ -137,7 +138,7 @@ def _ask(directory: Path, op: str, **fields: Any) -> dict[str, Any]:
 
     find_directory(directory)
     try:
-        return control_socket.ask(directory, op, **fields)
+        return control_socket.ask(directory, op, ANSWER_S, **fields)
     except Unreachable:
         actor = f"uid {os.getuid()}"
         with (

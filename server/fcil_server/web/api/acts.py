@@ -28,7 +28,7 @@ from fcil_server.web.requests import RefusedRequest, in_thread, one_of
 ACTS = 2  # acts that are sent to the server at the same time
 ACT_WAIT_S = 1.0  # for a turn: an act must not happen after its request was given up
 ASK_S = 5.0  # for the server to answer
-LONG_S = 25.0  # for acts that read a state, or rewrite the tables of all runs
+LONG_S = 25.0  # for acts that read a state or a folder, or rewrite the tables of all runs
 _BY = "api"  # with the token's name: addition to the user's number in the audit log
 _MANY = "the server has not answered other acts yet; nothing was done."
 # After these an act may have been carried out: no answer came, a part of one, or the server's disk
@@ -181,7 +181,7 @@ def erase(client: str) -> Act:
 
 def submit(body: inputs.SubmitBody) -> Act:
     """Append a run to the queue."""
-    return Act("submit_run", {"title": body.title, "settings": body.settings})
+    return Act("submit_run", {"title": body.title, "settings": body.settings}, wait_s=LONG_S)
 
 
 def cancel(number: int) -> Act:
