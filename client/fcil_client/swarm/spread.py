@@ -36,9 +36,11 @@ def forwarded_arguments(ctx: typer.Context) -> list[str]:
         if name in OWN or source is None or source.name != "COMMANDLINE":
             continue
         value: Any = ctx.params[name]
+        if isinstance(value, bool):  # --no-NAME, where it has one, says False
+            words += (parameter.opts if value else parameter.secondary_opts)[:1]
+            continue
         words.append(parameter.opts[0])
-        if not isinstance(value, bool):
-            words.append(str(value.resolve() if isinstance(value, Path) else value))
+        words.append(str(value.resolve() if isinstance(value, Path) else value))
     return words
 
 

@@ -30,7 +30,7 @@ from fcil_client.swarm.members import SwarmMember
 from fcil_client.swarm.seats import Enroller, Seat, restart_arguments, swarm_digest, swarm_name
 from fcil_client.swarm.shared import Shared, SwarmHost
 from fcil_client.swarm.status import RECORD, record_bytes, swarms
-from fcil_protocol.errors import FcilError, StorageError, UsageError, WireError
+from fcil_protocol.errors import FcilError, StorageError, Unreachable, UsageError, WireError
 from fcil_protocol.messages.messages import RUN_DONE
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.supervisor import Service
@@ -305,7 +305,10 @@ class Swarm:
                 at = member.home and str(member.home.directory) == fields.get("home")
                 if at and member.client is not None and member.error is None:
                     return member.client.status()
-            raise UsageError("no member of this swarm runs there.")
+            raise Unreachable(
+                "this client of the swarm has ended, or has not begun yet.",
+                action="See why: fcil-client status",
+            )
         raise WireError(f"a swarm knows no command {op!r}.")
 
 

@@ -146,13 +146,15 @@ def test_a_group_gets_the_words_of_the_command_line_but_those_about_all(tmp_path
     monkeypatch.setattr("fcil_client.swarm.spread.watched_groups", kept)
     monkeypatch.setattr("fcil_client.swarm.seats.find_seats", lambda *_: [])
     words = "--data d --partition p.json --until-done --nice 3 --slots 1-4 --engine onnx"
+    words += " --no-training-metrics"
     ray = "--spread ray --groups 2 --gpus-per-group 0.5 --ray-address here:1 --format jsonl"
     done = CliRunner().invoke(cli.app, ["swarm", *words.split(), *ray.split()])
     assert done.exit_code == 0, done.output
     ((count, passed, share, address),) = seen
     assert (count, share, address) == (2, GroupShare(1.0, 0.5), "here:1")
     assert passed[passed.index("--data") + 1] == str(tmp_path / "d")
-    assert "--until-done" in passed
+    assert {"--until-done", "--no-training-metrics"} <= set(passed)
+    assert "--training-metrics" not in passed
     assert {"--slots", "--spread", "--groups", "--ray-address", "--format"} & set(passed) == set()
     assert passed[passed.index("--nice") + 1] == "3"
 
