@@ -276,11 +276,20 @@ class Transfers:
         return self._last[1]
 
     def offer(self, digest: str) -> None:
-        """Send an update from the outbox (again)."""
+        """Send an update from the outbox (again).
+
+        One that is damaged or gone is given up; one that cannot be read now is offered again later.
+        """
+        try:
+            self._outbox.load(digest)
+        except StorageError as error:
+            if isinstance(error, CorruptFile) or self._home.outbox_path(digest).exists():
+                self._unsent(digest, error)
+            else:
+                self._feed(events.OfferFailed(digest, error.code, str(error)))
+            return
         try:
             self._offer(digest)
-        except CorruptFile as error:
-            self._unreadable(digest, error)
         except FcilError as error:
             self._feed(events.OfferFailed(digest, error.code, str(error)))
 

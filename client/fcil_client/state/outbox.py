@@ -10,7 +10,7 @@ from fcil_protocol.envelopes.envelope import write_envelope
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, StoredEnvelope
 from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Sender, unrequested_chunks
-from fcil_protocol.errors import CorruptFile, FcilError, StorageError
+from fcil_protocol.errors import CorruptFile, StorageError, WireError
 from fcil_protocol.messages.messages import RoundOpen, Update
 from fcil_protocol.payloads.payload import Payload
 
@@ -34,6 +34,9 @@ class Outbox:
         updates, and damaged ones, are dropped: their rounds are over or will be requested again.
         The states that came with them stay until the next round: the server may have an update that
         is half removed here, and its verdict arrives.
+
+        Raises:
+            StorageError: an update cannot be read now; it stays.
         """
         self._home.drop_notes()
         found: tuple[RoundOpen | None, str] = (None, "")
@@ -43,7 +46,7 @@ class Outbox:
         for digest in by_age:
             try:
                 order = self._order(digest)
-            except (FcilError, ValueError):
+            except (CorruptFile, WireError, ValueError):
                 self._home.drop_outgoing(digest)
                 continue
             older = digest

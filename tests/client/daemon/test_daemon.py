@@ -15,6 +15,7 @@ from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.daemon import jobs
 from fcil_client.data.inventory import Inventory
 from fcil_client.link import handshake
+from fcil_client.membership import enrol
 from fcil_client.session import machine as session
 from fcil_client.state.home import state_home
 from fcil_protocol.errors import (
@@ -582,7 +583,11 @@ class TestSessions:
 
         play(scenario, addresses=("a:1", "b:2"))
 
-    def test_a_server_of_this_machine_that_has_moved_is_followed_at_the_next_try(self, play):
+    def test_a_server_of_this_machine_that_has_moved_is_followed_at_the_next_try(
+        self, play, monkeypatch
+    ):
+        monkeypatch.setattr(enrol, "_answers", lambda *_, **__: True)
+
         async def scenario(server, running):
             await server.hear(Hello)
             folder = state_home() / "servers"
@@ -601,6 +606,26 @@ class TestSessions:
             assert running.home.enrolment().addresses == ("c:3", "d:4")
             assert running.client.enrolment.addresses == ("c:3", "d:4")
             assert running.said("the server is at c:3, d:4 now")
+
+        play(scenario)
+
+    def test_an_update_that_cannot_be_read_for_a_moment_is_offered_again(self, play):
+        async def scenario(server, running):
+            await server.take_in()
+            outbox, faults = running.client._transfers._outbox, [1, 2]
+            load = outbox.load
+
+            def refuse(digest):
+                if faults:
+                    faults.pop()
+                    raise StorageError("cannot read it: too many open files.")
+                load(digest)
+
+            outbox.load = refuse
+            server.say(order())
+            digest, _ = await server.envelope()  # and no Decline before it
+            assert (faults, running.home.outbox()) == ([], [digest])
+            assert running.said("too many open files")
 
         play(scenario)
 

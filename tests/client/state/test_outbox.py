@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -275,6 +276,23 @@ class TestWaiting:
                 os.utime(update, (1_800_000_000, 1_800_000_000))
         assert Outbox(home).waiting()[1] == whole
         assert home.outbox() == [whole]
+
+    def test_one_that_cannot_be_read_now_stays(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        digest, opened = put(home), os.open
+
+        def refuse(path: object, *more: int) -> int:
+            if path == home.outbox_path(digest):
+                raise OSError(errno.EMFILE, "too many open files")
+            return opened(path, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("fcil_protocol.envelopes.stored_envelope.os.open", refuse)
+        with pytest.raises(StorageError, match="cannot read"):
+            Outbox(home).waiting()
+        monkeypatch.undo()
+        assert home.outbox() == [digest]
+        assert Outbox(home).waiting()[1] == digest
 
     def test_what_this_process_put_there_is_read_in_pieces_and_not_hashed_again(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
