@@ -57,6 +57,7 @@ class HeldData:
                 fractions,
                 threads=fields.get("threads", 0),
                 on_progress=lambda done, total: call.progress(Progress(done, total)),
+                before=self._manifests.get(key),
             )
         except BaseException:
             source.close()

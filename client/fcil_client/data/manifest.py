@@ -83,6 +83,7 @@ def scan(
     threads: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     keep: bool = True,
+    before: ImageManifest | None = None,
 ) -> ImageManifest:
     """Find all images, decode each new one once to check that it is readable, and split them.
 
@@ -99,6 +100,8 @@ def scan(
         on_progress: called with files done and files in total.
         keep: write the cache. If the disk is full, the images count all the same, with a note, and
             the next scan reads them again.
+        before: result of this process's last scan, which may not be in the cache: its images keep
+            their sides.
 
     Raises:
         DataError: the source cannot be used at all.
@@ -115,7 +118,8 @@ def scan(
             f"none of the {len(broken)} images in {source.path} can be used: {broken[0]}",
             action="Replace them.",
         )
-    result = split(readable, old.sides, salt, fractions)
+    unsaved = {} if before is None else {i.digest: i.side for i in before.images}
+    result = split(readable, {**unsaved, **old.sides}, salt, fractions)
     record = _ManifestFile(_salt_mark(salt), files, result.sides, [*listing.faults, *broken])
     record.notes = result.notes
     for name in result.left_out:
@@ -134,7 +138,7 @@ def _keep(cache: Path, record: _ManifestFile, *, damaged: bool) -> list[str]:
             _set_aside(cache)
         write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
     except StorageError as error:
-        # The next scan finds the same: sides follow from the images and the salt.
+        # The next scan of this process keeps the sides all the same (`before`).
         return [f"the manifest of the images could not be saved: {error}"]
     return []
 

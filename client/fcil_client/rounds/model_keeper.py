@@ -189,7 +189,8 @@ class ModelKeeper:
                 fetched=time.time(),
                 promoted=promoted,
             )
-            if before is None or not _same(record, before):
+            whole = all(part_path(self._home, d).exists() for d in record.parts.values())
+            if before is None or not whole or not _same(record, before):
                 self._keep(record)
 
     def _keep(self, record: ModelRecord) -> None:

@@ -453,11 +453,15 @@ class ClientSession:
         if not self.pause_reason or event.pause != self.pauses or key is None or not begun:
             return []
         refusal = self._decline_paused(key)
-        return [*self._abandon("the device is not allowed to work"), refusal]
+        ended = self._abandon("the device is not allowed to work")
+        return [*ended, refusal, *self._scan_if_due()]
 
     def _on_resumed(self, _: Resumed) -> list[Instruction]:
         self.pause_reason, rested, self.declined_paused = "", self.declined_paused, False
-        # The server skips clients that rest; a new inventory tells it to ask again.
+        # The server skips clients that rest; a new inventory, which a scan announces as well, tells
+        # it to ask again.
+        if scan := self._scan_if_due():
+            return scan
         return [Announce()] if rested and self.link is Link.READY else []
 
     # State (None: any) and event -> what handles it, and the states that it may change to.

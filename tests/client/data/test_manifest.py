@@ -394,6 +394,18 @@ class TestFullDisk:
         assert sides(first) == sides(second)
         assert "disk is full" in first.notes[-1]
 
+    def test_an_image_that_was_trained_on_stays_so_in_the_next_scan(self, tmp_path, full):
+        """One of a small class is on the train side, though its hash says otherwise."""
+        root, cache = fill(tmp_path / "data", "cat", first("test", 2)), tmp_path / "manifest.json"
+        full()
+        before = scanned(root, cache)
+        (moved,) = (n for n, side in sides(before).items() if side == "train")
+        fill(root, "cat", first("train", 6))
+        assert sides(scanned(root, cache))[moved] == "test", "another process would move it back"
+        after = scanned(root, cache, before=before)
+        assert sides(after)[moved] == "train"
+        assert after.counts("train") == {"cat": 7}
+
     def test_a_damaged_one_stays_as_it_is_until_there_is_room(self, tmp_path, full):
         root, cache = fill(tmp_path / "data", "cat", range(3)), tmp_path / "manifest.json"
         cache.write_bytes(b"{")

@@ -427,6 +427,22 @@ class TestManners:
         made.handle(LinkDown())
         assert made.handle(Resumed()) == []
 
+    def test_a_folder_that_changed_in_a_round_is_scanned_when_patience_is_over(self) -> None:
+        made = self.barred(Work.WORKING)
+        assert made.handle(FolderChanged()) == []
+        assert made.handle(PauseTimeout(1)) == [
+            CancelWork(KEY), Refuse(KEY, "not_now", "on battery."), Scan(),
+        ]  # fmt: skip
+        made.handle(Scanned())
+        assert made.handle(Resumed()) == [Announce()]
+
+    def test_a_folder_that_changed_is_scanned_before_the_announcement(self) -> None:
+        made = self.barred()
+        made.handle(RoundOpened(order()))
+        made.folder_changed = True
+        assert made.handle(Resumed()) == [Scan()]
+        assert made.handle(Scanned()) == [Announce()]
+
     @pytest.mark.parametrize("work", [Work.FETCHING, Work.WORKING])
     def test_begun_work_is_kept_until_patience_is_over(self, work: Work) -> None:
         made = session(work)

@@ -332,6 +332,15 @@ def test_parts_of_a_promoted_model_that_have_gone_are_fetched_again(home):
     assert current_model.read_record(home).state == 3
 
 
+def test_a_removed_part_of_a_promoted_model_is_kept_again(home):
+    offer = offer_of([put_part(home, "task/0", means((0, 1, 2)))])
+    keeper_of(home).keep_offered(offer, TERMS, {})
+    (part,) = home.model_folder.iterdir()
+    part.unlink()
+    keeper_of(home).keep_offered(offer, TERMS, {})
+    assert part.exists()
+
+
 def test_a_model_that_is_there_is_not_fetched_again_with_each_connection(home):
     offer = offer_of([put_part(home, "task/0", means((0, 1, 2)))])
     keeper = keeper_of(home)
