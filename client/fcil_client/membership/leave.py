@@ -15,27 +15,39 @@ from fcil_client.membership.rotate_keys import rotate
 from fcil_client.state import mask_secrets, peers, privacy_budget, sent_journal
 from fcil_client.state.home import FORMER, Enrolment, Home
 from fcil_client.state.mask_secrets import MaskFile
-from fcil_protocol.errors import CorruptFile, MembershipExpired, Revoked, UnknownClient
+from fcil_protocol.errors import (
+    CorruptFile,
+    MembershipExpired,
+    Revoked,
+    UnknownClient,
+    Unreachable,
+)
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.zmq_link import LinkNews
 from fcil_protocol.messages.messages import LEFT, Bye
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.trust.keys import PrivateKeys
 
+_TRIES = 3
+
 
 async def notify_server(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
     """Tell the server that this client leaves; its key is refused from then on.
 
+    The server takes the key off its list and cuts the connection. So does a fault of the network:
+    only the refusal of another visit shows that the client has left.
+
     Raises:
-        Unreachable: no address answers in time.
+        Unreachable: no address answers in time, or connections end before the server reads.
         TrustError: the peer is not the server.
     """
     try:
-        async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, _):
-            line.send(Bye(code=LEFT, reason="the client leaves the federation"))
-            # The server takes the key off its list and cuts the connection.
-            while not isinstance(news := await answer(line), LinkNews) or news.state != "down":
-                pass
+        for _ in range(_TRIES):
+            async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, _):
+                line.send(Bye(code=LEFT, reason="the client leaves the federation"))
+                while not isinstance(news := await answer(line), LinkNews) or news.state != "down":
+                    pass
+        raise Unreachable("each connection ended before the server noted that the client leaves.")
     except (Revoked, MembershipExpired):
         return  # it is no longer a member
     except UnknownClient:

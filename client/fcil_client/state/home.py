@@ -17,6 +17,7 @@ One directory per (federation, data folder), or slot of a partition of it::
         privacy.jsonl          what was spent of the images' privacy (0600)
         masks.json             secrets of the newest masked round (0600)
         masked.safetensors     the upload that its masks hide (0600)
+        peers.lock             held while peers.json changes
         peers.json             the other clients of masked rounds, and which are pinned (0600)
         worker.log             what the worker and the method print
         manifest.json          the images, and the permanent side of each

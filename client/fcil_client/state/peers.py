@@ -7,9 +7,12 @@ are what it cannot make up.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,10 @@ class PeerBook:
         Raises:
             CorruptFile, DiskFull, StorageError: the file cannot be read or written.
         """
+        with self._turn():
+            self._meet(members, own)
+
+    def _meet(self, members: MaskList, own: ClientId) -> None:
         peers = self.peers()
         met = {p.client: p for p in peers if p.client}
         early = {p.fingerprint: p for p in peers if not p.client}  # pinned before they were met
@@ -113,6 +120,10 @@ class PeerBook:
             UsageError: no peer has it, or several have.
             CorruptFile, DiskFull, StorageError: the file cannot be read or written.
         """
+        with self._turn():
+            self._pin(fingerprint, pinned=pinned)
+
+    def _pin(self, fingerprint: str, *, pinned: bool) -> None:
         peers, wanted = self.peers(), fingerprint.lower()
         if len(wanted) < LEAST_DIGITS:
             raise UsageError(
@@ -132,6 +143,19 @@ class PeerBook:
             )
         rest = [p for p in peers if p != found[0]]
         self._write([*rest, KnownPeer(found[0].client, found[0].fingerprint, pinned)])
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the daemon, or the command, that changes the file now: each rewrites it."""
+        path = self._path.with_suffix(".lock")
+        with storage_errors("lock", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with storage_errors("lock", path):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def _write(self, peers: Iterable[KnownPeer]) -> None:
         entries = [vars(p) for p in sorted(peers, key=lambda p: (p.client, p.fingerprint))]

@@ -1,6 +1,7 @@
 """The secrets of masked rounds on a client's disk: nothing is used twice in two ways."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from fcil_protocol.errors import CorruptFile, TrustError, UsageError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.trust.keys import fingerprint_of
 
+LOCKS = Path("/proc/locks")
 RUN, OTHER = "r20261127-120000-0000", "r20261127-130000-0000"
 
 
@@ -204,6 +206,37 @@ def test_a_peer_is_pinned_before_it_is_met(tmp_path):
     book.pin(other, pinned=True)
     book.pin(other, pinned=False)
     assert len(book.peers()) == 1
+
+
+@pytest.mark.skipif(not LOCKS.exists(), reason="only Linux lists who waits for a lock")
+def test_a_pin_is_not_undone_by_a_meeting_that_began_before_it(tmp_path, monkeypatch):
+    book, listing = PeerBook(tmp_path), listed({"a" * 26: b"1" * 32, "b" * 26: b"2" * 32})
+    book.meet(listing, "a" * 26)
+    fingerprint = fingerprint_of(b"2" * 32)
+    pinning = threading.Thread(
+        target=PeerBook(tmp_path).pin, args=[fingerprint], kwargs={"pinned": True}
+    )
+    read = book.peers
+
+    def while_the_owner_pins():
+        found = read()
+        monkeypatch.undo()
+        pinning.start()
+        while not is_waiting(tmp_path / "peers.lock"):
+            assert pinning.is_alive()
+        return found
+
+    monkeypatch.setattr(book, "peers", while_the_owner_pins)
+    book.meet(listed({"b" * 26: b"2" * 32, "c" * 26: b"3" * 32}), "a" * 26)
+    pinning.join()
+    assert PeerBook(tmp_path).pinned() == {fingerprint}
+    assert len(book.peers()) == 2
+
+
+def is_waiting(path):
+    """Return True if somebody waits for a lock on a file (proc(5), /proc/locks)."""
+    number = f":{path.stat().st_ino} "
+    return any("->" in line and number in line for line in LOCKS.read_text().splitlines())
 
 
 def test_a_damaged_list_of_peers_says_so(tmp_path):
