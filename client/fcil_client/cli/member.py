@@ -111,7 +111,7 @@ def rotate_keys(
         typer.echo(f"{printable(enrolment.name)} now has the key {keys.fingerprint}.", err=True)
 
 
-def enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:
+def enrolled(data: Path, server: str | None, slot: str | None) -> tuple[Home, Enrolment]:
     from fcil_client.membership.enrol import find_member
 
     found = find_member(data, server, slot)

@@ -193,7 +193,7 @@ def export(
             )
 
 
-def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
+def find_home(data: Path | None, server: str | None, slot: str | None) -> Home:
     """Return the client of a folder, or the only one of this user.
 
     Raises:

@@ -20,7 +20,12 @@ OwnSlotOption = Annotated[
     typer.Option(help="With --partition: the number of this client, from 0.", show_default=False),
 ]
 SlotOption = Annotated[
-    int | None, typer.Option(min=0, help="The client's number, if a partition divides the data.")
+    str | None,
+    typer.Option(
+        metavar="K",
+        help="The client's number, from 0, if a partition divides the data; or its seat, if "
+        "several have that number.",
+    ),
 ]
 
 

@@ -22,6 +22,8 @@ from fcil_protocol.process.terminal import printable
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 
+_ANSWER_S, _NOW_S = 10.0, 1.0
+_SEAT = re.compile(r"[0-9a-f]{8}-[0-9]{3,}")
 _FEDERATION = re.compile(r"[0-9a-f]{32}")
 
 
@@ -73,6 +75,9 @@ def find(
         UsageError: several servers are possible.
     """
     running = find_server(server)
+    elsewhere = None if server is not None else _invited_elsewhere(data, seat, running)
+    if elsewhere is not None:
+        return elsewhere
     if running is not None:
         home = Home.of(running.federation, data, seat)
         if home.enrolment() is None:
@@ -80,7 +85,9 @@ def find(
         try:  # a server that lost its ledger accepts the same keys again
             return home, _enrol(home, running, data, name)
         except LinkError:  # it is down: the daemon keeps trying with the known addresses
-            return home, _refresh(home, running)
+            enrolment = home.enrolment()
+            assert enrolment is not None
+            return home, enrolment
     enrolled = find_enrolled(data, server, seat)
     if enrolled is not None:
         return enrolled
@@ -97,6 +104,17 @@ def find(
         action="Start one with: fcil-server serve. To join one on another machine, ask its "
         "operator for a ticket: fcil-client join --ticket FILE",
     )
+
+
+def _invited_elsewhere(
+    data: Path, seat: str, running: JoinFile | None
+) -> tuple[Home, Enrolment] | None:
+    """Return the membership that a ticket gave to a folder, if the server here is another one."""
+    known = [(home, home.enrolment()) for home in Home.known(data, seat)]
+    if running is None or any(e and e.federation == running.federation for _, e in known):
+        return None
+    invited = [(home, e) for home, e in known if e is not None and e.ticket]
+    return invited[0] if len(invited) == 1 else None
 
 
 def find_server(server: str | None) -> JoinFile | None:
@@ -140,34 +158,69 @@ def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home,
 
 
 def find_member(
-    data: Path, server: str | None, slot: int | None = None
+    data: Path, server: str | None, slot: str | None = None
 ) -> tuple[Home, Enrolment] | None:
     """Return the selected membership of a folder, which a partition may divide.
 
     Args:
         data: the image folder.
         server: as in `find`.
-        slot: slot of the client; None: the client with the complete folder, or else the only one.
+        slot: number of the client in its partition, or its seat (`partition_file.seat`) where
+            several partitions have that number; None: the client with the complete folder, or else
+            the only one.
 
     Raises:
-        UsageError: several are possible.
+        UsageError: several are possible, or ``slot`` is neither.
     """
     if slot is None and Home.known(data):
         return find_enrolled(data, server)
-    homes = Home.known(data, None if slot is None else f"*-{slot:03d}")
-    seats = sorted({home.seat for home in homes})
+    homes = [h for h in Home.known(data, None) if server is None or _home_means(h, server)]
+    seats = sorted({home.seat for home in homes if home.seat})
+    if slot is not None:
+        seats = [seat for seat in seats if seat == slot or _number(seat) == _slot_number(slot)]
     if len(seats) > 1 and slot is None:
         raise UsageError(
             f"{data} is divided between {len(seats)} clients of this machine.",
             action="Say which one: --slot K. See them with: fcil-client status",
         )
-    return find_enrolled(data, server, "*" if slot is None else f"*-{slot:03d}") if seats else None
+    if len(seats) > 1:
+        raise UsageError(
+            f"slot {slot} exists in {len(seats)} partitions of {data}: {', '.join(seats)}.",
+            action="Give one of these after --slot.",
+        )
+    return find_enrolled(data, server, seats[0]) if seats else None
 
 
-def _answers(join: JoinFile) -> bool:
-    """Return True if a join file's own server answers, and not another one in its place."""
+def _number(seat: str) -> int:
+    return int(seat.rpartition("-")[2])
+
+
+def _slot_number(slot: str) -> int:
+    """Return the number of a slot; -1: it is given by its seat.
+
+    Raises:
+        UsageError: it is neither a number nor a seat.
+    """
+    if _SEAT.fullmatch(slot):
+        return -1
+    if not re.fullmatch("[0-9]{1,9}", slot):
+        raise UsageError(
+            f"expected the number of a slot, from 0, or its seat, got {slot[:40]!r}.",
+            action="See them with: fcil-client status",
+        )
+    return int(slot)
+
+
+def _answers(join: JoinFile, *, now: bool = False) -> bool:
+    """Return True if a join file's own server answers, and not another one in its place.
+
+    Args:
+        join: the file.
+        now: do not wait for a server that begins or is slow.
+    """
+    longest = _NOW_S if now else _ANSWER_S
     try:
-        status = control_socket.ask(join.directory, "status")
+        status = control_socket.ask(join.directory, "status", longest, wait=not now)
     except FcilError:
         return False
     return bool(status["federation"]["id"] == join.federation)
@@ -183,31 +236,24 @@ def _described(join: JoinFile) -> str:
 
 def _home_means(home: Home, server: str) -> bool:
     enrolment = home.enrolment()
-    return enrolment is not None and server in (enrolment.federation, *enrolment.addresses)
-
-
-def _refresh(home: Home, join: JoinFile) -> Enrolment:
-    """Store a changed address of a known server (its key stays pinned)."""
-    enrolment = home.enrolment()
-    assert enrolment is not None
-    if enrolment.addresses == join.addresses:
-        return enrolment
-    fields = {**enrolment.__dict__, "addresses": join.addresses}
-    enrolment = Enrolment(**fields)
-    home.save_enrolment(enrolment)
-    return enrolment
+    if enrolment is None:
+        return False
+    names = [j.name for j in join_files() if j.federation == enrolment.federation]
+    return server in (enrolment.federation, *enrolment.addresses, *names)
 
 
 def moved(enrolment: Enrolment) -> Enrolment | None:
     """Return the enrolment with the current addresses of its server on this machine.
 
     Returns:
-        None: the addresses are unchanged, the server runs elsewhere, or the client uses a relay.
+        None: the addresses are unchanged, no server answers here, or the client uses a relay.
     """
     if enrolment.link_key:
         return None
     for join in join_files():
-        if join.federation == enrolment.federation and join.addresses != enrolment.addresses:
+        others = join.federation == enrolment.federation and join.addresses != enrolment.addresses
+        # A server that was killed leaves its join file behind.
+        if others and _answers(join, now=True):
             return replace(enrolment, addresses=join.addresses)
     return None
 

@@ -254,15 +254,29 @@ def test_two_slots_of_one_data_set_are_two_clients_with_a_home_each(data, partit
 def test_a_command_means_the_slot_that_it_names(data, homes):
     with pytest.raises(UsageError, match="is divided between 2 clients of this machine"):
         find_member(data, None)
-    found, mine = find_member(data, None, 1)
+    found, mine = find_member(data, None, "1")
     assert (found.directory, mine.name) == (homes[1].directory, "s1")
-    assert find_member(data, None, 7) is None
+    assert find_member(data, None, "7") is None
+    for wrong in ("x", "-1", "../0", "1.5", ""):
+        with pytest.raises(UsageError, match="expected the number of a slot"):
+            find_member(data, None, wrong)
     whole = Home.of(FED, data)
     whole.save_enrolment(Enrolment(ClientId("e" * 26), "all", FED, "", ("a:1",), str(data)))
     assert find_member(data, None)[1].name == "all"
     shutil.rmtree(whole.directory)
     shutil.rmtree(homes[1].directory)
     assert find_member(data, None)[1].name == "s0"
+
+
+def test_one_slot_of_two_partitions_is_named_by_its_seat(data, homes):
+    other = Home.of(FED, data, "0123abcd-001")
+    other.save_enrolment(Enrolment(ClientId("f" * 26), "other", FED, "", ("b:1",), str(data)))
+    with pytest.raises(UsageError, match=r"slot 1 exists in 2 partitions of .*0123abcd-001"):
+        find_member(data, None, "1")
+    assert find_member(data, None, "0123abcd-001")[1].name == "other"
+    assert find_member(data, None, homes[1].seat)[1].name == "s1"
+    assert find_member(data, "b:1", "1")[1].name == "other"
+    assert find_member(data, None, "0")[1].name == "s0"
 
 
 def test_a_slot_of_no_data_is_refused_though_there_is_one_client(homes):

@@ -74,6 +74,8 @@ class Server:
         self.join_file.write_text(json.dumps(fields))
 
     async def _handle(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if op == "status":
+            return {"federation": {"id": self.root.federation}}
         self.asked.append((op, fields))
         return {
             "client_id": CLIENT_ID,
@@ -243,7 +245,7 @@ class TestAgain:
     ) -> None:
         server.addresses = ["127.0.0.1:9999", "[::1]:9999"]
         server.write()
-        home, me = find(data, None)
+        home, me = server.running(lambda: find(data, None))
         assert me.addresses == ("127.0.0.1:9999", "[::1]:9999")
         assert me.certificate == enrolled[1].certificate
         assert home.enrolment() == me
@@ -255,10 +257,18 @@ class TestAgain:
         assert moved(me) is None
         server.addresses = ["127.0.0.1:1"]  # nothing listens there
         server.write()
-        facts = clients.look(home)
+        facts = server.running(lambda: clients.look(home))
         assert [a.address for a in facts.network.addresses] == ["127.0.0.1:1"]
+        assert moved(me) is None, "the join file of a server that was killed"
         assert home.enrolment() == me, "the doctor changes nothing"
         assert moved(replace(me, link_key="relay")) is None
+
+    def test_a_known_server_that_was_killed_changes_no_address(
+        self, server: Server, data: Path, enrolled: tuple[Home, Any]
+    ) -> None:
+        server.addresses = ["127.0.0.1:1"]
+        server.write()
+        assert find(data, None)[1] == enrolled[1]
 
     def test_who_leaves_hears_how_to_do_so_without_the_server(
         self,
@@ -276,7 +286,9 @@ class TestAgain:
         monkeypatch.setattr(leave, "notify_server", away)
         server.addresses = ["127.0.0.1:1"]
         server.write()
-        done = CliRunner().invoke(app, ["leave", "--data", str(data), "--yes"])
+        done = server.running(
+            lambda: CliRunner().invoke(app, ["leave", "--data", str(data), "--yes"])
+        )
         assert done.exit_code == 2
         assert "give --without-server" in done.stderr
         assert asked == [("127.0.0.1:1",)]
@@ -326,6 +338,24 @@ class TestSeveral:
         monkeypatch.setattr(servers[1], "_handle", handle)
         _, me = servers[1].running(lambda: find(data, None))
         assert me.federation == ROOT2.federation
+
+    def test_who_was_invited_elsewhere_is_not_enrolled_with_a_server_that_runs_here(
+        self, servers: tuple[Server, Server], data: Path
+    ) -> None:
+        servers[0].running(lambda: find(data, "lab"))
+        home, me = find(data, ROOT.federation)
+        servers[0].join_file.unlink()
+        home.save_enrolment(replace(me, ticket="a" * 64))
+        assert servers[1].running(lambda: find(data, None))[1].federation == ROOT.federation
+        assert servers[1].running(lambda: find(data, "office"))[1].federation == ROOT2.federation
+
+    def test_an_enrolled_folder_may_be_named_by_its_federations_name(
+        self, servers: tuple[Server, Server], data: Path
+    ) -> None:
+        for server, word in zip(servers, ("lab", "office"), strict=True):
+            server.running(lambda word=word: find(data, word))
+        assert find_member(data, "office")[1].federation == ROOT2.federation
+        assert find_member(data, "nowhere") is None
 
     def test_asking_leaves_no_directories_behind(
         self, servers: tuple[Server, Server], data: Path
