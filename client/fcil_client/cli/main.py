@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -149,7 +150,7 @@ def join(
         import time
 
         from fcil_client.data.unlabelled import check_folder
-        from fcil_client.membership.rotate_keys import finish
+        from fcil_client.membership.rotate_keys import finish_first
         from fcil_client.membership.wait_for_server import wait_for_server
         from fcil_client.state.home import find_data
         from fcil_protocol.process.log_file import DaemonOutput
@@ -168,9 +169,8 @@ def join(
             options = replace(options, unlabelled=folder_of_it)
         file = log.open()
         seat = seat_of(partition, slot)
-        asyncio.run(finish(folder, seat))
         said, service = DaemonOutput(file), Service(file)
-        enrol = _enrolling(ticket, folder, server, seat, slot)
+        enrol = partial(finish_first, folder, seat, _enrolling(ticket, folder, server, seat, slot))
 
         def wait(text: str) -> None:
             said(time.time(), "warning", text)

@@ -6,13 +6,14 @@ the server knows: the old ones, or those in ``keys.next.json``, which are then u
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 from fcil_client.link.visit import answer, visit
 from fcil_client.state.current_model import rewrap
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient
+from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient, Unreachable
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.messages.messages import Ack, Rotate
 from fcil_protocol.storage.atomic_files import DirectoryLock
@@ -20,21 +21,50 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import PROOF, keys_digest, proof_text
 
 
-async def finish(data: Path, seat: str = "") -> None:
-    """Complete key changes of a folder that a kill interrupted, as far as servers answer."""
+async def finish(data: Path, seat: str = "") -> tuple[Path, ...]:
+    """Complete key changes of a folder that a kill interrupted, as far as servers answer.
+
+    Returns:
+        Directories of the clients whose server did not answer: it may know only their new keys.
+    """
+    away = []
     for home in Home.known(data, seat):
         enrolment = home.enrolment()
         if enrolment is None or not list(home.directory.glob("keys.*.json")):
             continue
         # A running daemon has nothing to complete; it reports a server's refusal itself.
         with (
-            suppress(LinkError, TrustError, Locked),
+            suppress(TrustError, Locked),
             DirectoryLock.acquire(home.directory, "client"),
         ):
             if enrolment.ticket:
                 home.take_keys(home.ticket_keys_path(enrolment.ticket))
             if home.next_keys_path.exists():
-                await rotate(home, enrolment)
+                try:
+                    await rotate(home, enrolment)
+                except LinkError:
+                    away.append(home.directory)
+    return tuple(away)
+
+
+async def finish_first(
+    data: Path, seat: str, enrol: Callable[[], Awaitable[tuple[Home, Enrolment]]]
+) -> tuple[Home, Enrolment]:
+    """Enrol a folder, or find its enrolment, once no change of its keys is unfinished.
+
+    Raises:
+        Unreachable: one is, since the server does not answer.
+        FcilError: of ``enrol``.
+    """
+    away = await finish(data, seat)
+    home, enrolment = await enrol()
+    if home.directory in away:
+        raise Unreachable(
+            "a change of this client's keys was interrupted, and the server that may know only the "
+            "new ones does not answer.",
+            action="Start the server; the client finishes the change before it connects.",
+        )
+    return home, enrolment
 
 
 async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicKeys:

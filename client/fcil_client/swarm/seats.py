@@ -9,12 +9,13 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fcil_client.data import partition_file
 from fcil_client.membership.enrol import find, find_enrolled
 from fcil_client.membership.enrol_with_ticket import redeem
-from fcil_client.membership.rotate_keys import finish
+from fcil_client.membership.rotate_keys import finish_first
 from fcil_client.rounds.options import ClientOptions
 from fcil_client.state.home import Enrolment, Home, find_data
 from fcil_protocol.errors import DataError, UsageError
@@ -168,19 +169,22 @@ class Enroller:
         Raises:
             FcilError: the reason why it cannot be enrolled.
         """
-        await finish(seat.data, seat.seat)
+        return await finish_first(seat.data, seat.seat, partial(self._enrol, seat, make))
+
+    async def _enrol(self, seat: Seat, make: Dial) -> tuple[Home, Enrolment]:
         if self.tickets is None:
             return await asyncio.to_thread(self._find, seat)
-        known = await asyncio.to_thread(find_enrolled, seat.data, self.server, seat.seat)
+        path = self.tickets / f"{seat.name}.ticket"
+        ticket = read_ticket(path, io.BytesIO()) if path.is_file() else None
+        meant = self.server or (None if ticket is None else str(ticket.federation))
+        known = await asyncio.to_thread(find_enrolled, seat.data, meant, seat.seat)
         if known is not None:
             return known
-        path = self.tickets / f"{seat.name}.ticket"
-        if not path.is_file():
+        if ticket is None:
             raise UsageError(
                 f"there is no ticket for {seat.name}: expected the file {path}.",
                 action=f"Make one on the server: fcil-server enrol {seat.name} --out {path.name}",
             )
-        ticket = read_ticket(path, io.BytesIO())
         return await redeem(ticket, seat.data, _quiet, make, seat.seat)
 
     def _find(self, seat: Seat) -> tuple[Home, Enrolment]:

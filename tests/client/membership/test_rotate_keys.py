@@ -1,10 +1,13 @@
-"""Certificates only ever become newer."""
+"""Certificates only ever become newer, and a change of keys is finished before a connection."""
+
+import asyncio
 
 import pytest
 
 from fcil_client.link.handshake import read_server
+from fcil_client.membership import rotate_keys
 from fcil_client.state.home import Enrolment, Home
-from fcil_protocol.errors import TrustError
+from fcil_protocol.errors import TrustError, Unreachable
 from fcil_protocol.messages.messages import NONCE_BYTES, Welcome
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
@@ -49,3 +52,34 @@ def test_a_newer_certificate_is_believed_and_kept(servers, tmp_path):
     (tmp_path / "client.json").unlink()
     assert home.keep_certificate(kept, second.to_bytes()) is kept  # nothing new, nothing written
     assert home.enrolment() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "starts"),
+    [(Unreachable("nobody."), False), (TrustError("unknown."), True), (None, True)],
+)
+def test_a_client_whose_server_may_know_only_its_new_keys_waits_for_it(
+    servers, tmp_path, monkeypatch, said, starts
+):
+    """The old ones would be refused for as long as the daemon runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    root, first, _ = servers
+    home, known = Home.of(root.federation, tmp_path), enrolment(root, first)
+    home.save_enrolment(known)
+    PrivateKeys.generate().save(home.next_keys_path)
+
+    async def rotate(changed, _):
+        if said is not None:
+            raise said
+        changed.next_keys_path.unlink()
+
+    async def enrol():
+        return home, known
+
+    monkeypatch.setattr(rotate_keys, "rotate", rotate)
+    start = rotate_keys.finish_first(tmp_path, "", enrol)
+    if starts:
+        assert asyncio.run(start) == (home, known)
+    else:
+        with pytest.raises(Unreachable, match="a change of this client's keys was interrupted"):
+            asyncio.run(start)

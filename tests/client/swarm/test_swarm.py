@@ -12,7 +12,7 @@ import pytest
 
 from client.round_kit import FED
 from fcil_client.doctor import examination
-from fcil_client.membership import wait_for_server
+from fcil_client.membership import rotate_keys, wait_for_server
 from fcil_client.notes import Note, Notes
 from fcil_client.rounds import compute
 from fcil_client.rounds.compute import Workplace
@@ -452,9 +452,10 @@ def test_a_key_change_that_a_kill_interrupted_is_finished_for_a_slot_too(tmp_pat
 
     async def finish(data, seat):
         asked.append((data, seat))
+        return ()
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(swarm_seats, "finish", finish)
+    monkeypatch.setattr(rotate_keys, "finish", finish)
     monkeypatch.setattr(swarm_seats.Seat, "seat", "0123abcd-000")
     with pytest.raises(UsageError, match="no ticket"):
         asyncio.run(Enroller(tickets=tmp_path).enrol(swarm_seats.Seat("s", tmp_path), None))
