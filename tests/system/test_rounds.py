@@ -298,10 +298,11 @@ def test_one_name_for_two_things_is_a_warning_that_names_both_clients(tmp_path):
             tasks__classes=[["crane", "heron"]], run__evaluate=False, round__min_clients=3
         )
         federation.serve("--until-done", *arguments)
-        for k, (name, meant) in enumerate({"a": 0, "b": 0, "c": 3}.items()):
+        for name, meant, offset in (("a", 0, 0), ("b", 0, 80), ("c", 3, 0)):
             folder = tmp_path / name
             names = {meant: "crane", 1: "heron"}
-            write_client(folder, (meant, 1), per_class=50, offset=50 * k, names=names)
+            # Of 80 images, 56 are for training; the warning needs 30 and the draw is a client's.
+            write_client(folder, (meant, 1), per_class=80, offset=offset, names=names)
             federation.join(name, folder)
         ends(federation)
     with open_ledger(federation) as ledger:
