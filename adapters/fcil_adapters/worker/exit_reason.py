@@ -27,6 +27,7 @@ class End:
         stalled: why it was ended, if it was silent for too long.
         oom_killed: the kernel meanwhile ended a process for lack of memory.
         bound: its memory limit in bytes; 0: none.
+        said_from: position in the log from which words can be about the end.
     """
 
     name: str
@@ -35,6 +36,7 @@ class End:
     stalled: str = ""
     oom_killed: bool = False
     bound: int = 0
+    said_from: int = 0
 
 
 def exit_error(end: End, log: Path | None) -> WorkerError:
@@ -62,7 +64,7 @@ def exit_error(end: End, log: Path | None) -> WorkerError:
             f"{who} was killed (signal 9), perhaps for lack of memory.",
             action="Use a smaller micro-batch or fewer threads.",
         )
-    words = _last_words(log)
+    words = _last_words(log, end.said_from)
     if end.bound and _lacked_memory(code, words):
         return OutOfMemory(
             f"{who} was refused memory beyond --max-memory {show_size(end.bound)}, and ended.",
@@ -78,13 +80,13 @@ def _lacked_memory(code: int | None, words: str) -> bool:
     return code == -signal.SIGABRT or any(text in words.lower() for text in _NO_MEMORY)
 
 
-def _last_words(log: Path | None) -> str:
-    """Return the last line of the log, which for a failed start names the cause."""
+def _last_words(log: Path | None, start: int) -> str:
+    """Return the last line of the log after a position; for a failed start it names the cause."""
     if log is None:
         return ""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
+            file.seek(max(start, log.stat().st_size - 4096))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""

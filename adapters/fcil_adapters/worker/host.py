@@ -94,6 +94,7 @@ class WorkerHost:
         self._idle: asyncio.TimerHandle | None = None
         self._stopped_by_us = False
         self._stalled = ""  # why it was ended, if it was silent for too long
+        self._said_from = 0  # in its log: words about its end come after
         self._oom_kills: int | None = None  # the system's count when it was started
         self.rest = Suspension()
         self.starts = 0
@@ -145,9 +146,13 @@ class WorkerHost:
                 if pipe is None:
                     pipe = self._start()
                     stall_timer.heard("starting")
-                await pipe.send({"op": op, "fields": fields}, payloads)
+                try:
+                    await pipe.send({"op": op, "fields": fields}, payloads)
+                except FcilError as error:  # nothing was sent: the worker is as it was
+                    raise _Reported(error) from error
                 return await self._converse(pipe, stall_timer, on_progress, on_request)
             except _Reported as reported:
+                self._said_from = self._log_size()  # what it printed until now is not about its end
                 raise reported.cause from None
             except (EOFError, ConnectionError) as error:
                 raise await self._died() from error
@@ -248,13 +253,17 @@ class WorkerHost:
         return self._process is not None
 
     def _start(self) -> AsyncPipe:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise self._not_started(error) from error
         command = module_command(self._module, "--fd", str(theirs.fileno()))
         if self._nice:
             command += ["--nice", str(self._nice)]
         if self._memory:
             command += ["--memory", str(self._memory), "--others", str(own_memory())]
         self._stopped_by_us, self._stalled, self._oom_kills = False, "", oom_kills()
+        self._said_from = self._log_size()
         try:
             with theirs, contextlib.ExitStack() as stack:
                 output = self._open_log(stack)
@@ -263,16 +272,20 @@ class WorkerHost:
                 )
         except OSError as error:
             ours.close()
-            raise WorkerError(
-                f"the {self.name} worker cannot be started: {error.strerror}.",
-                action="Free memory or processes on this machine.",
-            ) from error
+            raise self._not_started(error) from error
         except BaseException:
             ours.close()
             raise
         self.starts += 1
         self._pipe = AsyncPipe(ours)
         return self._pipe
+
+    def _not_started(self, error: OSError) -> WorkerError:
+        return WorkerError(
+            f"the {self.name} worker cannot be started: {error.strerror}.",
+            action="Free memory or processes on this machine, or raise its limit of open files "
+            "(ulimit -n).",
+        )
 
     def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
         if self._log is None:
@@ -287,6 +300,13 @@ class WorkerHost:
             if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
                 shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
                 os.truncate(self._log, 0)
+                self._said_from = 0
+
+    def _log_size(self) -> int:
+        with contextlib.suppress(OSError):  # there is none yet
+            if self._log is not None:
+                return self._log.stat().st_size
+        return 0
 
     async def _died(self) -> WorkerError:
         ours, stalled = self._stopped_by_us, self._stalled
@@ -300,6 +320,7 @@ class WorkerHost:
             stalled=stalled,
             oom_killed=(oom_kills() or 0) > (self._oom_kills or 0),
             bound=self._memory,
+            said_from=self._said_from,
         )
         return exit_error(end, self._log)
 

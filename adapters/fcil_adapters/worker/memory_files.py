@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 
-from fcil_protocol.errors import DiskFull, WireError
+from fcil_protocol.errors import DiskFull, StorageError, WireError
 
 _STEP = 1 << 30  # Linux moves at most 2 GiB in one call
 # Afterwards no process can change the file (Linux): F_SEAL_SEAL, _SHRINK, _GROW, _WRITE.
@@ -73,7 +73,13 @@ def file_of(payloads: Sequence[Pieces | MemoryFile]) -> int:
         return payloads[0].release()
     blobs = [p for p in payloads if not isinstance(p, MemoryFile)]
     assert len(blobs) == len(payloads), "a memory file travels alone"
-    fd = _anonymous()
+    try:
+        fd = _anonymous()
+    except OSError as error:
+        raise StorageError(
+            f"a payload for the worker needs a file of its own: {error.strerror}.",
+            action="Raise the limit of open files (ulimit -n), or free memory.",
+        ) from error
     try:
         for start, pieces in zip(_layout(map(size_of, blobs)), blobs, strict=True):
             at = start

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -21,10 +22,12 @@ from fcil_protocol.errors import (
     DataError,
     InternalError,
     OutOfMemory,
+    StorageError,
     TooLarge,
     UsageError,
     WireError,
     WorkerDied,
+    WorkerError,
     WorkerStalled,
 )
 from orphans import ends_with_its_parent
@@ -104,6 +107,42 @@ def test_errors_of_the_worker_arrive_by_their_class_and_the_worker_goes_on():
             with pytest.raises(InternalError, match="worker failed with TypeError"):
                 await host.call("nothing_to_send", {})
             assert await pid_of(host) == pid
+
+    run(go())
+
+
+def test_the_end_of_a_worker_is_not_explained_by_an_earlier_error(tmp_path):
+    async def go():
+        async with hosted(log=tmp_path / "worker.log", memory_bytes=1 << 40) as host:
+            for _ in range(2):
+                with pytest.raises(InternalError):
+                    await host.call("raise_unexpected", {})  # its traceback is in the log
+                with pytest.raises(WorkerDied, match=r"ended with exit code 3\.$"):
+                    await host.call("end", {"signal": 0, "code": 3})
+
+    run(go())
+    assert (tmp_path / "worker.log").read_text().count("Traceback") == 2
+
+
+def test_without_a_descriptor_for_a_call_the_worker_is_kept(monkeypatch):
+    def no_file(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def go():
+        async with hosted() as host:
+            pid = await pid_of(host)
+            monkeypatch.setattr("fcil_adapters.worker.memory_files._anonymous", no_file)
+            with pytest.raises(StorageError, match="Too many open files") as caught:
+                await host.call("echo", {}, [b"payload"])
+            assert "ulimit -n" in caught.value.action
+            monkeypatch.undo()
+            assert await pid_of(host) == pid
+            await host.stop()
+            monkeypatch.setattr("fcil_adapters.worker.host.socket.socketpair", no_file)
+            with pytest.raises(WorkerError, match="cannot be started: Too many open files"):
+                await host.call("echo", {})
+            monkeypatch.undo()
+            assert await pid_of(host) != pid
 
     run(go())
 
