@@ -155,7 +155,8 @@ def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
     """
     options = dict(options)
     preset = options.pop("preset", None)
-    if preset is not None and preset not in method.presets:
+    known_one = isinstance(preset, str) and preset in method.presets
+    if preset is not None and not known_one:
         known = ", ".join(sorted(method.presets)) or "none"
         raise ConfigError(f"method {method.name} has no preset {preset!r}; it has: {known}.")
     merged = _merge(method.presets[preset] if preset else {}, options)

@@ -258,7 +258,7 @@ def read_info(text: str, path: Path) -> ExportInfo:
         number = fields["format"]
         if number == FORMAT:
             return ExportInfo.model_validate(fields)
-    except (ValueError, TypeError, KeyError) as error:  # pydantic's and JSON's are ValueErrors
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # also pydantic's and JSON's
         reason = (
             "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:4])
             if isinstance(error, ValidationError)

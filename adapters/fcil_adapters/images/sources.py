@@ -7,6 +7,7 @@ over.
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import zipfile
 import zlib
@@ -34,6 +35,12 @@ from fcil_adapters.images.image_source import (
 from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
+
+_DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, NotImplementedError)
+with contextlib.suppress(ImportError):  # some Pythons are built without it
+    from lzma import LZMAError
+
+    _DAMAGED += (LZMAError,)
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ class ZipSource(_Files):
                 return read_bounded(file, entry.name)
         except (OSError, KeyError, EOFError, ValueError, RuntimeError) as error:
             raise unreadable(entry.name, error) from error
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        except _DAMAGED as error:
             raise unreadable(entry.name, error) from error
 
     def unchanged(self, entry: ImageEntry) -> bool:

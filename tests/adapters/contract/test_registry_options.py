@@ -18,6 +18,7 @@ def test_an_unknown_option_names_the_nearest():
         make_hparams(METHOD, {"lr_prototypes": 1.0})
 
 
-def test_an_unknown_preset_lists_those_there_are():
-    with pytest.raises(ConfigError, match="paper"):
-        make_hparams(METHOD, {"preset": "long"})
+@pytest.mark.parametrize("preset", ["long", ["paper"], {"paper": 1}, 3, False])
+def test_an_unknown_preset_lists_those_there_are(preset):
+    with pytest.raises(ConfigError, match="it has: .*paper"):
+        make_hparams(METHOD, {"preset": preset})

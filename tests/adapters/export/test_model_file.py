@@ -27,6 +27,7 @@ from fcil_adapters.export.exported_model import (
     ExportedModel,
     Origin,
     Tolerance,
+    read_info,
     with_seal,
 )
 from fcil_adapters.export.model_file import ExportOptions, export_model
@@ -423,3 +424,8 @@ def test_a_sample_takes_from_every_class_and_passes_over_what_is_broken(tmp_path
     for empty in (tmp_path / "none", tmp_path / "light" / "0.png"):
         with pytest.raises(DataError, match="no folder"):
             sample(empty, p)
+
+
+def test_metadata_of_a_hundred_thousand_levels_is_damaged(tmp_path):
+    with pytest.raises(CorruptFile, match="cannot be read"):
+        read_info("[" * 100_000, tmp_path)

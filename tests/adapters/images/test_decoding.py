@@ -290,6 +290,24 @@ def test_a_folder_without_class_folders_is_told_the_layout(tmp_path, names):
         open_source(write(tmp_path, *names)).listing()
 
 
+@pytest.mark.parametrize("method", ["ZIP_STORED", "ZIP_DEFLATED", "ZIP_BZIP2", "ZIP_LZMA"])
+def test_a_damaged_member_of_a_zip_is_one_unreadable_image(tmp_path, method):
+    names = ["cat/1.png", "dog/1.png"]
+    path = zipped(tmp_path / "d.zip", names, compression=getattr(zipfile, method))
+    with zipfile.ZipFile(path) as archive:
+        first, second = archive.infolist()
+    data = bytearray(path.read_bytes())
+    begins = first.header_offset + 30 + len(first.filename)
+    for at in range(begins, begins + first.compress_size):
+        data[at] ^= 0xFF
+    path.write_bytes(data)
+    source = open_source(path)
+    by_name = {entry.name: entry for entry in source.listing().entries}
+    with pytest.raises(DataError, match=r"cat/1\.png"):
+        source.read(by_name["cat/1.png"])
+    assert source.read(by_name["dog/1.png"])
+
+
 def test_a_missing_path_and_a_file_that_is_no_zip_are_told_the_layout(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"no zip")
     for name, words in (("nowhere", "no folder or file"), ("x.zip", "not a readable zip")):
