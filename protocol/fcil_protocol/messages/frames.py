@@ -17,9 +17,11 @@ from pydantic import ValidationError
 
 from fcil_protocol.errors import TooLarge, WireError
 from fcil_protocol.messages.messages import (
+    MAX_WANTED,
     MESSAGES,
     RAW_DIGESTS,
     SIGNATURE_BYTES,
+    TO_SERVER,
     Chunk,
     Message,
 )
@@ -29,6 +31,7 @@ from fcil_protocol.trust.session_keys import MAC_BYTES
 MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
 MAX_HEADER_BLOB_BYTES = 9 << 18  # a header lists 32 bytes per chunk
+_MAX_ARRAY = 100_000  # elements
 MAX_CHUNK_BYTES = (1 << 20) + 64
 _BLOBS = {"update": 3, "parts": 3, "chunk": 1}
 
@@ -52,8 +55,13 @@ def encode(message: Message, *, raw_digests: bool = False) -> bytes:
     return packed
 
 
-def parse(frames: Sequence[bytes]) -> Received:
+def parse(frames: Sequence[bytes], *, to_server: bool = False) -> Received:
     """Parse the frames of a message from outside; limits first, signature by the caller.
+
+    Args:
+        frames: of the message.
+        to_server: it comes from a client or a relay; what only servers send is refused, and so are
+            long lists. Both take a server much longer to read than a stranger to write.
 
     Raises:
         TooLarge, WireError: with what was expected and got.
@@ -69,11 +77,13 @@ def parse(frames: Sequence[bytes]) -> Received:
         raise WireError(
             f"a signature has {SIGNATURE_BYTES} bytes and a MAC {MAC_BYTES}, got {len(signature)}."
         )
-    fields = _unpack(bytes(body))
+    fields = _unpack(bytes(body), MAX_WANTED if to_server else _MAX_ARRAY)
     name = fields.pop("t", None)
     cls = MESSAGES.get(name) if isinstance(name, str) else None
     if cls is None:
         raise WireError(f"unknown message type {str(name)[:40]!r}.")
+    if to_server and cls not in TO_SERVER:
+        raise WireError(f"only a server sends a {cls.type}.")
     if cls.signed and not signature:
         raise WireError(f"a {cls.type} must be signed.")
     limit = MAX_CHUNK_BYTES if cls is Chunk else MAX_HEADER_BLOB_BYTES
@@ -90,7 +100,7 @@ def parse(frames: Sequence[bytes]) -> Received:
     return Received(message, bytes(body), bytes(signature), tuple(bytes(b) for b in blobs))
 
 
-def _unpack(body: bytes) -> dict[str, Any]:
+def _unpack(body: bytes, longest: int) -> dict[str, Any]:
     try:
         fields = msgpack.unpackb(
             body,
@@ -99,8 +109,8 @@ def _unpack(body: bytes) -> dict[str, Any]:
             strict_map_key=True,
             max_str_len=MAX_BODY_BYTES,
             max_bin_len=MAX_BODY_BYTES,
-            # msgpack allocates arrays as announced: no more elements than there are bytes.
-            max_array_len=min(100_000, len(body)),
+            # msgpack allocates arrays as announced, also within each other.
+            max_array_len=min(longest, len(body)),
             max_map_len=256,
             max_ext_len=0,
         )

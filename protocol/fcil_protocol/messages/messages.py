@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PlainSerializer,
     SerializationInfo,
@@ -209,13 +210,13 @@ class RoundOpen(RoundMessage):
     type = "round_open"
     rounds: Count
     base: Count  # state number that the parts describe
-    classes: list[Count] = Field(max_length=10_000)
-    past: list[Count] = Field(max_length=100_000)
+    classes: Annotated[list[Count], FailFast()] = Field(max_length=10_000)
+    past: Annotated[list[Count], FailFast()] = Field(max_length=100_000)
     seed: list[Count] = Field(max_length=8)
     remaining_s: float
     min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
     oldest_base: Index = -1  # oldest state from which work on an earlier round continues
-    parts: list[PartRef] = Field(max_length=10_000)
+    parts: Annotated[list[PartRef], FailFast()] = Field(max_length=10_000)
     verdict: Verdict | None = None
 
 
@@ -229,9 +230,9 @@ class UseModel(RoundMessage):
     type = "use_model"
     rounds: Count
     base: Count  # state number that the parts describe
-    classes: list[Count] = Field(max_length=10_000)
-    past: list[Count] = Field(max_length=100_000)
-    parts: list[PartRef] = Field(max_length=10_000)
+    classes: Annotated[list[Count], FailFast()] = Field(max_length=10_000)
+    past: Annotated[list[Count], FailFast()] = Field(max_length=100_000)
+    parts: Annotated[list[PartRef], FailFast()] = Field(max_length=10_000)
     promoted: bool
 
 
@@ -281,7 +282,7 @@ class Want(Message):
 
     type = "want"
     digest: EnvelopeDigest
-    chunks: list[Count] = Field(max_length=MAX_WANTED)
+    chunks: Annotated[list[Count], FailFast()] = Field(max_length=MAX_WANTED)
     span: Annotated[int, Field(ge=1, lt=2**53)] = 1
     header: bool = False
 
@@ -410,8 +411,8 @@ class Admit(Message):
     server_nonce: Nonce
     certificate: Annotated[bytes, Field(max_length=8192)]
     credit: Count
-    members: list[LinkKey] = Field(max_length=4_000)
-    guests: list[LinkKey] = Field(max_length=1_000)
+    members: Annotated[list[LinkKey], FailFast()] = Field(max_length=4_000)
+    guests: Annotated[list[LinkKey], FailFast()] = Field(max_length=1_000)
     invited: Count = 1_000  # the last this many guests hold open tickets
 
 
@@ -433,3 +434,7 @@ MESSAGES: dict[str, type[Message]] = {
         Update, Want, Parts, Fetched, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
     )
 }  # fmt: skip
+# Those that clients and relays send.
+TO_SERVER: frozenset[type[Message]] = frozenset(
+    (Hello, Decline, Progress, Update, Want, Fetched, Chunk, Enrol, Rotate, Uplink, Bye)
+)

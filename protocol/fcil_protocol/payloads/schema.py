@@ -251,17 +251,18 @@ _META_CHECKS: Mapping[str, Callable[[object], bool]] = {
 MAX_COUNT = 10**9
 MAX_CLASS_NAMES = 10_000
 MAX_CLASS_NAME_BYTES = 128
+_MAX_NORMALISED = 1024  # characters: normalisation takes quadratic time; file names are shorter
 
 
 def normalise_class_name(name: str) -> str:
-    """Return the form in which class names are stored: NFC, trimmed."""
-    return unicodedata.normalize("NFC", name).strip()
+    """Return the form in which class names are stored: NFC, trimmed; too long ones stay as is."""
+    return unicodedata.normalize("NFC", name).strip() if len(name) <= _MAX_NORMALISED else name
 
 
 @lru_cache(maxsize=4096)  # called for each image
 def class_key(name: str) -> str:
     """Return the form by which class names are matched: normalised and case-folded."""
-    return unicodedata.normalize("NFC", normalise_class_name(name).casefold())
+    return normalise_class_name(normalise_class_name(name).casefold())
 
 
 def class_name_fault(name: str) -> str | None:
@@ -269,6 +270,8 @@ def class_name_fault(name: str) -> str | None:
 
     Names are NFC, trimmed, printable and at most 128 bytes of UTF-8 (PROTOCOL.md 6.2).
     """
+    if len(name) > MAX_CLASS_NAME_BYTES:  # before work that grows with its length
+        return f"a class name must be at most {MAX_CLASS_NAME_BYTES} bytes"
     if not name or name != normalise_class_name(name):
         return "a class name must be non-empty, trimmed and in Unicode NFC"
     if not name.isprintable():

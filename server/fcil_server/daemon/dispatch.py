@@ -87,7 +87,7 @@ class Dispatch:
         if guests.was_answered(incoming):
             return
         guests.check_size(incoming)
-        received = parse(incoming.frames)
+        received = parse(incoming.frames, to_server=True)
         if isinstance(received.message, Hello):
             if not guests.explain(incoming, received, received.message):
                 self._sessions.begin(incoming, received, received.message)

@@ -229,7 +229,7 @@ class RelayedLink:
 
     def _own(self, relay: _Relay, incoming: Incoming) -> None:
         """Take a relay's own message, of which there are two kinds."""
-        received = parse(incoming.frames)
+        received = parse(incoming.frames, to_server=True)
         message = received.message
         if isinstance(message, Uplink):
             self._greets(relay.row.client_id)

@@ -24,6 +24,7 @@ from fcil_protocol.messages.frames import (
 from fcil_protocol.messages.messages import (
     MESSAGES,
     NO_PRIVACY,
+    TO_SERVER,
     Ack,
     Admit,
     BackboneClaim,
@@ -540,3 +541,29 @@ def test_terms_of_privacy_are_described_in_one_line():
     )
     masked = PrivacyTerms(secure="masks", secure_min_clients=5)
     assert masked.describe() == "masks: the server sees sums of 5 clients or more"
+
+
+@pytest.mark.parametrize("kind", sorted(FULL))
+def test_a_server_reads_only_what_clients_and_relays_send(kind):
+    frames = frames_of(FULL[kind])
+    if MESSAGES[kind] in TO_SERVER:
+        assert parse(frames, to_server=True).message == FULL[kind]
+        return
+    with pytest.raises(WireError, match=f"only a server sends a {kind}"):
+        parse(frames, to_server=True)
+
+
+def test_a_server_reads_no_list_that_is_longer_than_any_of_a_client():
+    """Within each other, they would take a thousand times the memory of the longest."""
+    nested = b"\xdd" + (1025).to_bytes(4, "big")
+    hostile = b"\x81\xa1t" + nested * 500 + bytes(2000)
+    with pytest.raises(WireError, match="not msgpack: 1025 exceeds max_array_len"):
+        parse([hostile, SIG], to_server=True)
+
+
+def test_a_message_of_thousands_of_faults_names_one():
+    data = msgpack.packb(
+        {**FULL["round_open"].model_dump(), "t": "round_open", "past": [""] * 99_000}
+    )
+    with pytest.raises(WireError, match=r"past\.0"):
+        parse([data, SIG])

@@ -283,3 +283,11 @@ def test_what_is_not_finite_is_found_wherever_it_stands(dtype, bad, place):
     spec = TensorSpec("w", Kind.LORA, (3, 3), dtype=dtype, max_abs=1.0)
     found = PayloadSchema((spec,)).check(Payload({"w": array.T}), {})
     assert found == ["tensor 'w' holds NaN or infinity"]
+
+
+def test_a_name_without_end_costs_nothing():
+    """Its normalisation would take minutes, and no other thread runs meanwhile."""
+    name = "a" + "\u0300" * 130_000 + "\u0323" * 130_000
+    assert "at most 128 bytes" in (class_name_fault(name) or "")
+    assert normalise_class_name(name) == name
+    assert class_key(name)

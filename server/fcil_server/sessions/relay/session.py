@@ -184,7 +184,7 @@ class RelaySession:
         Only in a session, of which the server sees that a client has one: chunks wait in memory
         until they are read.
         """
-        want = _peek(frames)
+        want = _peek(frames, to_server=True)
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
         if number not in self._welcomed:
@@ -305,9 +305,9 @@ class RelaySession:
         self._members = members
 
 
-def _peek(frames: tuple[bytes, ...]) -> Message | None:
+def _peek(frames: tuple[bytes, ...], *, to_server: bool = False) -> Message | None:
     """Read a message that its recipient will check; None if it is of no known kind."""
     try:
-        return parse(frames).message
+        return parse(frames, to_server=to_server).message
     except FcilError:
         return None
