@@ -131,7 +131,7 @@ class Channel:
         message = received.message
         if not message.signed:
             return message  # a chunk: its hash is in a signed header
-        if len(received.signature) == MAC_BYTES:
+        if len(received.signature) == MAC_BYTES and not isinstance(message, _ALWAYS_SIGNED):
             self._check_mac(received)
         else:
             verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)

@@ -145,9 +145,10 @@ class ClientSessions:
         elif row is not None and incoming.frames:
             channel = Channel(context.federation.keys, row.public_keys)
             with contextlib.suppress(FcilError):
-                hello = parse(incoming.frames).message
-                if isinstance(hello, Hello):
-                    channel.peer_nonce = hello.nonce
+                received = parse(incoming.frames, to_server=True)
+                # Only what the client signed: a relay could name the nonce of another session.
+                if isinstance(received.message, Hello):
+                    channel.peer_nonce = channel.check(received).nonce
             context.link.send(incoming.route, channel.frames(nack_of(error)))
 
     def turn_away(self, peer: Peer, error: FcilError) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.errors import BadSignature, FcilError, WireError
-from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.frames import Received, encode, parse
 from fcil_protocol.messages.messages import (
     NONCE_BYTES,
     Ack,
@@ -16,6 +16,7 @@ from fcil_protocol.messages.messages import (
     Hello,
     Message,
     Nack,
+    Rotate,
     Update,
     Want,
     Welcome,
@@ -134,6 +135,17 @@ def test_signed_messages_are_taken_in_a_session_with_keys() -> None:
     session = Agreed()
     session.server._peer_has_them = False
     assert isinstance(session.to_client(Ack(digest=HEX)), Ack)
+
+
+def test_what_is_always_signed_is_refused_with_a_mac() -> None:
+    session = Agreed()
+    keys = CLIENT.public
+    rotate = Rotate(
+        curve=keys.curve, signing=keys.signing, sealing=keys.sealing, proof=bytes(64), seq=9
+    )
+    body = encode(rotate)
+    with pytest.raises(BadSignature, match="signature of a message does not match"):
+        session.server.check(parse([body, mac_of(session.client._mine, body)]))
 
 
 @pytest.mark.parametrize("sender", ["client", "server"])
