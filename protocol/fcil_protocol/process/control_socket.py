@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import struct
 import tempfile
 import time
@@ -108,12 +109,13 @@ def _bound(path: Path) -> socket.socket:
 def _check_place(path: Path, directory: Path) -> None:
     """Refuse a directory in which another user could create a socket of the same name."""
     try:
-        status = path.parent.stat()
+        status = path.parent.lstat()  # a link could lead elsewhere a moment later
     except FileNotFoundError:
         return
-    if status.st_uid != os.getuid():
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise TrustError(
-            f"{path.parent} belongs to another user.", action="Remove it or set TMPDIR."
+            f"{path.parent} belongs to another user, or is no folder.",
+            action="Remove it or set TMPDIR.",
         )
     if path.parent != directory.resolve() and status.st_mode & 0o022:
         raise TrustError(
@@ -154,15 +156,28 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _check_peer(peer: socket.socket) -> int:
     """Return the user id of the caller."""
+    uid = _user_of(peer)
+    if uid not in (os.getuid(), 0):
+        raise TrustError(f"user {uid} may not control this daemon.")
+    return uid
+
+
+def _check_daemon(peer: socket.socket, directory: Path) -> None:
+    """Refuse a listener of another user: it may have put its socket in the daemon's place."""
+    uid = _user_of(peer)
+    if uid not in (os.getuid(), 0, directory.stat().st_uid):
+        raise TrustError(
+            f"user {uid} listens in the place of the daemon of {directory}.",
+            action="Set TMPDIR to a folder that other users cannot write to.",
+        )
+
+
+def _user_of(peer: socket.socket) -> int:
     if not hasattr(socket, "SO_PEERCRED"):
         return os.getuid()  # macOS: the 0600 mode of the socket is the gate
     size = struct.calcsize("3i")
-    _pid, uid, _gid = struct.unpack(
-        "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    if uid not in (os.getuid(), 0):
-        raise TrustError(f"user {uid} may not control this daemon.")
-    return int(uid)
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def ask(
@@ -186,6 +201,7 @@ def ask(
     question = json.dumps({"op": op, **fields}).encode() + b"\n"  # invalid fields fail first
     try:
         with _connected(directory, path, timeout_s, wait=wait) as sock:
+            _check_daemon(sock, directory)
             sock.sendall(question)
             with sock.makefile("rb") as stream:
                 line = stream.readline(MAX_ANSWER_BYTES)

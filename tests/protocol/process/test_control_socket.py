@@ -376,12 +376,38 @@ class TestLongPaths:
         with pytest.raises(TrustError, match="another user"):
             control.ask(deep, "status")
 
+    def test_a_link_to_a_directory_is_not_used(self, deep: Path, tmp_path: Path) -> None:
+        place = control.socket_path(deep).parent
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+        for use in (lambda: asyncio.run(control.serve(deep, echo)), lambda: control.ask(deep, "x")):
+            with pytest.raises(TrustError, match="is no folder"):
+                use()
+
     def test_a_directory_that_others_may_write_is_not_used(self, deep: Path) -> None:
         place = control.socket_path(deep).parent
         place.mkdir()
         place.chmod(0o777)
         with pytest.raises(TrustError, match="other users"):
             asyncio.run(control.serve(deep, echo))
+
+
+def test_another_users_answer_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def note(op: str, _: dict[str, Any]) -> dict[str, Any]:
+        asked.append(op)
+        return {}
+
+    def work() -> None:
+        with pytest.raises(TrustError, match="user 4321 listens in the place of the daemon"):
+            control.ask(tmp_path, "status")
+
+    monkeypatch.setattr(control, "_user_of", lambda _: 4321)
+    with_daemon(tmp_path, note, work)
+    assert asked == []
 
 
 def test_what_is_asked_must_be_json(tmp_path: Path) -> None:
