@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -204,6 +205,8 @@ class Spool:
     def purge(self, keys: Iterable[str]) -> int:
         """Remove records and their bytes, those of records removed before too; durable at once.
 
+        What was damaged goes as well: it may hold a part of them, which nothing can tell.
+
         Returns the number of keys that existed.
 
         Raises:
@@ -220,6 +223,10 @@ class Spool:
                     if live := self._live(segment):
                         segment.rewrite(live)
             self._collect()
+            damaged = self._directory / QUARANTINE
+            if wanted and damaged.exists():
+                with storage_errors("remove", damaged):
+                    shutil.rmtree(damaged)
             with storage_errors("sync", self._directory):  # also for a call that failed here
                 sync_directory(self._directory)
         return len(found)

@@ -676,6 +676,22 @@ def test_what_is_purged_leaves_the_disk_and_nothing_else_does(tmp_path):
     assert content(Spool(tmp_path)) == {"b": b"stays" * 9, "a": b"another"}
 
 
+def test_what_was_damaged_is_purged_too(tmp_path):
+    """Nothing tells whose it was, and parts of it can be opened."""
+    filled(tmp_path, ("a", b"secret" * 9), ("b", b"stays" * 9)).close()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"secret")] ^= 1
+    path.write_bytes(data)
+    own = Spool(tmp_path)
+    assert len(quarantined(tmp_path)) == 1
+    own.purge([])
+    assert len(quarantined(tmp_path)) == 1
+    assert own.purge(["a"]) == 0
+    assert quarantined(tmp_path) == []
+    assert content(own) == {"b": b"stays" * 9}
+
+
 def test_a_purge_rewrites_no_other_file_and_deletes_one_that_it_empties(tmp_path):
     own = rounds(tmp_path, [("a", b"1"), ("b", b"2")], [("c", b"3"), ("d", b"4")], [("e", b"5")])
     first, second, third = segments(tmp_path)
