@@ -63,6 +63,19 @@ def verify_signature(public: bytes, purpose: str, data: bytes, signature: bytes)
         ) from error
 
 
+# y of the points of Ed25519 whose order divides 8 (RFC 8032, 5.1), and a multiple of the prime
+# more: with such a key, one signature fits any message.
+_PRIME = 2**255 - 19
+_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_ORDER = frozenset((0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8))
+
+
+def _check_ed25519(key: bytes) -> None:
+    y = int.from_bytes(key, "little") & (2**255 - 1)  # without the sign of x
+    if y % _PRIME in _SMALL_ORDER:
+        raise WireError("public keys: the field signing is no usable Ed25519 key.")
+
+
 @dataclass(frozen=True)
 class PublicKeys:
     """The public keys of a participant.
@@ -101,6 +114,7 @@ class PublicKeys:
             _key_field(fields, "sealing", SEALING_BYTES),
         )
         _check_x25519(keys.curve, "curve")
+        _check_ed25519(keys.signing)
         keys._check_sealing()
         return keys
 

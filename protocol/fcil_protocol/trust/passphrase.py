@@ -90,4 +90,10 @@ def read_passphrase(path: Path) -> str:
 
 
 def _key(passphrase: str, salt: bytes, log2_n: int) -> bytes:
-    return Scrypt(salt=salt, length=32, n=1 << log2_n, r=8, p=1).derive(passphrase.encode())
+    try:
+        text = passphrase.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "the passphrase holds bytes that are no valid text.", action="Type it again."
+        ) from error
+    return Scrypt(salt=salt, length=32, n=1 << log2_n, r=8, p=1).derive(text)

@@ -82,12 +82,19 @@ class Ticket(Secret):
         """Draw a ticket that is valid for ``lasts_s`` seconds from now.
 
         Raises:
-            BadTicket: an address is invalid.
+            BadTicket: an address is invalid, or they are too long together.
         """
         _check_addresses(addresses)
         secret = os.urandom(SECRET_TICKET_BYTES)
         expires = int(time.time() + lasts_s)
-        return cls(server_key, federation, secret, expires, addresses, via, relay)
+        ticket = cls(server_key, federation, secret, expires, addresses, via, relay)
+        if (size := len(ticket.to_text())) > MAX_TICKET_CHARS:
+            raise BadTicket(
+                f"a ticket has at most {MAX_TICKET_CHARS} characters, and {size} with the "
+                f"addresses {', '.join(addresses)[:200]}.",
+                action="Shorten `[federation] advertise` on the server.",
+            )
+        return ticket
 
     def guest_keys(self) -> PrivateKeys:
         """Return the keys that admit the holder at the gate and sign its request."""

@@ -76,6 +76,42 @@ def test_public_keys_survive_the_way_through_fields():
 LOW_ORDER = [bytes(32), b"\x01" + bytes(31)]
 
 
+def small_order_keys():
+    """Return every encoding of a point of the curve -x^2 + y^2 = 1 + d x^2 y^2 of order 1 to 8."""
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p) % p
+
+    # A point of order 8 doubles to one of order 4, whose y is 0: then y^2 = -x^2, and with it
+    # 2 y^2 = 1 - d y^4.
+    def roots(square):
+        root = pow(square, (p + 3) // 8, p)
+        root = root if root * root % p == square % p else root * pow(2, (p - 1) // 4, p) % p
+        return {root, p - root} if root * root % p == square % p else set()
+
+    squares = {(-1 + r) * pow(d, -1, p) % p for r in roots(1 + d)}
+    eighth = {y for square in squares for y in roots(square)}
+    ys = {0, 1, p - 1, *eighth}
+    assert len(ys) == 5
+    values = ys | {y + p for y in ys if y + p < 2**255}
+    return [(y | sign << 255).to_bytes(32, "little") for y in sorted(values) for sign in (0, 1)]
+
+
+SMALL_ORDER = small_order_keys()
+
+
+def test_every_key_of_small_order_would_let_one_signature_fit_any_message():
+    fits = [k for k in SMALL_ORDER if verifies(k, b"\x01" + bytes(63))]
+    assert (1).to_bytes(32, "little") in fits
+
+
+def verifies(key, signature):
+    try:
+        verify_signature(key, "message", b"anything", signature)
+    except BadSignature:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -89,6 +125,7 @@ LOW_ORDER = [bytes(32), b"\x01" + bytes(31)]
         (lambda f: f | {"curve": LOW_ORDER[1]}, "low order"),
         (lambda f: f | {"sealing": f["sealing"][:1184] + bytes(32)}, "low order"),
         (lambda f: f | {"sealing": b"\xff" * 1184 + f["sealing"][1184:]}, "not an X-Wing key"),
+        *[(lambda f, k=k: f | {"signing": k}, "no usable Ed25519 key") for k in SMALL_ORDER],
     ],
 )
 def test_public_keys_that_cannot_work_are_refused(change, words):

@@ -72,6 +72,11 @@ def test_a_short_passphrase_is_refused() -> None:
         seal_with_passphrase(b"secret", "x" * 11, CONTEXT)
 
 
+def test_a_passphrase_of_bytes_that_are_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="no valid text"):
+        seal_with_passphrase(b"secret", "a long passphrase \udcff", CONTEXT)
+
+
 def test_a_passphrase_is_the_first_line_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "p"
     for data in (b"caf\xc3\xa9 \r\nsecond", b"caf\xc3\xa9 "):

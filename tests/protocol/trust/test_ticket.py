@@ -130,6 +130,14 @@ def test_a_missing_file_is_named(tmp_path):
         read_ticket(tmp_path / "none.ticket", io.BytesIO())
 
 
+def test_addresses_that_no_ticket_can_hold_are_refused_when_it_is_made():
+    long = tuple(f"{'a' * 90}-{n}.example:7710" for n in range(4))
+    with pytest.raises(BadTicket, match="at most 600 characters") as caught:
+        Ticket.new(KEY, FEDERATION, long, 60.0)
+    assert "advertise" in caught.value.action
+    assert Ticket.from_text(Ticket.new(KEY, FEDERATION, long[:2], 60.0).to_text())
+
+
 def test_an_image_instead_of_a_ticket_is_no_ticket():
     with pytest.raises(BadTicket, match="expected a ticket"):
         read_ticket(Path("-"), io.BytesIO(b"\x89PNG\xff\x00"))
