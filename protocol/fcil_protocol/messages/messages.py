@@ -13,7 +13,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     Field,
     PlainSerializer,
     SerializationInfo,
@@ -210,13 +209,13 @@ class RoundOpen(RoundMessage):
     type = "round_open"
     rounds: Count
     base: Count  # state number that the parts describe
-    classes: Annotated[list[Count], FailFast()] = Field(max_length=10_000)
-    past: Annotated[list[Count], FailFast()] = Field(max_length=100_000)
+    classes: list[Count] = Field(max_length=10_000, fail_fast=True)
+    past: list[Count] = Field(max_length=100_000, fail_fast=True)
     seed: list[Count] = Field(max_length=8)
     remaining_s: float
     min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
     oldest_base: Index = -1  # oldest state from which work on an earlier round continues
-    parts: Annotated[list[PartRef], FailFast()] = Field(max_length=10_000)
+    parts: list[PartRef] = Field(max_length=10_000, fail_fast=True)
     verdict: Verdict | None = None
 
 
@@ -230,9 +229,9 @@ class UseModel(RoundMessage):
     type = "use_model"
     rounds: Count
     base: Count  # state number that the parts describe
-    classes: Annotated[list[Count], FailFast()] = Field(max_length=10_000)
-    past: Annotated[list[Count], FailFast()] = Field(max_length=100_000)
-    parts: Annotated[list[PartRef], FailFast()] = Field(max_length=10_000)
+    classes: list[Count] = Field(max_length=10_000, fail_fast=True)
+    past: list[Count] = Field(max_length=100_000, fail_fast=True)
+    parts: list[PartRef] = Field(max_length=10_000, fail_fast=True)
     promoted: bool
 
 
@@ -282,7 +281,7 @@ class Want(Message):
 
     type = "want"
     digest: EnvelopeDigest
-    chunks: Annotated[list[Count], FailFast()] = Field(max_length=MAX_WANTED)
+    chunks: list[Count] = Field(max_length=MAX_WANTED, fail_fast=True)
     span: Annotated[int, Field(ge=1, lt=2**53)] = 1
     header: bool = False
 
@@ -411,8 +410,8 @@ class Admit(Message):
     server_nonce: Nonce
     certificate: Annotated[bytes, Field(max_length=8192)]
     credit: Count
-    members: Annotated[list[LinkKey], FailFast()] = Field(max_length=4_000)
-    guests: Annotated[list[LinkKey], FailFast()] = Field(max_length=1_000)
+    members: list[LinkKey] = Field(max_length=4_000, fail_fast=True)
+    guests: list[LinkKey] = Field(max_length=1_000, fail_fast=True)
     invited: Count = 1_000  # the last this many guests hold open tickets
 
 
