@@ -289,7 +289,11 @@ class Roster:
             if not keep:
                 self._leave_out(row.client_id)
             self._ledger.clients.revoke(row.client_id, why)
+            invited = self._ledger.tickets.named(row.name)
+            self._ledger.tickets.withdraw(row.name)  # who takes the name away means all its holders
             self._ledger.audit.add(actor, "revoke", f"{row.name}: {why}")
+        for ticket in invited:
+            self.allow_list.explain(ticket.curve)
         if row.curve:
             self.allow_list.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)

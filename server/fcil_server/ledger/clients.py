@@ -25,6 +25,7 @@ _TEXTS = (
     ("clients", "rowid", "revoked_why"),
 )
 
+_OPEN = "used_at IS NULL AND withdrawn_at IS NULL AND expires_at > ?"  # of a ticket, at a time
 # What else is said of one client alone.
 _ABOUT = (
     "UPDATE classes SET first_seen_by = NULL WHERE first_seen_by = ?",
@@ -132,9 +133,12 @@ class ClientTable:
         )
 
     def free_name(self, wanted: str) -> str:
-        """Return ``wanted``, or ``wanted-2``, ``wanted-3`` ... if a client bears it."""
+        """Return ``wanted``, or ``wanted-2`` ... if a client bears it, or an open ticket is for it.
+
+        Else the name would mean two: `revoke` of it would leave the ticket open.
+        """
         name, number = wanted, 1
-        while self.by_name(name) is not None:
+        while self.by_name(name) is not None or is_open(self._db, name):
             number += 1
             name = f"{wanted}-{number}"
         return name
@@ -207,6 +211,10 @@ class ClientTable:
             )
             for sql in _ABOUT:
                 self._db.execute(sql, (client_id,))
+            self._db.execute(  # earlier ones for it, which were never used
+                f"DELETE FROM tickets WHERE name = ? AND client IS NULL AND NOT ({_OPEN})",  # noqa: S608 - ours
+                (row.name, self._db.now),
+            )
             evaluations = self._db.write("DELETE FROM evaluations WHERE client = ?", (client_id,))
             events = self._db.write("DELETE FROM events WHERE client = ?", (client_id,))
             self._db.execute(
@@ -309,11 +317,7 @@ class TicketTable:
 
     def is_open(self, name: str) -> bool:
         """Return True if a ticket for a name is still open."""
-        sql = (
-            "SELECT count(*) FROM tickets WHERE name = ? AND used_at IS NULL "
-            "AND withdrawn_at IS NULL AND expires_at > ?"
-        )
-        return bool(self._db.number(sql, (name, self._db.now)))
+        return is_open(self._db, name)
 
     def use(self, curve: bytes, client: ClientId) -> None:
         """Note who came in with a ticket."""
@@ -325,10 +329,15 @@ class TicketTable:
     def withdraw(self, name: str) -> int:
         """Make the open tickets of a name useless; returns how many there were."""
         return self._db.write(
-            "UPDATE tickets SET withdrawn_at = ? "
-            "WHERE name = ? AND used_at IS NULL AND withdrawn_at IS NULL AND expires_at > ?",
+            f"UPDATE tickets SET withdrawn_at = ? WHERE name = ? AND {_OPEN}",  # noqa: S608 - ours
             (self._db.now, name, self._db.now),
         )
+
+
+def is_open(database: Database, name: str) -> bool:
+    """Return True if a ticket for a name is still open."""
+    sql = f"SELECT count(*) FROM tickets WHERE name = ? AND {_OPEN}"  # noqa: S608 - ours
+    return bool(database.number(sql, (name, database.now)))
 
 
 def _digest(key: bytes) -> bytes:

@@ -120,12 +120,27 @@ def test_a_name_in_use_gets_no_ticket(roster):
         issue(roster)
 
 
-def test_two_tickets_cannot_both_become_the_same_name(roster):
+def test_a_client_of_this_machine_takes_no_name_that_a_ticket_is_for(roster):
+    """To revoke the name would then end its membership, and leave the ticket open."""
     _, row = issue(roster)
+    local = roster.enrol_local("camera", PrivateKeys.generate().public, "uid 0")
+    assert roster.federation.ledger.clients.get(local).name == "camera-2"
+    invited = roster.redeem(row, PrivateKeys.generate().public, "")
+    assert roster.federation.ledger.clients.get(invited).name == "camera"
+
+
+def test_two_tickets_cannot_both_become_the_same_name(roster, monkeypatch):
+    _, row = issue(roster)
+    monkeypatch.setattr(roster.federation.ledger.clients, "free_name", lambda name: name)
     roster.enrol_local("camera", PrivateKeys.generate().public, "uid 0")
     with pytest.raises(UsageError, match="'camera' is enrolled"):
         roster.redeem(row, PrivateKeys.generate().public, "")
     assert roster.federation.ledger.tickets.get(row.curve).used_at is None
+    roster.revoke(roster.named("camera"), "", "uid 0")
+    with pytest.raises(BadTicket, match="withdrawn"):  # it is for the same name
+        roster.redeem(
+            roster.federation.ledger.tickets.get(row.curve), PrivateKeys.generate().public, ""
+        )
 
 
 def test_a_revoked_member_is_a_guest_who_is_told_why(roster):

@@ -41,6 +41,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         )
         ledger.tickets.add(NAME, curve=b"g" * 32, signing=b"h" * 32, expires_at=ledger.now + 99)
         ledger.tickets.use(b"g" * 32, ALICE)
+        ledger.tickets.add(NAME, curve=b"k" * 32, signing=b"l" * 32, expires_at=ledger.now - 1)
         for number in range(300):  # some pages of them
             ledger.events.add("info", "connected", f"{NAME} connected {number}", client=ALICE)
         ledger.events.add("warning", "far_apart", f"{NAME} and {NAME}-2 mean different things")
