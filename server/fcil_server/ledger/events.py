@@ -37,14 +37,26 @@ class EventTable:
         self.add_all([NewEvent(self._db.now, level, run, client, code, text)])
 
     def newest(
-        self, run: RunId | None = None, *, after: int = 0, limit: int = 1_000
+        self,
+        run: RunId | None = None,
+        *,
+        after: int = 0,
+        limit: int = 1_000,
+        notable: bool = False,
     ) -> list[Event]:
-        """Return the newest ``limit`` events with id > ``after``, oldest first."""
+        """Return the newest ``limit`` events with id > ``after``, oldest first.
+
+        Args:
+            run: of this run; None: of all.
+            after: an event's id.
+            limit: most events.
+            notable: only warnings and errors.
+        """
         sql = (
             "SELECT * FROM (SELECT * FROM events WHERE id > ? AND (? IS NULL OR run = ?) "
-            "ORDER BY id DESC LIMIT ?) ORDER BY id"
+            "AND (NOT ? OR level <> 'info') ORDER BY id DESC LIMIT ?) ORDER BY id"
         )
-        return self._db.all(Event, sql, (after, run, run, limit))
+        return self._db.all(Event, sql, (after, run, run, notable, limit))
 
     def after(self, after: int, *, limit: int, level: str | None = None) -> list[Event]:
         """Return the first ``limit`` events with id > ``after``, oldest first.

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fcil_protocol.errors import NotNow, RunFailed
+from fcil_protocol.errors import DiskFull, NotNow, RunFailed
+from fcil_server.daemon.api_access import audit_done
 from fcil_server.daemon.commands import Commands
 from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
@@ -103,3 +104,17 @@ def test_a_drain_or_a_pause_in_the_last_round_holds(
     submit(server)
     at_the_end(server, mode)
     assert (server.goes_on, server._stopping.is_set()) == (goes_on, stops)
+
+
+def test_what_is_done_and_not_in_the_audit_log_is_no_error(server: Server, monkeypatch) -> None:
+    """Its caller would do it again: a run would be learned twice."""
+
+    def full(*_: object) -> None:
+        raise DiskFull("the disk is full.")
+
+    context: Any = SimpleNamespace(ledger=server.federation.ledger, journal=server.journal)
+    monkeypatch.setattr(context.ledger.audit, "add", full)
+    audit_done(context, "uid 1", "submit_run", "number 1")
+    (note,) = server.journal.latest(9)
+    assert note["level"] == "warning"
+    assert "submit_run (number 1) by uid 1 is done and is not in the audit log" in note["text"]

@@ -127,7 +127,7 @@ def _collect(ledger: Ledger, run_id: RunId) -> RunData:
         sums=sums,
         flows=tuple(ledger.bytes.all(run_id)),
         outside=tuple(ledger.bytes.all(None)),
-        events=tuple(e for e in ledger.events.newest(run_id)[::-1] if e.level != "info")[:_EVENTS],
+        events=tuple(ledger.events.newest(run_id, limit=_EVENTS, notable=True)[::-1]),
     )
 
 

@@ -70,3 +70,13 @@ def test_the_kernels_count_of_a_connection_is_no_bytes_beside_those_of_its_messa
     assert parts == {
         Cause.UPDATE: (1000, 0, 0), Cause.CONTROL: (100, 0, 0), Cause.CONNECTION: (0, 0, 1120),
     }  # fmt: skip
+
+
+def test_a_warning_is_shown_however_much_was_noted_since(tmp_path: Path) -> None:
+    with sample_run.build(tmp_path / "ledger.sqlite") as ledger:
+        ledger.events.add("error", "state_lost", "a state is damaged", run=RUN)
+        with ledger.transaction():
+            for number in range(1_100):
+                ledger.events.add("info", "update", f"update {number}", run=RUN)
+        newest, *_ = collect(ledger, RUN).events
+    assert (newest.level, newest.code) == ("error", "state_lost")
