@@ -26,6 +26,7 @@ from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.runs.fork import fork
+from fcil_server.runs.run_queue import RunQueue
 from fcil_server.storage.archive import CERTIFICATE, KEYS, BackupManifest, unpack_into, verify
 from fcil_server.storage.backup import KEY_FILES, key_context
 
@@ -55,6 +56,7 @@ class Restored:
         withdrawn: number of open tickets that were withdrawn.
         recertified: the server's keys have a newer certificate, so that clients who saw keys that
             came after the backup accept them.
+        requeued: a submitted run that had no state yet waits in the queue again.
     """
 
     manifest: BackupManifest
@@ -62,6 +64,7 @@ class Restored:
     members: list[str]
     withdrawn: int
     recertified: bool
+    requeued: bool = False
 
 
 def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
@@ -178,10 +181,12 @@ def _settle(
     with Ledger(staged / LEDGER_NAME) as ledger:
         run, going = ledger.runs.newest(), (RunStatus.RUNNING, RunStatus.FAILED)
         forked: RunRow | None = None
+        unbegun: RunRow | None = None
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
-            if newest is None:
+            if newest is None:  # since the backup it may have had some, under the same numbers
                 ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
+                unbegun = run
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
@@ -196,7 +201,8 @@ def _settle(
                     ledger.parts.remove(part.run, part.digest)
             ledger.audit.add(actor, "restore", f"backup of {manifest.created_at:.0f}")
         members = [c.name for c in ledger.clients.all() if c.may_join(ledger.now)]
-    return Restored(manifest, forked, members, withdrawn, recertified)
+        requeued = RunQueue(staged).settle_restored(ledger, unbegun)
+    return Restored(manifest, forked, members, withdrawn, recertified, requeued)
 
 
 def _sync_all(directory: Path) -> None:
