@@ -91,6 +91,10 @@ class ClassTable:
         """Let a further name stand for the class with key ``target``."""
         self._db.insert("class_aliases", {"run": run, "key": key, "name": name, "target": target})
 
+    def remove_alias(self, run: RunId, key: str) -> None:
+        """Let a further name stand for nothing any more."""
+        self._db.write("DELETE FROM class_aliases WHERE run = ? AND key = ?", (run, key))
+
     def move_aliases(self, run: RunId, target: str, new_target: str) -> None:
         """Let all aliases of one class stand for another."""
         self._db.write(

@@ -237,11 +237,17 @@ class ClassRegistry:
     # Changes by the operator.
 
     def rename(self, name: str, new_name: str) -> None:
-        """Rename a class; its id stays, and the old name becomes an alias."""
+        """Rename a class; its id stays, and the old name becomes an alias.
+
+        Raises:
+            UsageError: there is none of the name, or the new name is of another class.
+        """
         row = self._find(name)
         clean = _clean_name(new_name)
         key = class_key(clean)
         with self._ledger.transaction():
+            if self._ledger.classes.aliases(self._run).get(key) == row.key:  # of this very class
+                self._ledger.classes.remove_alias(self._run, key)
             if key != row.key:
                 self._refuse_taken(clean)
             self._ledger.classes.rename(self._run, row.key, key, clean)

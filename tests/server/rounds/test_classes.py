@@ -189,6 +189,19 @@ class TestOperator:
             ("tabby", "cat", "feline"), 0
         )
 
+    def test_a_renaming_can_be_undone_and_another_classs_name_stays_taken(
+        self, registry: ClassRegistry
+    ) -> None:
+        registry.announce(ALICE, ["cat", "dog"])
+        registry.open_task(0)
+        registry.rename("cat", "dgo")
+        registry.rename("dgo", "cat")
+        assert registry.names() == {0: "cat", 1: "dog"}
+        assert registry.names_for(["dgo", "cat"]) == {"dgo": 0, "cat": 0}
+        registry.rename("dog", "hound")
+        with pytest.raises(UsageError, match="'dog' names a class already"):
+            registry.rename("cat", "dog")
+
     def test_only_the_spelling_may_change_too(self, registry: ClassRegistry) -> None:
         registry.announce(ALICE, ["cat"])
         registry.rename("cat", "Cat")
