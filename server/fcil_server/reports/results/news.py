@@ -73,6 +73,14 @@ class NewsPosition:
             )
         return cls(int(found[1]), int(found[2]), found[3], int(found[4]))
 
+    def within(self, newest: NewsPosition) -> NewsPosition:
+        """Return it if a ledger whose newest place is this one can have it, and that one else.
+
+        A restored ledger is older than places of before: the news until then would be missed.
+        """
+        beyond = self.event > newest.event or self.refusal > newest.refusal
+        return newest if beyond else self
+
 
 @dataclass(frozen=True)
 class NewsItem:

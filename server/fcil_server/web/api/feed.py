@@ -145,7 +145,9 @@ class Feeds:
             RefusedRequest: too many are open.
         """
         given = request.headers.get("last-event-id", "") or last
-        position = NewsPosition.parse(given) if given else await self._pool.do(self._end)
+        wanted = NewsPosition.parse(given) if given else None
+        newest = await self._pool.do(self._end)
+        position = newest if wanted is None else wanted.within(newest)
         if len(self._open) >= self._most:
             many = NotNow(f"{len(self._open)} streams are open.", action="Close some of them.")
             raise RefusedRequest(503, many)

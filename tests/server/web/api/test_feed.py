@@ -112,3 +112,12 @@ def test_a_stream_that_finishes_does_not_wait_for_a_ledger_that_cannot_be_read()
         return await feed.next()
 
     assert asyncio.run(one()) is None
+
+
+def test_a_place_of_before_a_restore_is_the_newest_one() -> None:
+    """The news from then on are numbered below it."""
+    newest = NewsPosition(event=7, refusal=2, run="r20260101-000000-0001", seq=3)
+    here = NewsPosition(event=5, refusal=2, run="r20260101-000000-0001", seq=9)
+    assert here.within(newest) == here
+    assert NewsPosition(event=8).within(newest) == newest
+    assert NewsPosition(refusal=3).within(newest) == newest
