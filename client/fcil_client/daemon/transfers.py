@@ -259,7 +259,9 @@ class Transfers:
         """Seal the list of classes and send it."""
         try:
             digest = self._inventory(work, inventory, terms)
-            self._offer(digest)
+            if digest not in self._heard:  # else it was sent over this connection
+                self._journal.sent(digest)
+                self._hand_over(digest)
         except FcilError as error:
             self._notes("error", f"the classes cannot be announced: {error}")
             self._feed(events.InventoryRefused(error.code))
@@ -280,6 +282,8 @@ class Transfers:
 
         One that is damaged or gone is given up; one that cannot be read now is offered again later.
         """
+        if digest in self._heard:
+            return  # already sent over this connection
         try:
             self._outbox.load(digest)
         except StorageError as error:
@@ -289,15 +293,16 @@ class Transfers:
                 self._feed(events.OfferFailed(digest, error.code, str(error)))
             return
         try:
-            self._offer(digest)
-        except FcilError as error:
+            self._journal.sent(digest)
+        except FcilError as error:  # what the journal does not list does not leave
             self._feed(events.OfferFailed(digest, error.code, str(error)))
+            return
+        try:
+            self._hand_over(digest)
+        except FcilError as error:
+            self._unsent(digest, error)
 
-    def _offer(self, digest: str) -> None:
-        if digest in self._heard:
-            return  # already sent over this connection
-        self._outbox.load(digest)
-        self._journal.sent(digest)
+    def _hand_over(self, digest: str) -> None:
         if digest not in self._offered:
             self._offered.append(digest)
         self._heard[digest] = time.monotonic()

@@ -609,19 +609,22 @@ class TestSessions:
 
         play(scenario)
 
-    def test_an_update_that_cannot_be_read_for_a_moment_is_offered_again(self, play):
+    @pytest.mark.parametrize("step", ["load", "offer"])  # before its first chunk, and with it
+    def test_an_update_that_cannot_be_read_for_a_moment_is_offered_again(
+        self, play, monkeypatch, step
+    ):
         async def scenario(server, running):
             await server.take_in()
             outbox, faults = running.client._transfers._outbox, [1, 2]
-            load = outbox.load
+            work = getattr(outbox, step)
 
-            def refuse(digest):
+            def refuse(*args, **options):
                 if faults:
                     faults.pop()
                     raise StorageError("cannot read it: too many open files.")
-                load(digest)
+                work(*args, **options)
 
-            outbox.load = refuse
+            monkeypatch.setattr(outbox, step, refuse)
             server.say(order())
             digest, _ = await server.envelope()  # and no Decline before it
             assert (faults, running.home.outbox()) == ([], [digest])
