@@ -9,7 +9,6 @@ stands.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -438,7 +437,7 @@ class Coordinator:
         progress.opened_at = row.opened_at if row else None
         progress.round = machine_of(self.context, progress, key, row, self._now())
         if row is not None:
-            self._add_senders(row, tuple(progress.round.answers))
+            self._list_restored(row, tuple(progress.round.answers))
         assert progress.task is not None
         self.late_images.begin(progress.task, key.kind)
         self._events = asyncio.Queue()
@@ -476,6 +475,7 @@ class Coordinator:
                     await yielder.yield_if_long()
         finally:
             self._write_joined(key)
+            self._forget_joined()  # a list that cannot be written is no other round's
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()
@@ -538,8 +538,8 @@ class Coordinator:
             case machine.Close():
                 raise AssertionError("the caller takes Close")
 
-    def _add_senders(self, row: RoundRow, asked: tuple[ClientId, ...]) -> None:
-        """List who had joined a round and sent an update before a kill, and was not written yet."""
+    def _list_restored(self, row: RoundRow, asked: tuple[ClientId, ...]) -> None:
+        """List who had joined a round and answered before a kill, and was not written yet."""
         if set(asked) - set(row.asked):
             self._joined = asked
             self._write_joined(row.key)
@@ -549,13 +549,13 @@ class Coordinator:
 
         If that fails, it is tried again when the next one joins, or the round closes.
         """
-        if self._joining is not None:
-            self._joining.cancel()
-            self._joining = None
-        if self._joined:
-            with contextlib.suppress(StorageError):
-                self.context.ledger.rounds.set_asked(key, self._joined, durable=False)
-                self._joined = ()
+        asked = self._joined
+        self._forget_joined()
+        if asked:
+            try:
+                self.context.ledger.rounds.set_asked(key, asked, durable=False)
+            except StorageError:
+                self._joined = asked
 
     def _forget_joined(self) -> None:
         if self._joining is not None:

@@ -457,17 +457,22 @@ def test_every_second_round_is_tested_and_a_failed_test_costs_its_number_alone(
     assert any("is not tested: the folder is gone." in note[2] for note in scene.notes) is fails
 
 
-def test_a_last_test_that_fails_ends_no_server_whose_task_is_learned(tmp_path, monkeypatch):
-    scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+def fail_last_test(scene, error):
+    """Let the test after a task fail with an error."""
 
     async def evaluate(*_):
-        raise DataError("the folder is gone.")
+        raise error
 
     scene.kit.config = Config(run=RunSection(central_test="tests"))
     scene.kit.aggregation.evaluate = evaluate
     scene.kit.aggregation.broadcast = lambda *_: asyncio.sleep(0, ())
     scene.play(Payload(), {})
     asyncio.run(closing.Closing(scene.kit, scene.at, scene.at.adopt).central_evaluation(TASK))
+
+
+def test_a_last_test_that_fails_ends_no_server_whose_task_is_learned(tmp_path, monkeypatch):
+    scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+    fail_last_test(scene, DataError("the folder is gone."))
     level, _, text = scene.notes[-1]
     assert (level, "run.central_test: the folder is gone." in text) == ("error", True)
 
@@ -475,16 +480,8 @@ def test_a_last_test_that_fails_ends_no_server_whose_task_is_learned(tmp_path, m
 def test_a_last_test_whose_worker_dies_is_repeated_when_the_run_is_resumed(tmp_path, monkeypatch):
     """The task is not closed without it."""
     scene = Scene(tmp_path / "ledger.sqlite", monkeypatch)
-
-    async def evaluate(*_):
-        raise WorkerDied("the worker died.")
-
-    scene.kit.config = Config(run=RunSection(central_test="tests"))
-    scene.kit.aggregation.evaluate = evaluate
-    scene.kit.aggregation.broadcast = lambda *_: asyncio.sleep(0, ())
-    scene.play(Payload(), {})
     with pytest.raises(WorkerDied):
-        asyncio.run(closing.Closing(scene.kit, scene.at, scene.at.adopt).central_evaluation(TASK))
+        fail_last_test(scene, WorkerDied("the worker died."))
 
 
 def test_a_test_of_rounds_needs_images():

@@ -12,19 +12,20 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import Exchange, PayloadSchema, TaskInfo
-from fcil_protocol.errors import DiskFull
+from fcil_protocol.errors import DiskFull, StorageError
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payloads.schema import class_key
 from fcil_server.federation.config import Config
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import coordinator as coordinator_module
 from fcil_server.rounds import discovery as discovery_module
 from fcil_server.rounds import restore
 from fcil_server.rounds.asking import list_available
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.rounds.coordinator import Coordinator
 from fcil_server.rounds.discovery import Discovery, OldClasses
-from fcil_server.rounds.events import Ask, Declined, Present, RoundRules, Widened
+from fcil_server.rounds.events import Ask, Declined, Phase, Present, RoundRules, Widened
 from fcil_server.rounds.late_images import LateImages
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode
@@ -748,6 +749,36 @@ def test_who_joined_while_the_disk_was_full_is_written_when_the_round_closes(kit
     assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
 
 
+def test_a_list_that_could_not_be_written_is_no_other_rounds(kit, monkeypatch):
+    kit.ledger.tasks.open(RUN, 1, [])
+    key = RoundKey(RUN, 1, "train", 0)
+
+    def full(*_, **__):
+        raise DiskFull("the disk is full.")
+
+    class Ended:
+        answers, phase = {}, Phase.GATHERING
+
+        def handle(self, _):
+            coordinator._joined = (ALICE, BOB)
+            raise StorageError("the round ends with the server.")
+
+    async def story() -> None:
+        with pytest.raises(StorageError):
+            await coordinator._collect(key)
+
+    coordinator = Coordinator(kit, ports=None, task_closed=None)
+    coordinator.progress.task = TaskInfo(1, (0,), ())
+    monkeypatch.setattr(kit.ledger.rounds, "set_asked", full)
+    monkeypatch.setattr(coordinator_module, "machine_of", lambda *_: Ended())
+    monkeypatch.setattr(coordinator_module, "omission", lambda *_: None)
+    monkeypatch.setattr(coordinator, "_list_available", lambda _: ())
+    monkeypatch.setattr(coordinator.progress, "show_live", lambda *_: None)
+    monkeypatch.setattr(coordinator.late_images, "begin", lambda *_: None)
+    asyncio.run(story())
+    assert coordinator._joined == ()
+
+
 def test_who_joined_before_a_kill_and_declined_is_in_the_round_after_it(kit):
     """Its joining may be forgotten; its answer was written at once."""
     kit.ledger.tasks.open(RUN, 1, [])
@@ -770,5 +801,5 @@ def test_who_sent_an_update_before_a_kill_and_was_not_written_yet_is_listed_afte
     row = kit.ledger.rounds.get(key)
     restored = restore.restore(kit.ledger, row, RoundRules(min_clients=1), (1,), 0.0)
     coordinator = Coordinator(kit, ports=None, task_closed=None)
-    coordinator._add_senders(row, tuple(restored.answers))
+    coordinator._list_restored(row, tuple(restored.answers))
     assert kit.ledger.rounds.get(key).asked == (ALICE, BOB)
