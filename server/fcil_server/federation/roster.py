@@ -285,15 +285,12 @@ class Roster:
             keep: its update to the open round is aggregated; else it is excluded.
         """
         why = why[:MAX_WHY] or REVOKED
+        self._withdraw(row.name)  # first: repeated after a fault, the revocation finds the name
         with self._ledger.transaction():
             if not keep:
                 self._leave_out(row.client_id)
             self._ledger.clients.revoke(row.client_id, why)
-            invited = self._ledger.tickets.named(row.name)
-            self._ledger.tickets.withdraw(row.name)  # who takes the name away means all its holders
             self._ledger.audit.add(actor, "revoke", f"{row.name}: {why}")
-        for ticket in invited:
-            self.allow_list.explain(ticket.curve)
         if row.curve:
             self.allow_list.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
@@ -322,16 +319,19 @@ class Roster:
 
     def withdraw(self, name: str, actor: str) -> bool:
         """Withdraw the open tickets for a name that no client has; return True if any were."""
-        if self._ledger.clients.by_name(name) is not None:
-            return False
-        tickets = self._ledger.tickets.named(name)
-        via = {t.via for t in tickets if t.via is not None}
-        if not self._ledger.tickets.withdraw(name):
+        if self._ledger.clients.by_name(name) is not None or not self._withdraw(name):
             return False
         self._ledger.audit.add(actor, "withdraw", name)
+        return True
+
+    def _withdraw(self, name: str) -> bool:
+        """Withdraw the open tickets for a name, also at relays; return True if there were any."""
+        tickets = self._ledger.tickets.named(name)
+        if not self._ledger.tickets.withdraw(name):
+            return False
         for ticket in tickets:
             self.allow_list.explain(ticket.curve)
-        for relay in via:
+        for relay in {t.via for t in tickets if t.via is not None}:
             self.changed(relay)
         return True
 
