@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.errors import StorageError, UsageError
+from fcil_protocol.errors import UsageError
 from fcil_server.federation.api_tokens import make_token, revoke_token
 from fcil_server.ledger.ledger import Ledger
 
@@ -28,7 +28,7 @@ async def token_new(context: ServerContext, fields: dict[str, Any], actor: str) 
         DiskFull, StorageError: nothing was changed.
     """
     told, detail = await asyncio.to_thread(_new, context.federation.directory, fields)
-    audit_done(context, actor, "token_new", detail)
+    context.audit_done(actor, "token_new", detail)
     return told
 
 
@@ -42,20 +42,8 @@ async def token_revoke(
         DiskFull, StorageError: nothing was changed.
     """
     told, detail = await asyncio.to_thread(_revoke, context.federation.directory, fields)
-    audit_done(context, actor, "token_revoke", detail)
+    context.audit_done(actor, "token_revoke", detail)
     return told
-
-
-def audit_done(context: ServerContext, actor: str, action: str, detail: str) -> None:
-    """Add a completed act to the audit log; if that fails, it is a warning.
-
-    An error would say that nothing was changed, and its caller would do it again.
-    """
-    try:
-        context.ledger.audit.add(actor, action, detail)
-    except StorageError as error:
-        text = f"{action} ({detail}) by {actor} is done and is not in the audit log: {error}"
-        context.journal.note("warning", error.code, text)
 
 
 def change_tokens(

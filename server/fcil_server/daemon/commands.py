@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fcil_protocol.errors import FcilError, NotNow, UsageError
 from fcil_protocol.messages.messages import NONCE_BYTES
 from fcil_protocol.trust.keys import PublicKeys
-from fcil_server.daemon.api_access import audit_done, token_new, token_revoke
+from fcil_server.daemon.api_access import token_new, token_revoke
 from fcil_server.daemon.live import gauges
 from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
 from fcil_server.daemon.status import status
@@ -97,7 +97,8 @@ class Commands:
                 return await self._promote(fields)
             case "export":
                 record = await self._exports.start(fields, actor)
-                _audit_done(context, fields, op, f"{record['format']} of state {record['state']}")
+                what = f"{record['format']} of state {record['state']}"
+                context.audit_done(actor, op, what)
                 return record
             case "submit_run":
                 return await self._submit_run(fields)
@@ -105,7 +106,7 @@ class Commands:
                 async with self._queue_lock:
                     self._refuse_between_runs()
                     entry = await asyncio.to_thread(cancel, context.federation.directory, fields)
-                _audit_done(context, fields, op, entry.name)
+                context.audit_done(actor, op, entry.name)
                 return {"number": entry.number, "title": entry.title}
             case "page_link":
                 return page_link(context, actor)
@@ -195,7 +196,7 @@ class Commands:
         async with self._queue_lock:  # numbers are given once
             actor = _actor(fields)
             entry = await asyncio.to_thread(submit, directory, context.config, fields, actor)
-        _audit_done(context, fields, "submit_run", entry.name)
+        context.audit_done(actor, "submit_run", entry.name)
         reply = await asyncio.to_thread(describe_submitted, directory, entry)
         begins = context.run.is_over and not self._is_paused() and self._actions.begin_next()
         return {**reply, "begins": begins}
@@ -265,11 +266,6 @@ def _actor(fields: dict[str, Any]) -> str:
 
 def _audit(context: ServerContext, fields: dict[str, Any], action: str, detail: str = "") -> None:
     context.ledger.audit.add(_actor(fields), action, detail)
-
-
-def _audit_done(context: ServerContext, fields: dict[str, Any], action: str, detail: str) -> None:
-    """Add an act that cannot be undone to the audit log; if that fails, it is a warning."""
-    audit_done(context, _actor(fields), action, detail)
 
 
 def check_round(progress: RunProgress, only: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
 
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import FcilError, StorageError
 from fcil_server.daemon.journal import Journal
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.config import Config
@@ -69,6 +69,18 @@ class ServerContext:
     def addresses(self) -> list[str]:
         """Return the addresses that the server gives its clients."""
         return self.config.federation.told(self.port)
+
+    def audit_done(self, actor: str, action: str, detail: str = "") -> None:
+        """Add a completed act to the audit log; if that fails, it is a warning.
+
+        An error would say that nothing was changed, and its caller would do it again.
+        """
+        try:
+            self.ledger.audit.add(actor, action, detail)
+        except StorageError as error:
+            what = f"{action} ({detail})" if detail else action
+            text = f"{what} by {actor} is done and is not in the audit log: {error}"
+            self.journal.note("warning", error.code, text)
 
 
 class ServerActions(Protocol):

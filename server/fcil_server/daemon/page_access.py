@@ -63,7 +63,7 @@ async def page_sign_out(context: ServerContext, actor: str) -> dict[str, Any]:
     """
     await asyncio.to_thread(renew_key, context.federation.directory)
     context.links.void()
-    context.ledger.audit.add(actor, "page_sign_out")
+    context.audit_done(actor, "page_sign_out")
     return {}
 
 

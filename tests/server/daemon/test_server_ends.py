@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fcil_protocol.errors import DiskFull, NotNow, RunFailed
-from fcil_server.daemon.api_access import audit_done
 from fcil_server.daemon.commands import Commands
+from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.directory import Federation
@@ -114,7 +114,7 @@ def test_what_is_done_and_not_in_the_audit_log_is_no_error(server: Server, monke
 
     context: Any = SimpleNamespace(ledger=server.federation.ledger, journal=server.journal)
     monkeypatch.setattr(context.ledger.audit, "add", full)
-    audit_done(context, "uid 1", "submit_run", "number 1")
+    ServerContext.audit_done(context, "uid 1", "submit_run", "number 1")
     (note,) = server.journal.latest(9)
     assert note["level"] == "warning"
     assert "submit_run (number 1) by uid 1 is done and is not in the audit log" in note["text"]
