@@ -63,6 +63,8 @@ def find(
 ) -> tuple[Home, Enrolment]:
     """Return the client's home and enrolment, enrolling it if it is new.
 
+    A folder that a ticket enrolled elsewhere stays there, unless ``server`` names another.
+
     Args:
         data: the image folder; one folder is one client of a federation.
         server: a federation's name, id or address, if several are possible.
@@ -74,10 +76,10 @@ def find(
         LinkError: nor is the selected one among those that run here.
         UsageError: several servers are possible.
     """
-    running = find_server(server)
-    elsewhere = None if server is not None else _invited_elsewhere(data, seat, running)
+    elsewhere = None if server is not None else _invited_elsewhere(data, seat)
     if elsewhere is not None:
         return elsewhere
+    running = find_server(server)
     if running is not None:
         home = Home.of(running.federation, data, seat)
         if home.enrolment() is None:
@@ -106,12 +108,11 @@ def find(
     )
 
 
-def _invited_elsewhere(
-    data: Path, seat: str, running: JoinFile | None
-) -> tuple[Home, Enrolment] | None:
-    """Return the membership that a ticket gave to a folder, if the server here is another one."""
+def _invited_elsewhere(data: Path, seat: str) -> tuple[Home, Enrolment] | None:
+    """Return a folder's membership by a ticket, if it has one and none with a server here."""
+    here = {join.federation for join in join_files()}
     known = [(home, home.enrolment()) for home in Home.known(data, seat)]
-    if running is None or any(e and e.federation == running.federation for _, e in known):
+    if any(e is not None and e.federation in here for _, e in known):
         return None
     invited = [(home, e) for home, e in known if e is not None and e.ticket]
     return invited[0] if len(invited) == 1 else None
@@ -144,8 +145,9 @@ def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home,
     """
     known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
     if len(known) > 1:
-        running = {j.federation for j in join_files() if _answers(j)}
-        known = [h for h in known if h.directory.parent.name in running] or known
+        mine = {home.directory.parent.name for home in known}
+        here = {j.federation for j in join_files() if j.federation in mine and _answers(j)}
+        known = [home for home in known if home.directory.parent.name in here] or known
     if len(known) > 1:
         many = [h.enrolment() for h in known]
         which = (f"{e.federation[:12]} ({e.addresses[0]})" for e in many if e is not None)
@@ -177,7 +179,8 @@ def find_member(
     homes = [h for h in Home.known(data, None) if server is None or _home_means(h, server)]
     seats = sorted({home.seat for home in homes if home.seat})
     if slot is not None:
-        seats = [seat for seat in seats if seat == slot or _number(seat) == _slot_number(slot)]
+        number = _slot_number(slot)
+        seats = [seat for seat in seats if seat == slot or int(seat.rpartition("-")[2]) == number]
     if len(seats) > 1 and slot is None:
         raise UsageError(
             f"{data} is divided between {len(seats)} clients of this machine.",
@@ -189,10 +192,6 @@ def find_member(
             action="Give one of these after --slot.",
         )
     return find_enrolled(data, server, seats[0]) if seats else None
-
-
-def _number(seat: str) -> int:
-    return int(seat.rpartition("-")[2])
 
 
 def _slot_number(slot: str) -> int:
