@@ -21,6 +21,7 @@ from fcil_protocol.process import control_socket
 from fcil_server.cli import page as cli_page
 from fcil_server.cli.main import app
 from fcil_server.daemon import commands
+from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.page_access import page_link
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.page_key import KEY_NAME, make_key
@@ -36,6 +37,8 @@ LINK = re.compile(r"(https?://[^/]+)/enter#([\w-]{43})")
 
 class Place:
     """A federation with a server, as far as the page's commands look at it."""
+
+    audit_done = ServerContext.audit_done
 
     def __init__(self, directory: Path, **page: Any) -> None:
         section = FederationSection(**{"page": "127.0.0.1:0", **page})
