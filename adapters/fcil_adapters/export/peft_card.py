@@ -28,7 +28,7 @@ from pathlib import Path
 {imports}import timm
 import torch
 from peft import PeftModel
-from PIL import Image
+from PIL import Image, ImageOps
 
 about = json.loads(Path("fcil.json").read_text())
 base = {base}
@@ -37,8 +37,9 @@ p = about["preprocessing"]
 prepare = timm.data.create_transform(
     input_size=(3, p["size"], p["size"]), interpolation=p["interpolation"],
     crop_pct=p["crop_pct"], mean=p["mean"], std=p["std"])
+photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")  # upright
 with torch.no_grad():
-    outputs = model(prepare(Image.open("photo.jpg").convert("RGB"))[None])
+    outputs = model(prepare(photo)[None])
 {result}
 ```
 """

@@ -165,13 +165,14 @@ import json
 from pathlib import Path
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 about = json.loads(Path("fcil.json").read_text())
 model = timm.create_model("local-dir:.", pretrained=True).eval()
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")  # upright
 with torch.no_grad():
-    outputs = model(prepare(Image.open("photo.jpg").convert("RGB"))[None])
+    outputs = model(prepare(photo)[None])
 {result}
 ```
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -113,12 +113,10 @@ class ImageStore:
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
         room = set(list(missing)[: self._kept.free_images()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
-        for one, array in zip(
-            first, self._cache.pool.map(self._decode, first.values()), strict=True
-        ):
+        for one, array in self._decoded(first.values()):
             self.alive()
             if array is not None:
-                self._kept.put(one, array)
+                self._kept.put(one.digest, array)
         return [self._kept.has(i.digest) or self._still_there(i, room) for i in pictures]
 
     def _still_there(self, picture: HashedImage, tried: set[str]) -> bool:
@@ -134,10 +132,31 @@ class ImageStore:
         self.alive()
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
         missing = {i.digest: i for i in pictures if found[i.digest] is None}
-        found.update(
-            zip(missing, self._cache.pool.map(self._decode, missing.values()), strict=True)
-        )
+        found.update((one.digest, array) for one, array in self._decoded(missing.values()))
         return [found[i.digest] for i in pictures]
+
+    def _decoded(
+        self, pictures: Collection[HashedImage]
+    ) -> Iterator[tuple[HashedImage, U8 | None]]:
+        """Decode several at once; those that do not fit into memory so, one by one."""
+        large = []
+        tried = self._cache.pool.map(self._decode_if_it_fits, pictures)
+        for one, (array, fits) in zip(pictures, tried, strict=True):
+            if fits:
+                yield one, array
+            else:
+                large.append(one)
+        for one in large:
+            array, fits = self._decode_if_it_fits(one)
+            if not fits:
+                self._fault(f"image {one.entry.name!r} does not fit into memory.")
+            yield one, array
+
+    def _decode_if_it_fits(self, picture: HashedImage) -> tuple[U8 | None, bool]:
+        try:
+            return self._decode(picture), True
+        except MemoryError:
+            return None, False
 
     def _decode(self, picture: HashedImage) -> U8 | None:
         try:

@@ -22,6 +22,7 @@ from fcil_adapters.images.image_source import (
     LeftOut,
     Listing,
     SourcePart,
+    file_stamp,
     labelled,
     oversize,
     side_of,
@@ -133,10 +134,10 @@ class ShardSource(ImageSource):
         return data
 
     def unchanged(self, entry: ImageEntry) -> bool:
-        """Compare the modification time of the shard, and the size of the member."""
+        """Compare the stamp of the shard, and the size of the member."""
         shard, _, name = entry.name.partition("/")
         try:
-            stamp = (self._root / shard).stat().st_mtime_ns
+            stamp = file_stamp((self._root / shard).stat())
             return (self._index(shard)[name].size, stamp) == (entry.size, entry.stamp)
         except (OSError, KeyError, ValueError):
             return False
@@ -160,7 +161,7 @@ class ShardSource(ImageSource):
         if not stat.S_ISREG(status.st_mode):  # a pipe never ends
             left.add(f"shard {shard.name!r}", "it is no file")
             return
-        stamp = status.st_mtime_ns
+        stamp = file_stamp(status)
         samples, damage = self._samples(shard, left, labels=True)
         with self._lock:
             self._keep(shard.name, samples)

@@ -25,6 +25,7 @@ from fcil_adapters.images.image_source import (
     ImageSource,
     Listing,
     SourcePart,
+    file_stamp,
     is_image,
     oversize,
     read_bounded,
@@ -36,6 +37,7 @@ from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
 
+_UTF8 = 0x800  # flag of a zip member whose name says that it is UTF-8
 _DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 with contextlib.suppress(ImportError):  # some Pythons are built without it
     from lzma import LZMAError
@@ -113,7 +115,7 @@ class FolderSource(_Files):
         return read_file(self.path / entry.name, entry.name)
 
     def unchanged(self, entry: ImageEntry) -> bool:
-        """Compare size and modification time."""
+        """Compare size and stamp."""
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
@@ -132,7 +134,7 @@ class FolderSource(_Files):
             faults.append(f"image {'/'.join(parts)!r} cannot be read ({error.strerror})")
             return
         if stat.S_ISREG(status.st_mode):
-            yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
+            yield _Member("/".join(parts), parts, status.st_size, file_stamp(status))
 
 
 class LooseSource(FolderSource):
@@ -168,7 +170,7 @@ class ZipSource(_Files):
             )
         # zipfile fails on a member without a name, so it is left out.
         named = (i for i in self._zip.infolist() if i.filename)
-        self._infos = {i.filename: i for i in named if not i.is_dir()}
+        self._infos = {_name_of(i): i for i in named if not i.is_dir()}
 
     def read(self, entry: ImageEntry) -> bytes:
         """Return a member's bytes; never more than it declares, and checked by its CRC."""
@@ -202,10 +204,21 @@ class ZipSource(_Files):
 
     def _rooted(self, members: list[_Member]) -> list[_Member]:
         tops = {m.parts[0] for m in members}
-        wrapped = len(tops) == 1 and all(len(m.parts) >= 3 for m in members)
-        if not wrapped or tops & {"train", "test"}:
+        if len(tops) != 1 or tops & {"train", "test"}:
+            return members
+        if not _holds_folders(members, few_astray=True):
             return members
         return [replace(m, parts=m.parts[1:]) for m in members]
+
+
+def _name_of(info: zipfile.ZipInfo) -> str:
+    """Return a member's name: Linux's `zip` writes UTF-8 and does not say so."""
+    if info.flag_bits & _UTF8:
+        return info.filename
+    try:
+        return info.filename.encode("cp437").decode()
+    except UnicodeError:
+        return info.filename
 
 
 def _escapes(name: str) -> bool:

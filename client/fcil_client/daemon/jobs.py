@@ -97,7 +97,8 @@ def _about_folders(paths: set[str], places: list[str]) -> bool:
 
 
 def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:
-    return awatch(*places, debounce=2000, step=500, recursive=False)
+    # Without a filter: its own one is silent below a folder called node_modules, .venv or .git.
+    return awatch(*places, watch_filter=None, debounce=2000, step=500, recursive=False)
 
 
 class Jobs:

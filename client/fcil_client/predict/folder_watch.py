@@ -153,10 +153,14 @@ class FolderWatch:
         self._sweep_at = began + took + max(SWEEP_S, SWEEP_SHARE * took)
 
     def _note(self, path: Path) -> None:
+        if _hidden(path, self._folder):
+            return
         if path.is_dir():  # a moved folder brings no events for its content
+            if path.is_symlink() and path != self._folder:
+                return
             for inside in walk(path):
                 self._files.changed(inside, _mark(inside), self._clock())
-        elif is_image(path.name) and not _hidden(path, self._folder):
+        elif is_image(path.name):
             self._files.changed(path, _mark(path), self._clock())
 
     async def _serve(self) -> None:

@@ -433,3 +433,59 @@ def test_a_changed_file_has_another_stamp(tmp_path):
     after = next(source.entries())
     assert (before.size, before.name) == (after.size, after.name)
     assert before.stamp != after.stamp
+
+
+@pytest.mark.parametrize("form", ["folder", "list"])
+def test_folders_that_swap_their_names_swap_their_stamps(tmp_path, form):
+    """Neither sizes nor times tell them apart."""
+    write(tmp_path, "cat/1.ppm", "dog/1.ppm")
+    (tmp_path / "list.csv").write_text("path,label\ncat/1.ppm,cat\ndog/1.ppm,dog\n")
+    for name in ("cat", "dog"):
+        (tmp_path / name / "1.ppm").write_bytes(encoded(picture(seed=ord(name[0])), "PPM"))
+        os.utime(tmp_path / name / "1.ppm", ns=(1, 1))
+    source = open_source(tmp_path if form == "folder" else tmp_path / "list.csv")
+    cat, dog = source.listing().entries
+    assert cat.size == dog.size
+    (tmp_path / "cat").rename(tmp_path / "x")
+    (tmp_path / "dog").rename(tmp_path / "cat")
+    (tmp_path / "x").rename(tmp_path / "dog")
+    assert [e.stamp for e in source.listing().entries] == [dog.stamp, cat.stamp]
+    assert not source.unchanged(cat)
+
+
+def test_a_zip_whose_names_are_utf8_without_saying_so_reads_like_its_folder(tmp_path):
+    """So does Linux's `zip -r`."""
+    names = ["\N{LATIN CAPITAL LETTER U WITH DIAERESIS}bung/1.png", "\u65e5\u672c/2.png"]
+    path = zipped(tmp_path / "data.zip", names)
+    data = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = -1
+        while (start := data.find(mark, start + 1)) >= 0:
+            data[start + at + 1] &= ~0x08  # the flag
+    path.write_bytes(data)
+    with zipfile.ZipFile(path) as archive:
+        assert not {i.flag_bits & 0x800 for i in archive.infolist()} - {0}
+    source = open_source(path)
+    entries = source.listing().entries
+    assert {e.name for e in entries} == set(names)
+    assert {e.name: source.read(e) for e in entries} == {n: png(i) for i, n in enumerate(names)}
+    source.close()
+
+
+def test_a_zip_with_names_of_an_old_code_page_keeps_them(tmp_path):
+    path = zipped(tmp_path / "data.zip", ["x/1.png"])
+    path.write_bytes(path.read_bytes().replace(b"x/1.png", b"\x9a/1.png"))
+    source = open_source(path)
+    (entry,) = source.listing().entries
+    assert entry.class_name == "\N{LATIN CAPITAL LETTER U WITH DIAERESIS}"
+    assert source.read(entry) == png(0)
+    source.close()
+
+
+def test_an_image_beside_the_classes_of_a_wrapped_zip_is_named_and_left_out(tmp_path):
+    names = ["data/cat/1.png", "data/cat/2.png", "data/dog/3.png", "data/preview.png"]
+    source = open_source(zipped(tmp_path / "data.zip", names))
+    listing = source.listing()
+    source.close()
+    assert {e.class_name for e in listing.entries} == {"cat", "dog"}
+    assert listing.faults == ("1 images are in no class folder, such as 'data/preview.png'",)

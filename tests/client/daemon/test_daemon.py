@@ -187,6 +187,22 @@ class TestFailures:
         assert len(first) == 1 + 12 + 12 * 11
         assert {*second} - {*first} == {str(data / "new")}
 
+    def test_changes_are_seen_below_a_folder_of_any_name(self, tmp_path):
+        data = tmp_path / "node_modules" / ".venv"
+        (data / "cat").mkdir(parents=True)
+
+        async def go():
+            heard = jobs.changes(data, lambda *said: pytest.fail(str(said)))
+            first = asyncio.create_task(anext(heard))
+            while not first.done():  # the watch begins in a thread
+                (data / "cat" / "1.png").write_bytes(b"1")
+                await asyncio.wait({first}, timeout=0.1)
+            await heard.aclose()
+            return first.result()
+
+        paths = asyncio.run(asyncio.wait_for(go(), 60))
+        assert paths == {str(data / "cat" / "1.png")}
+
     def test_the_shards_of_a_pattern_are_watched_one_by_one(self, tmp_path, monkeypatch):
         given = []
 

@@ -1,6 +1,7 @@
 """Each door shows one side of exactly the classes asked for, decoded once, within its bound."""
 
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -201,3 +202,39 @@ def test_after_a_rescan_known_images_stay_decoded(opened, root, decoded):
 def test_the_order_is_that_of_the_names(opened, root):
     one = everything(opened().learner_images({"ant": 0, "cat": 1}))
     assert np.array_equal(one, everything(opened().learner_images({"cat": 1, "ant": 0})))
+
+
+def test_images_that_fit_into_memory_one_by_one_alone_are_decoded_so(opened, monkeypatch):
+    at_once, decode = [], image_store.decode
+    first = threading.Barrier(2)
+
+    def decode_one(data):
+        at_once.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            first.wait(60)
+            raise MemoryError
+        return decode(data)
+
+    monkeypatch.setattr(image_store, "decode", decode_one)
+    view = opened(images=0).learner_images({"ant": 0})
+    assert view.take(np.array([0, 1])).shape == (2, SIZE, SIZE, 3)
+    assert at_once.count(threading.main_thread()) == 2
+    assert not view.faults
+
+
+def test_an_image_that_does_not_fit_alone_is_left_out_and_named(opened, root, monkeypatch):
+    decode, data = image_store.decode, opened()
+    most = len(opened().learner_images({"ant": 0}))
+    files = sorted((root / "train" / "ant").iterdir())
+    large = {file.read_bytes() for file in files[1:]}
+
+    def decode_one(data):
+        if data in large:
+            raise MemoryError
+        return decode(data)
+
+    monkeypatch.setattr(image_store, "decode", decode_one)
+    view = data.learner_images({"ant": 0})
+    assert len(view) <= 1
+    assert len(view.faults) == most - len(view)
+    assert all("does not fit into memory" in fault for fault in view.faults)

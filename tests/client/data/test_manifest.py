@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import stat
 
@@ -417,3 +418,19 @@ class TestFullDisk:
         root, cache = fill(tmp_path / "data", "cat", range(3)), tmp_path / "manifest.json"
         assert scanned(root, cache, keep=False).notes == scanned(root, None).notes
         assert list(tmp_path.iterdir()) == [tmp_path / "data"]
+
+
+def test_classes_that_swap_their_folders_swap_their_images(tmp_path):
+    cache = tmp_path / "manifest.json"
+    root = tmp_path / "data"
+    for cls, seed in (("cat", 1), ("dog", 2)):
+        path = put(root, f"{cls}/0.ppm", seed)
+        values = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+        Image.fromarray(values).save(path, "PPM")
+        os.utime(path, ns=(1, 1))
+    before = {i.entry.class_name: i.digest for i in scanned(root, cache).images}
+    (root / "cat").rename(root / "x")
+    (root / "dog").rename(root / "cat")
+    (root / "x").rename(root / "dog")
+    after = {i.entry.class_name: i.digest for i in scanned(root, cache).images}
+    assert after == {"cat": before["dog"], "dog": before["cat"]}

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from fcil_adapters.backbones.known import embedded_file
 from fcil_adapters.images.decoding import open_source
+from fcil_adapters.images.sources import FolderSource
 from fcil_client.data.manifest import NAME, scan
 from fcil_client.doctor.checks.facts import BackboneFacts, DoctorFacts, EngineFacts, Skip
 from fcil_client.doctor.checks.findings import exit_code
@@ -206,6 +208,23 @@ def test_an_enrolled_folder_that_was_never_scanned_gets_no_salt(home, tmp_path):
     assert not images.look(data, home).enrolled
     assert not (home.directory / "salt").exists()
     assert not (home.directory / NAME).exists()
+
+
+def test_a_client_of_a_partition_is_told_of_its_own_images_alone(tmp_path):
+    data = write_images(tmp_path / "images")
+    home = Home(tmp_path / "state" / "0123-4567-1")
+    assert home.seat
+    home.make()
+    assert isinstance(images.look(data, home), Skip)  # it has not read its part
+
+    class Part(FolderSource):
+        def listing(self):
+            return replace(listed := super().listing(), entries=listed.entries[::2])
+
+    own = scan(Part(data), home.directory / NAME, home.salt())
+    facts = images.look(data, home)
+    assert facts.files == len(own.images) == 6
+    assert {c: sum(sides.values()) for c, sides in facts.counts.items()} == {"cat": 3, "dog": 3}
 
 
 def test_broken_files_refused_names_and_copies_in_two_classes_are_all_found(tmp_path):

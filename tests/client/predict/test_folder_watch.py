@@ -203,6 +203,22 @@ def test_folders_that_are_moved_in_whole_and_files_that_are_renamed_are_seen(
     play(client, folder, scenario)
 
 
+def test_hidden_folders_and_links_to_folders_are_not_entered(client, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "0.png").write_bytes(picture(1))
+
+    async def scenario(scene):
+        (folder / "link").symlink_to(tmp_path / "other")
+        (folder / ".hidden").mkdir()
+        (folder / ".hidden" / "a.png").write_bytes(picture(1))
+        (folder / ".hidden" / "a.png").rename(folder / "a.png")
+        assert await scene.row() == ("a.png", 1)
+        (folder / "b.png").write_bytes(picture(4))
+        assert await scene.row() == ("b.png", 4)
+
+    play(client, folder, scenario)
+
+
 def test_deleted_images_are_no_trouble_and_a_deleted_folder_is_waited_for(client, folder):
     async def scenario(scene):
         (folder / "gone.png").write_bytes(picture(4))

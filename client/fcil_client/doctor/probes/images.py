@@ -10,13 +10,14 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fcil_adapters.images import named_sets
 from fcil_adapters.images.decoding import ImageEntry, ImageSource, Listing, open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.manifest import ImageManifest
-from fcil_client.doctor.checks.facts import ImageFacts
+from fcil_client.doctor.checks.facts import ImageFacts, Skip
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_protocol.errors import DataError, FcilError
 
@@ -25,18 +26,27 @@ _UNLOOKED = "not checked"
 
 
 class _Hurried(ImageSource):
-    """A source that reads nothing more when its time is over."""
+    """A source that reads nothing more when its time is over.
+
+    Attributes:
+        only: names of the images that are listed; None: all.
+    """
 
     def __init__(self, source: ImageSource, limit_s: float) -> None:
         super().__init__(source.path)
         self._source = source
+        self.only: set[str] | None = None
         self._ends = time.monotonic() + limit_s
         self.listed = Listing((), ())
         self.late = False
 
     def listing(self) -> Listing:
-        self.listed = self._source.listing()
-        return self.listed
+        found = self._source.listing()
+        if self.only is not None:
+            entries = tuple(e for e in found.entries if e.name in self.only)
+            found = replace(found, entries=entries)
+        self.listed = found
+        return found
 
     def read(self, entry: ImageEntry) -> bytes:
         if time.monotonic() > self._ends:
@@ -53,8 +63,8 @@ def look(
     home: Home | None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     limit_s: float = LOOK_S,
-) -> ImageFacts:
-    """Gather the contents of a source of images.
+) -> ImageFacts | Skip:
+    """Gather the contents of a source of images; of a client of a partition, its own part.
 
     Args:
         data: path of the images.
@@ -70,6 +80,13 @@ def look(
     hurried = _Hurried(source, limit_s)
     try:
         salt, cache = _own_split(home)
+        if home is not None and home.seat:
+            own = manifests.load(cache, salt) if salt and cache else None
+            if own is None:
+                return Skip(
+                    "a partition divides these images, and this client has not read its own"
+                )
+            hurried.only = {image.entry.name for image in own.images}
         manifest = manifests.scan(
             hurried, cache, salt or os.urandom(SALT_BYTES), on_progress=on_progress, keep=False
         )
