@@ -141,6 +141,10 @@ class RoundTable:
         sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?"
         return self._db.all(RoundRow, sql, (run, since, -1 if limit is None else limit))
 
+    def count(self, run: RunId) -> int:
+        """Return the number of the run's rounds."""
+        return int(self._db.number("SELECT count(*) FROM rounds WHERE run = ?", (run,)))
+
     def newest(self, run: RunId, most: int) -> list[RoundRow]:
         """Return the run's newest rounds, the newest first."""
         sql = "SELECT * FROM rounds WHERE run = ? ORDER BY seq DESC LIMIT ?"

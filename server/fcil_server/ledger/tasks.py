@@ -124,9 +124,13 @@ class TaskTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    def count(self, run: RunId) -> int:
+        """Return the number of tasks that were opened."""
+        return int(self._db.number("SELECT count(*) FROM tasks WHERE run = ?", (run,)))
+
     def open(self, run: RunId, task: int, class_ids: Sequence[int]) -> TaskRow:
         """Open a task; tasks are numbered without gaps."""
-        expected = self._db.number("SELECT count(*) FROM tasks WHERE run = ?", (run,))
+        expected = self.count(run)
         if task != expected:
             raise InternalError(f"expected task {expected} to open next, got {task}.")
         self._db.insert(

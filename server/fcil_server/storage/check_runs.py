@@ -52,7 +52,7 @@ def check_run(
         found += _spool(ledger, directory, run, about)
         found += _parts(ledger, directory, run, about)
     yield from found
-    tasks, rounds = len(ledger.tasks.all(run.run_id)), len(ledger.rounds.all(run.run_id))
+    tasks, rounds = ledger.tasks.count(run.run_id), ledger.rounds.count(run.run_id)
     states = len(ledger.states.all(run.run_id))
     held = (count_of(tasks, "task"), count_of(rounds, "round"), count_of(states, "state"))
     yield fine(about, f"{run.status.value}; {', '.join(held)}")

@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 760, 280  # user units; the page scales them
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+_POINT = 1e-100  # values closer together than this are one
 MAX_LABELS = 24  # more labels than this on one axis overlap
 
 
@@ -21,8 +22,9 @@ class Span:
     high: float
 
     def part(self, value: float) -> float:
-        """Return where a value lies: 0 at the low end, 1 at the high one."""
-        return (value - self.low) / (self.high - self.low)
+        """Return where a value lies: 0 at the low end, 1 at the high one; the middle of a point."""
+        wide = self.high - self.low
+        return (value - self.low) / wide if wide else 0.5
 
     def x(self, value: float) -> float:
         """Return the position of a value on the horizontal axis."""
@@ -50,13 +52,16 @@ def zoomed(values: Iterable[float]) -> list[float]:
     """Return two to seven round ticks around some values, of which no end is far from them."""
     known = sorted(values) or [0.0, 1.0]
     low, high = known[0], known[-1]
-    wide = max(high - low, abs(high) / 10) or 1.0
-    magnitude = 10.0 ** math.floor(math.log10(wide / 5))
+    wide = max(high - low, abs(high) / 10)
+    if wide < _POINT:
+        wide = 1.0
+    digits = -math.floor(math.log10(wide / 5))
+    magnitude = 10.0**-digits
     step = next(s * magnitude for s in (1, 2, 5, 10) if s * magnitude * 5 >= wide)
     first, last = math.floor(low / step), math.ceil(high / step)
     if first == last:  # one round value: not above it, which may be beyond what there can be
         first, last = (first - 1, last) if first > 0 else (first, last + 1)
-    return [round(step * i, 9) for i in range(first, last + 1)]
+    return [round(step * i, digits + 2) for i in range(first, last + 1)]
 
 
 def grid(ticks: Sequence[tuple[float, str]], axis: Span) -> str:

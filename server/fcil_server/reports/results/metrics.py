@@ -8,6 +8,7 @@ None, never NaN and never zero.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -160,7 +161,11 @@ def forgetting(drop: Matrix) -> dict[str, float | None]:
 
 
 class _Counts:
-    """Right and tested images per (evaluator, task, class), classes in order of their tasks."""
+    """Right and tested images, per class and per evaluator; classes in order of their tasks.
+
+    Per class over all evaluators, per evaluator over the classes of a task: both for each evaluator
+    would take gigabytes at a thousand of them.
+    """
 
     def __init__(self, rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]]) -> None:
         order = [c for classes in tasks for c in classes]
@@ -177,31 +182,29 @@ class _Counts:
         self._starts: list[int] = [0, *self.seen]
         names = sorted({r.client for r in kept})
         index = {name: k for k, name in enumerate(names)}
-        shape = (len(names), T, len(order))
-        self._correct = np.zeros(shape, np.int64)  # (K, T, C)
-        self._total = np.zeros(shape, np.int64)  # (K, T, C)
+        self._correct = np.zeros((T, len(order)), np.int64)  # (T, C)
+        self.total = np.zeros((T, len(order)), np.int64)  # (T, C)
+        self._right = np.zeros((len(names), T, T), np.int64)  # (K, T, T)
+        self._tested = np.zeros((len(names), T, T), np.int64)  # (K, T, T)
         for r in kept:
-            self._correct[index[r.client], r.task, column[r.class_id]] += r.correct
-            self._total[index[r.client], r.task, column[r.class_id]] += r.total
-        self.total = self._total.sum(axis=0)  # (T, C)
-        self.class_accuracy = _percent(self._correct.sum(axis=0), self.total)  # (T, C)
+            k, c = index[r.client], column[r.class_id]
+            i = bisect_right(self.seen, c)  # the task of the class
+            self._correct[r.task, c] += r.correct
+            self.total[r.task, c] += r.total
+            self._right[k, r.task, i] += r.correct
+            self._tested[k, r.task, i] += r.total
+        self.class_accuracy = _percent(self._correct, self.total)  # (T, C)
 
     def clients(self, t: int) -> Collection[int]:
         """Return the evaluators that tested anything after task t."""
-        return [int(k) for k in np.flatnonzero(self._total[:, t].sum(axis=1))]
+        return [int(k) for k in np.flatnonzero(self._tested[:, t].sum(axis=1))]
 
     def _classes(self, i: int) -> slice:
         return slice(self._starts[i], self._starts[i + 1])
 
-    def _per_task(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sum (..., C) counts over the classes of each task, (..., T)."""
-        sums = [counts[..., self._classes(i)].sum(axis=-1) for i in range(self.evaluated)]
-        return np.stack(sums, axis=-1)
-
     def matrix(self) -> Matrix:
         """S, pooled over clients."""
-        correct = self._per_task(self._correct.sum(axis=0))
-        return _lower(_percent(correct, self._per_task(self.total)))
+        return _lower(_percent(self._right.sum(axis=0), self._tested.sum(axis=0)))
 
     def matrix_macro(self) -> Matrix:
         """S, as the mean over classes."""
@@ -214,14 +217,13 @@ class _Counts:
     def over_seen(self, t: int) -> float:
         """Images right / images after task t, in percent."""
         seen = slice(self.seen[t])
-        correct = self._correct[:, t, seen].sum()
+        correct = self._correct[t, seen].sum()
         return float(_percent(correct, self.total[t, seen].sum()))
 
     def forgetting_matched(self) -> dict[str, float | None]:
         """Forgetting, with both accuracies of a drop from the same clients."""
         T = self.evaluated
-        right = self._per_task(self._correct)  # (K, T, T)
-        tested = self._per_task(self._total)  # (K, T, T)
+        right, tested = self._right, self._tested
         both = (tested > 0) & (tested[:, -1:] > 0)  # (K, T, T): in evaluation t and in the last
         before = _percent((right * both).sum(axis=0), (tested * both).sum(axis=0))
         last = (np.repeat(c[:, -1:], T, axis=1) * both for c in (right, tested))

@@ -23,7 +23,7 @@ END_S = 15.0  # time for the last metrics when the server ends
 NEXT_RUN_S = 1.0  # the same before another run, for what resumes in it
 _TAIL_BYTES = 4096  # of its last output
 _WORDS = 200
-_LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
+_LOGIN = re.compile(r"//\S*@")  # in an address; a password may hold / and @
 
 Notify = Callable[[str, str, str], None]
 

@@ -39,13 +39,14 @@ class TensorBoardWriter:
 
         self._summary: Any = summary
         self._event: Any = Event
-        began = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        began = not any(file.stat().st_size for file in folder.iterdir())
         # Its default name has seconds: two processes within one second would write the same file.
         self._file: Any = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         if began:
             text = f"```\n{run.method}\n{json.dumps(dict(run.params), indent=2)}\n```"
             self._write(summary.text("run", text), 0, run.began)
+            self.flush()  # before a kill: a folder that holds anything has it
 
     def _write(self, what: Any, step: int, at: float) -> None:
         self._file.write_event(self._event(summary=what, step=step, wall_time=at))

@@ -15,7 +15,7 @@ from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.drawing import draw
 from fcil_server.reports.charts.history import History, frozen, round_line
 from fcil_server.reports.charts.spec import Chart, Series, X, Y, written
-from fcil_server.reports.charts.svg import scale, zoomed
+from fcil_server.reports.charts.svg import Span, scale, zoomed
 from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.sections.accuracy import cost_by_task
 from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
@@ -185,11 +185,20 @@ def test_the_table_has_the_numbers_of_the_data(history: History, name: str) -> N
         ((100.0, 100.0), [98, 100]),
         ((0.0,), [0, 0.2]),
         ((), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ((1e-11,), [9.8e-12, 1e-11]),
+        ((5e-324,), [0, 0.2]),
         ((260_000, 1_900_000), [0, 500_000, 1_000_000, 1_500_000, 2_000_000]),
     ],
 )
 def test_a_zoomed_axis_has_round_ends_near_its_values(values: tuple, ticks: list) -> None:
     assert zoomed(values) == ticks
+
+
+@pytest.mark.parametrize("loss", [1e-12, 1e-200, 5e-324, -1e6, 1e6])
+def test_any_single_loss_that_a_client_can_report_is_drawn(loss: float) -> None:
+    ticks = zoomed([loss])
+    assert 0 <= Span(ticks[0], ticks[-1]).part(loss) <= 1
+    assert Span(loss, loss).part(loss) == 0.5
 
 
 def test_lines_are_drawn_around_their_values_and_bars_from_zero(history: History) -> None:

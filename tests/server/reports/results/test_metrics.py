@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -164,3 +165,18 @@ def test_forgetting_takes_the_largest_drop_before_the_last_task() -> None:
     found = forgetting(S - S[-1])
     assert found["max"] == close((-10 - 10) / 2)
     assert found["diag"] == close((-20 - 10) / 2)
+
+
+def test_memory_grows_with_the_rows_of_a_thousand_clients_and_not_with_their_classes() -> None:
+    tasks = [tuple(range(10 * t, 10 * t + 10)) for t in range(20)]
+    table = {
+        (task, f"c{k}"): dict.fromkeys(tasks[task][:1], (1, 2))
+        for task in range(20)
+        for k in range(300)
+    }
+    given = rows(table)
+    tracemalloc.start()
+    compute(given, tasks)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 300 * 20 * 200 * 8  # one count for each client, task and class

@@ -323,6 +323,16 @@ os._exit(0)
 """
 
 
+def test_a_process_that_is_killed_at_once_leaves_the_runs_parameters_and_the_next_adds_none(
+    tmp_path,
+):
+    at_once = KILLED.partition("for step")[0] + "os._exit(0)"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", at_once, str(tmp_path / "curves")], check=True)
+    held = b"".join(p.read_bytes() for p in sorted((tmp_path / "curves").iterdir()))
+    assert held.count(b"run/text_summary") == 1
+
+
 def test_what_was_flushed_is_in_the_file_when_the_process_is_killed(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "curves")], check=True)
     assert events(tmp_path / "curves") == {("a", step): (0.5, 2.0) for step in range(50)}
@@ -375,7 +385,7 @@ class Noted:
             sys.exit(0)
         if word == "shout":
             sys.stderr.write("x" * 1_000_000)
-            raise OSError("\\nno way to http://eve:secret@tracker")
+            raise OSError("\\nno way to http://eve:se/cr@et@tracker")
         if word == "child":
             subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
             raise OSError("it has a child")
