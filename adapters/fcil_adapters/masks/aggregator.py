@@ -70,12 +70,15 @@ class MaskedAggregator:
         return self.inner.open_task(ctx, without_record(state))
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the method's parts, and those of the masked round under way."""
+        """Return the method's parts, and those of the masked round under way.
+
+        That of another run, from which this one was forked, is not under way here.
+        """
         record = MaskRecord.read(state)
         parts = self.inner.broadcast(ctx, without_record(state))
-        return (
-            parts if record is None else (*parts, *record.parts(self._digest(ctx, record.members)))
-        )
+        if record is None or record.run != self.run:
+            return parts
+        return (*parts, *record.parts(self._digest(ctx, record.members)))
 
     def _digest(self, ctx: Context, members: MaskList) -> bytes:
         return members.digest(self.run, ctx.task.index)
@@ -94,6 +97,25 @@ class MaskedAggregator:
         if ctx.kind == UNMASK:
             return self._unmask(ctx, state, record, updates)
         return self._total(ctx, record, updates).into(state)
+
+    def twins(self, ctx: Context, updates: Updates) -> dict[ClientId, str]:
+        """Return the clients whose keys another one has too, each with a reason to exclude it.
+
+        Every client refuses a list with one key twice, and only who knows it can send it.
+        """
+        if ctx.kind != KEYS:
+            return {}
+        members = self._list(ctx, updates)
+        found: dict[ClientId, str] = {}
+        for rows in (members.keys, members.signing):
+            owners: dict[bytes, list[ClientId]] = {}
+            for client, row in zip(members.clients, rows, strict=True):
+                owners.setdefault(row.tobytes(), []).append(client)
+            for several in owners.values():
+                if len(several) > 1:
+                    why = f"{len(several)} clients have sent one key: {', '.join(several[:3])}"
+                    found |= dict.fromkeys(several, why)
+        return found if len(found) < len(members.clients) else {}
 
     def _list(self, ctx: Context, updates: Updates) -> MaskList:
         sent = list(updates)

@@ -13,6 +13,7 @@ from pathlib import Path
 from fcil_client.link.visit import answer, visit
 from fcil_client.state.current_model import rewrap
 from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.mask_secrets import MaskFile
 from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient, Unreachable
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.messages.messages import Ack, Rotate
@@ -75,6 +76,7 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
         TrustError: the peer is not the server, or refuses this client.
     """
     old, new = map(PrivateKeys.load_or_new, (home.keys_path, home.next_keys_path))
+    MaskFile(home.directory).keep_signer(old)  # the others of a masked round know no newer ones
     try:
         async with visit(enrolment, old, make) as (line, _):
             proof = new.sign(PROOF, proof_text(old.public.curve, new.public))

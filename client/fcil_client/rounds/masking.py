@@ -60,8 +60,9 @@ class Masking:
                     secrets, self.keys, order.run, order.task, order.round, self.client
                 )
             member = self._member(order, terms, parts)
+            keys = self._signer(member)
             if order.kind == SHARES:
-                return member.shares_upload(self.keys)
+                return member.shares_upload(keys)
             delivered, letters = self._letters(member, parts)
             sets = _part(parts, SETS)
             survivors, hidden = sets.i64("survivors"), np.asarray(sets.tensors["hidden"], np.uint8)
@@ -70,7 +71,7 @@ class Masking:
             member.check_survivors(delivered, survivors, hidden, about)
             self.file.settle_survivors(_digest(survivors))
             if order.kind == VOTE:
-                return member.vote_upload(self.keys, delivered, survivors)
+                return member.vote_upload(keys, delivered, survivors)
             votes = _part(parts, VOTES)
             signatures = np.asarray(votes.tensors["signatures"], np.uint8)
             member.check_votes(delivered, survivors, votes.i64("voted"), signatures)
@@ -149,7 +150,8 @@ class Masking:
                     deviation = part * terms.privacy.clip**one.degree
                     values = sums[one.name]
                     sums[one.name] = values + deviation * system_normal(values.shape)
-            hidden = member.masked(sums, specs, shapes, delivered, letters, self.keys, about)
+            keys = self._signer(member)
+            hidden = member.masked(sums, specs, shapes, delivered, letters, keys, about)
             once = _once(order, terms, classes)
             self.file.settle_masked(b"".join(pieces(hidden)), about.hex(), once)
         return hidden
@@ -180,12 +182,16 @@ class Masking:
     def _member(self, order: RoundOpen, terms: Terms, parts: Parts) -> Member:
         members = MaskList.read(_part(parts, LIST))
         secrets = self.file.of(order.run, order.task, members.cycle)
+        self.file.settle_terms(terms.schema_digest)
         book = PeerBook(self.home.directory)
         bounds = Bounds(terms.privacy, book.pinned(), book.known())
         member = Member.of(secrets, members, order.run, order.task, self.client, bounds)
         self.file.settle_members(member.digest.hex())
         book.meet(members, self.client)
         return member
+
+    def _signer(self, member: Member) -> PrivateKeys:
+        return self.file.signer(member.members.signing[member.own].tobytes(), self.keys)
 
     def _letters(self, member: Member, parts: Parts) -> tuple[I64, Letters]:
         """Return the checked set of clients that have sent shares, and their letters."""

@@ -19,9 +19,11 @@ from fcil_adapters.masks.shares import RoundSecrets
 from fcil_protocol.errors import CorruptFile, TrustError
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_protocol.trust.keys import PrivateKeys
 
 NAME = "masks.json"
 HIDDEN_NAME = "masked.safetensors"  # the upload that the newest masks hide
+SIGNER_NAME = "mask-keys.json"  # replaced keys that the round's list has
 MOST_RUNS = 100  # that are remembered, the newest ones
 
 
@@ -44,6 +46,7 @@ class MaskNotes:
 
     Attributes:
         run, task, cycle: which one it is.
+        terms: digest of the run's terms, with the fewest clients of a sum and its noise.
         mask, own, letters: seeds of its secrets (hex); empty once they are erased.
         members: digest of the list that shares were made for; empty: none yet.
         delivered: digest of the letters, and of the set of clients that have sent shares.
@@ -58,6 +61,7 @@ class MaskNotes:
     mask: str = field(repr=False)
     own: str = field(repr=False)
     letters: str = field(repr=False)
+    terms: str = ""
     members: str = ""
     delivered: str = ""
     masked: str = ""
@@ -82,6 +86,7 @@ class MaskFile:
         self.lock = threading.RLock()
         self._path = directory / NAME
         self._hidden = directory / HIDDEN_NAME
+        self._signer = directory / SIGNER_NAME
         self._known: tuple[MaskNotes | None, dict[str, RunNotes]] | None = None
 
     def begin(self, key: RoundKey) -> RoundSecrets:
@@ -106,6 +111,7 @@ class MaskFile:
             runs = {run: of for run, of in runs.items() if run != key.run}
             runs[key.run] = RunNotes(this, {} if before is None else before.summed)
             runs = dict(list(runs.items())[-MOST_RUNS:])
+            self._drop_signer()
             self._write(MaskNotes(key.run, key.task, key.round, *texts), runs)
             return drawn
 
@@ -129,6 +135,36 @@ class MaskFile:
                 self._write(replace(notes, mask="", own="", letters=""), runs)
             with storage_errors("remove", self._hidden):
                 self._hidden.unlink(missing_ok=True)
+            self._drop_signer()
+
+    def keep_signer(self, keys: PrivateKeys) -> None:
+        """Keep the keys that a list of clients has, before the client replaces them.
+
+        Raises:
+            CorruptFile, DiskFull, StorageError: they cannot be kept.
+        """
+        with self.lock:
+            notes, _ = self._read()
+            if notes is not None and notes.mask and not self._signer.exists():
+                keys.save(self._signer)
+
+    def signer(self, public: bytes, keys: PrivateKeys) -> PrivateKeys:
+        """Return the keys that sign in the masked round under way.
+
+        Args:
+            public: the signing key of this client in the round's list.
+            keys: the client's own, newer than that if they were replaced meanwhile.
+
+        Raises:
+            KeyFileError, StorageError: the kept ones cannot be read.
+        """
+        if public == keys.public.signing or not self._signer.exists():
+            return keys
+        return PrivateKeys.load(self._signer)
+
+    def _drop_signer(self) -> None:
+        with storage_errors("remove", self._signer):
+            self._signer.unlink(missing_ok=True)
 
     def check_unused(self, run: str, cycle: tuple[int, int], once: Collection[str]) -> None:
         """Check that nothing of this was hidden in another masked round of the run.
@@ -152,6 +188,14 @@ class MaskFile:
                     "of two sums that differ by one client the difference is its update.",
                     action="Nothing was sent. The client takes part again in the next task.",
                 )
+
+    def settle_terms(self, digest: str) -> None:
+        """Note the terms of the masked round.
+
+        Raises:
+            TrustError: it began with others: noise of many would hide a sum of few.
+        """
+        self._settle("terms", digest, "the run had other terms when this masked round began")
 
     def settle_members(self, digest: str) -> None:
         """Note the list of clients that shares are made for.

@@ -150,7 +150,9 @@ class ServerWorker:
         )
         if isinstance(half, MaskedAggregator):
             # Each was checked as it came; sums have no outliers that could be seen.
-            return {"excluded": {}, "far_apart": []}, [half.aggregate(ctx, state, updates)]
+            twins = half.twins(ctx, updates)
+            kept = updates.without(twins)
+            return {"excluded": twins, "far_apart": []}, [half.aggregate(ctx, state, kept)]
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
         conflicts = ClassConflicts(exchange.upload, ctx.task)

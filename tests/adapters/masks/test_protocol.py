@@ -10,6 +10,7 @@ import pytest
 
 from adapters.kit import Federation, client_id, make_tasks, toy_images
 from adapters.masks.mask_kit import ABOUT, RUN, USUAL, MaskedRounds
+from fcil_adapters.contract import Update
 from fcil_adapters.contract.averaging import SumSpec
 from fcil_adapters.masks import graph
 from fcil_adapters.masks.exchanges import SHARES, UNMASK, VOTES
@@ -33,6 +34,7 @@ from fcil_adapters.masks.shares import (
     split,
     stream_of_self,
 )
+from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import DataError, InternalError, TrustError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import PrivacyTerms
@@ -541,3 +543,38 @@ def test_keys_that_no_neighbour_could_seal_for_are_refused_at_the_door(at, start
     faults = rounds.faults("mask_keys", 0, Payload({**sent.tensors, **changed}))
     assert len(faults) == 1
     assert words in faults[0]
+
+
+# --- forks and twins ------------------------------------------------------------------------
+
+
+def test_a_fork_shows_nothing_of_the_masked_round_that_its_parent_was_in():
+    """Above 30 clients the list's digest, with the run in it, decides who writes to whom."""
+    rounds = begun(31)
+    rounds.give_keys(range(31))
+    rounds.give_shares(range(30))
+    ctx = rounds.toy.context("train")
+    fork = replace(rounds.server, run="r20261128-120000-0000")
+    names = {part.name for part in fork.broadcast(ctx, rounds.toy.state)}
+    assert names == {part.name for part in begun(31).server.broadcast(ctx, begun(31).toy.state)}
+
+
+@pytest.mark.parametrize("same", ["secrets", "signing"])
+def test_clients_that_send_one_key_are_named_and_the_rest_is_listed(same):
+    keys = {k: PrivateKeys.generate() for k in range(5)}
+    secrets = {k: RoundSecrets.draw() for k in range(5)}
+    if same == "secrets":
+        secrets[4] = secrets[3]
+    else:
+        keys[4] = keys[3]
+    sent = [
+        Update(client_id(k), keys_upload(secrets[k], keys[k], RUN, 0, 0, client_id(k)))
+        for k in keys
+    ]
+    rounds = begun(5)
+    ctx = rounds.toy.context("mask_keys", 0)
+    found = rounds.server.twins(ctx, UpdateList.of(sent))
+    assert found.keys() == {client_id(3), client_id(4)}
+    assert all(client_id(3) in why and client_id(4) in why for why in found.values())
+    assert rounds.server.twins(ctx, UpdateList.of(sent[:3])) == {}
+    assert rounds.server.twins(ctx, UpdateList.of(sent[3:])) == {}, "a list needs somebody"

@@ -7,7 +7,9 @@ import pytest
 from fcil_client.link.handshake import read_server
 from fcil_client.membership import rotate_keys
 from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.mask_secrets import MaskFile
 from fcil_protocol.errors import TrustError, Unreachable
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import NONCE_BYTES, Welcome
 from fcil_protocol.trust.certificate import RootKey
 from fcil_protocol.trust.keys import PrivateKeys
@@ -83,3 +85,21 @@ def test_a_client_whose_server_may_know_only_its_new_keys_waits_for_it(
     else:
         with pytest.raises(Unreachable, match="a change of this client's keys was interrupted"):
             asyncio.run(start)
+
+
+def test_the_old_keys_stay_for_the_masked_round_under_way_before_the_server_hears_of_new_ones(
+    servers, tmp_path, monkeypatch
+):
+    root, first, _ = servers
+    home, known = Home(tmp_path), enrolment(root, first)
+    old = PrivateKeys.load_or_new(home.keys_path)
+    masks = MaskFile(tmp_path)
+    masks.begin(RoundKey("r20261127-120000-0000", 0, "mask_keys", 0))
+
+    def visit(*_):
+        raise Unreachable("nobody.")
+
+    monkeypatch.setattr(rotate_keys, "visit", visit)
+    with pytest.raises(Unreachable):
+        asyncio.run(rotate_keys.rotate(home, known))
+    assert masks.signer(old.public.signing, PrivateKeys.generate()).public == old.public

@@ -9,7 +9,7 @@ from fcil_client.state.mask_secrets import MaskFile
 from fcil_client.state.peers import PeerBook
 from fcil_protocol.errors import CorruptFile, TrustError, UsageError
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.trust.keys import fingerprint_of
+from fcil_protocol.trust.keys import PrivateKeys, fingerprint_of
 
 LOCKS = Path("/proc/locks")
 RUN, OTHER = "r20261127-120000-0000", "r20261127-130000-0000"
@@ -253,3 +253,34 @@ def listed(keys):
     names = tuple(sorted(keys))
     empty = np.zeros((len(names), 1), np.uint8)
     return MaskList(0, names, empty, as_rows([keys[n] for n in names]), empty)
+
+
+def test_the_terms_of_a_masked_round_stay_what_they_were(tmp_path):
+    file = MaskFile(tmp_path)
+    file.begin(key())
+    file.settle_terms("ab" * 32)
+    MaskFile(tmp_path).settle_terms("ab" * 32)
+    with pytest.raises(TrustError, match="other terms when this masked round began"):
+        MaskFile(tmp_path).settle_terms("cd" * 32)
+    file.begin(key(1))
+    file.settle_terms("cd" * 32)
+
+
+def test_replaced_keys_sign_to_the_end_of_their_masked_round(tmp_path):
+    old, new, newest = (PrivateKeys.generate() for _ in range(3))
+    file = MaskFile(tmp_path)
+    file.keep_signer(old)
+    assert list(tmp_path.iterdir()) == [], "no masked round is under way"
+    file.begin(key())
+    file.keep_signer(old)
+    file.keep_signer(new)  # replaced again
+    listed = old.public.signing
+    assert MaskFile(tmp_path).signer(listed, newest).public == old.public
+    assert file.signer(newest.public.signing, newest) is newest
+    file.begin(key())
+    assert file.signer(listed, newest).public == old.public
+    file.begin(key(1))
+    assert file.signer(listed, newest) is newest
+    file.keep_signer(old)
+    file.erase()
+    assert file.signer(listed, newest) is newest

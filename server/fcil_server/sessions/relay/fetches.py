@@ -18,6 +18,7 @@ from fcil_protocol.envelopes.window import Pace
 from fcil_protocol.messages.messages import MAX_WANTED, Want
 
 MAX_HASHES = 1 << 20  # of all known headers together: 32 MiB
+MAX_PARTS = 2048  # most are small: each masked round brings one for each client
 
 
 @dataclass
@@ -49,18 +50,32 @@ class Fetches:
     def __init__(self, most_bytes: int) -> None:
         self.pace = Pace(most_bytes)
         self._parts: OrderedDict[str, _FetchedPart] = OrderedDict()
+        self._hashes = 0  # of all of them
+        self._awaited: dict[str, _FetchedPart] = {}  # with chunks that lanes wait for
 
     def learn(self, header: Header) -> None:
         """Store a verified header; headers unused for long are forgotten."""
-        part = self._parts.setdefault(header.update_id, _FetchedPart(header))
+        if header.update_id not in self._parts:
+            self._parts[header.update_id] = _FetchedPart(header)
+            self._hashes += len(header.hashes)
         self._parts.move_to_end(header.update_id)
-        known = sum(len(p.header.hashes) for p in self._parts.values())
-        for other, old in list(self._parts.items()):
-            if known <= MAX_HASHES:
-                break
-            if old is not part and not old.waiting and not old.asked:
-                known -= len(old.header.hashes)
-                del self._parts[other]
+        if self._is_full():
+            idle = [d for d, p in self._parts.items() if not p.waiting and not p.asked]
+            for digest in idle:
+                if not self._is_full():
+                    break
+                if digest != header.update_id:
+                    self._forget(digest)
+
+    def _is_full(self) -> bool:
+        return self._hashes > MAX_HASHES or len(self._parts) > MAX_PARTS
+
+    def _forget(self, digest: str) -> _FetchedPart | None:
+        part = self._parts.pop(digest, None)
+        self._awaited.pop(digest, None)
+        if part is not None:
+            self._hashes -= len(part.header.hashes)
+        return part
 
     def header_of(self, digest: str) -> Header | None:
         """Return the header of a part; None if it is unknown."""
@@ -72,10 +87,11 @@ class Fetches:
         part = self._parts[digest]
         for index in chunks:
             part.waiting.setdefault(index, set()).add(lane)
+            self._awaited[digest] = part
 
     def wants(self, now: float) -> list[Want]:
         """Return the requests to send to the server now, and count them as sent."""
-        return requests(self.pace, ((p.header, p.want) for p in self._parts.values()), now)
+        return requests(self.pace, ((p.header, p.want) for p in self._awaited.values()), now)
 
     def arrived(self, digest: str, chunks: Iterable[int], now: float) -> dict[int, list[int]]:
         """Return, for each lane, the received chunks that it waits for."""
@@ -89,11 +105,13 @@ class Fetches:
                 self.pace.arrived(part.header.chunk_size(index), now)
             for lane in part.waiting.pop(index, ()):
                 found.setdefault(lane, []).append(index)
+        if not part.waiting:
+            self._awaited.pop(digest, None)
         return found
 
     def refused(self, digest: str) -> set[int]:
         """Forget a part that the server does not give; return the lanes that waited for it."""
-        part = self._parts.pop(digest, None)
+        part = self._forget(digest)
         if part is None:
             return set()
         self.pace.dropped(sum(map(part.header.chunk_size, part.asked)))
@@ -101,11 +119,13 @@ class Fetches:
 
     def left(self, lane: int) -> None:
         """Drop a lane, and chunks that only it waits for and that were not requested yet."""
-        for part in self._parts.values():
+        for digest, part in list(self._awaited.items()):
             for index, lanes in list(part.waiting.items()):
                 lanes.discard(lane)
                 if not lanes:
                     del part.waiting[index]
+            if not part.waiting:
+                del self._awaited[digest]
 
     def revive(self, now: float) -> bool:
         """Count requests as lost if their chunks never came, so that `wants` repeats them."""

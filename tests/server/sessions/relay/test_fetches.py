@@ -118,3 +118,18 @@ def test_old_headers_make_room_unless_somebody_waits(monkeypatch):
     assert made.header_of(A)
     assert made.header_of(B) is None
     assert made.header_of(C)
+
+
+def test_many_small_parts_are_forgotten_too(monkeypatch):
+    monkeypatch.setattr(relay_fetches, "MAX_PARTS", 3)
+    made = fetches()
+    made.wait(1, A, [0])
+    small = [f"{number:064d}" for number in range(20)]
+    for digest in small:
+        made.learn(header(digest, 1))
+    assert [d for d in [A, *small] if made.header_of(d)] == [A, *small[-2:]]
+    assert asked(made) == {A: [0]}
+    made.left(1)
+    made.arrived(A, [0], 0.0)
+    made.learn(header(B, 1))
+    assert made.header_of(A) is None
