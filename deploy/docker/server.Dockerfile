@@ -52,6 +52,7 @@ WORKDIR /var/lib/fcil
 VOLUME ["/var/lib/fcil"]
 EXPOSE 7710
 STOPSIGNAL SIGTERM
+# Of a relay: --health-cmd 'fcil-server status --alive --dir relay'.
 HEALTHCHECK --interval=1m --timeout=20s --start-period=15m \
   CMD ["fcil-server", "status", "--alive"]
 # tini is process 1: it hands SIGTERM on and buries what workers leave behind.

@@ -26,12 +26,12 @@ def federation(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def daemon(directory: Path):
+def daemon(directory: Path, told=None):
     """Answer on a directory's control socket, from a thread."""
     ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def answer(op, _fields):
-        return {"running": True, "asked": op}
+        return told or {"running": True, "asked": op}
 
     async def run():
         server = await control_socket.serve(directory, answer)
@@ -80,8 +80,23 @@ def test_where_no_client_is_enrolled_none_is_alive(tmp_path, monkeypatch):
     assert "no client's daemon answers" in found.output
 
 
-def test_every_client_has_to_answer():
+def test_every_client_that_runs_has_to_answer_and_one_at_least():
     here, away = {"data": "/a", "answers": True}, {"data": "/b", "answers": False}
     check_alive([here])
+    check_alive([here, {**away, "running": False}])  # of an earlier federation
     with pytest.raises(Unreachable, match="answers for /b"):
-        check_alive([here, away])
+        check_alive([here, {**away, "running": True}])
+    with pytest.raises(Unreachable, match="answers for /b"):
+        check_alive([away])
+
+
+def test_a_relay_says_how_it_is(tmp_path):
+    told = {"running": True, "relay": "hall", "federation": "f", "server": "127.0.0.1:1", "up": True,
+            "address": "0.0.0.0:7711", "clients": 3, "cached_chunks": 2, "cached_bytes": 600_000}  # fmt: skip
+    with daemon(tmp_path, told):
+        found = CliRunner().invoke(
+            fcil_server.cli.main.app, ["status", "--dir", str(tmp_path), "--alive"]
+        )
+    assert found.exit_code == 0, found.output
+    for words in ("hall at 0.0.0.0:7711", "127.0.0.1:1 (connected)", "clients     3", "2 chunks"):
+        assert words in found.stdout

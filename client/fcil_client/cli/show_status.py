@@ -88,13 +88,20 @@ def show_all(swarms: list[dict[str, Any]], clients: list[dict[str, Any]]) -> Non
 
 
 def check_alive(rows: list[dict[str, Any]]) -> None:
-    """Raise unless every daemon answers, for supervisors.
+    """Raise unless every daemon that runs answers, and one at least, for supervisors.
+
+    A directory without a daemon may be of an earlier federation, or of other data.
 
     Raises:
         Unreachable: one does not, or there is none.
     """
-    silent = [str(row.get("data") or row["name"]) for row in rows if not row["answers"]]
-    if silent or not rows:
+    some = any(row["answers"] for row in rows)
+    silent = [
+        str(row.get("data") or row["name"])
+        for row in rows
+        if not row["answers"] and (row.get("running") or not some)
+    ]
+    if silent or not some:
         raise Unreachable(
             f"no client's daemon answers{' for ' if silent else ''}{', '.join(silent)}."
         )

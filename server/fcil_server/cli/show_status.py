@@ -7,16 +7,28 @@ from typing import Any
 
 from rich.console import Console
 
-from fcil_protocol.formats import ago, loss, percent
+from fcil_protocol.formats import ago, format_bytes, loss, percent
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import count_of, printable
 from fcil_server.ledger.labels import GONE, progress_of, short_device
 
 
+def _show_relay(out: Console, data: dict[str, Any]) -> None:
+    where = "connected" if data["up"] else "not connected"
+    out.print(f"relay       {printable(data['relay'])} at {data['address']}", markup=False)
+    out.print(f"server      {data['server']} ({where})", markup=False)
+    out.print(f"clients     {data['clients']}")
+    size = format_bytes(data["cached_bytes"])
+    out.print(f"cache       {count_of(data['cached_chunks'], 'chunk')}, {size}")
+
+
 def show_status(data: dict[str, Any]) -> None:
-    """Print a status as text."""
+    """Print the status of a server or a relay as text."""
     out = console()
+    if "relay" in data:
+        _show_relay(out, data)
+        return
     federation, run, now = data["federation"], data["run"], data["now"]
     if data["running"]:
         where = ", ".join(federation["addresses"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fcil_adapters.contract import source_code
 from fcil_adapters.worker.feature_folder import FeatureFolder, counted, environment
 from fcil_protocol.errors import FcilError, RunFailed, Timeout
 from fcil_protocol.ids import digest_of
@@ -42,6 +43,7 @@ class CellInputs:
         weights: of the backbone; empty: none needed.
         room: the cell's own directory; its content is removed.
         features: the experiment's frozen features; None: they are computed in every cell.
+        source: digest of the code that the cell's key is of (`source_code.tree_digest`).
     """
 
     data: Path
@@ -52,6 +54,7 @@ class CellInputs:
     room: Path
     limit_s: float = 0.0
     features: FeatureFolder | None = None
+    source: str = field(default_factory=source_code.tree_digest)
 
 
 class Stopped(Exception):
@@ -71,7 +74,7 @@ def run(
 
     Raises:
         RunFailed: a process ended on its own, or all clients declined a round; with its last
-            output. Timeout: the limit is over.
+            output. Or the code has changed. Timeout: the limit is over.
         Stopped: ``stop`` was set.
     """
     with storage_errors("empty", work.room):
@@ -95,7 +98,10 @@ def run(
             newest = ledger.runs.newest()
             assert newest is not None
             data = collect(ledger, newest.run_id)
-    found = numbers(data)
+    found = numbers(data, len(work.tasks))
+    # A worker may have loaded its modules late.
+    if {found["environment"].get("source_digest"), source_code.tree_digest()} != {work.source}:
+        raise RunFailed("fcil's code changed after this experiment was started: start it again.")
     found["seconds"]["wall_s"] = time.monotonic() - began
     found["seconds"]["cpu_s"] = sum(used.cpu_s.values())
     found["peak_memory_mb"] = round(used.peak / 1e6)
@@ -195,14 +201,14 @@ def _how_far(now: Mapping[str, Any], tasks: int) -> str:
 # --- numbers --------------------------------------------------------------------------------
 
 
-def numbers(data: RunData) -> dict[str, Any]:
-    """Return the stored results of a run, ready for JSON.
+def numbers(data: RunData, tasks: int) -> dict[str, Any]:
+    """Return the stored results of a run of this many tasks, ready for JSON.
 
     Raises:
         RunFailed: an evaluation on the server's folder is missing.
     """
     m = data.central
-    if m is None or m.tasks != len(data.tasks) or None in m.task_mean:
+    if m is None or not m.tasks == len(data.tasks) == tasks or None in m.task_mean:
         raise RunFailed("the run ended without an accuracy after each task.")
     whole = run_directory.summary(data)["data"]
     environment = dict(data.run.environment)

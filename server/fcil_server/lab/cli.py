@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -61,7 +62,7 @@ def reproduce(
     """
     with errors():
         numbers = _numbers(seeds)
-        command = _command(experiment, data_path, results, only or [], seeds)
+        command = _command(experiment, data_path, results)
         found = load(experiment)
         engine = Engine.of(found, results, only=only or [], seeds=numbers, command=command)
         if list_only:
@@ -105,10 +106,8 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--seeds is {text!r}; expected numbers such as 1,2,3.") from error
 
 
-def _command(
-    experiment: Path, data_path: Path | None, results: Path | None, only: Sequence[str], seeds: str
-) -> str:
-    """Return the command that resumes this experiment, without paths of this machine."""
+def _command(experiment: Path, data_path: Path | None, results: Path | None) -> str:
+    """Return the command that makes the whole table again, without paths of this machine."""
     apart = ("not-run/",) if experiment.parent.name == "not-run" else ()
     words = [PROGRAM, "".join(("experiments/", *apart, experiment.name))]
     if data_path or os.environ.get(data.VARIABLE):
@@ -116,8 +115,7 @@ def _command(
         words += ["--data", str(images) if is_name(str(images)) else images.name]
     if results:
         words += ["--results", results.name]
-    words += [w for text in only for w in ("--only", f"'{text}'")]
-    return " ".join(words + (["--seeds", seeds] if seeds else []))
+    return shlex.join(words)
 
 
 def main() -> None:

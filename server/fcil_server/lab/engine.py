@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fcil_adapters.contract import source_code
 from fcil_adapters.worker import feature_folder
 from fcil_adapters.worker.feature_folder import FeatureFolder
 from fcil_protocol.formats import format_bytes
@@ -110,12 +111,13 @@ class Engine:
         feature_folder.remove_replaced(self.results.features)
         failed: dict[str, str] = {}
         try:
-            failed |= runner.run(
+            runner.run(
                 pending,
                 known,
                 self.results,
                 budget,
                 show,
+                failed,
                 after=lambda: self._write(known, failed),
             )
         except KeyboardInterrupt:
@@ -134,6 +136,7 @@ class Engine:
         self, images: data.Images, parts: dict[str, data.PartitionImages], weights: str
     ) -> Callable[[Cell, str], CellInputs]:
         most_bytes = self.experiment.budget.feature_cache_mb * 1_000_000
+        source = source_code.tree_digest()
 
         def work(cell: Cell, key: str) -> CellInputs:
             one = parts[cell.split.slug]
@@ -149,6 +152,7 @@ class Engine:
                 room=room,
                 limit_s=self.experiment.budget.limit_s,
                 features=features if most_bytes else None,
+                source=source,
             )
 
         return work

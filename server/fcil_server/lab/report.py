@@ -349,6 +349,7 @@ def _environment(finished: Mapping[str, Content], command: str) -> Iterator[Bloc
         count = sum(c["environment_digest"] == digest for c in finished.values())
         packages = ", ".join(f"{k} {v}" for k, v in facts.get("packages", {}).items())
         words = [facts.get(k) for k in ("python", "platform", "cpu")]
+        words.append((facts.get("device") or {}).get("text"))
         told = [f"Python {words[0]}", *(str(w) for w in words[1:] if w)]
         yield Text(
             f"{count} cells with environment {digest[:12]}: {', '.join(told)}, "

@@ -52,11 +52,12 @@ def run(
     results: Results,
     budget: TimeBudget,
     show: Show,
+    failed: dict[str, str],
     *,
     after: Callable[[], object],
     run_cell: CellRun = cells_of.run,
-) -> dict[str, str]:
-    """Run all pending cells; return the failed cells' names, each with its reason.
+) -> None:
+    """Run all pending cells.
 
     Args:
         pending: in the order of their start.
@@ -64,14 +65,14 @@ def run(
         results: their store.
         budget: receives their times.
         show: shows progress to the user.
-        after: called after each finished cell.
+        failed: receives the failed cells' names, each with its reason.
+        after: called after each finished cell; if it fails, that is shown.
         run_cell: runs one cell.
 
     Raises:
         KeyboardInterrupt: the user interrupted it; running cells have ended, and start from scratch
             next time.
     """
-    failed: dict[str, str] = {}
     stop = threading.Event()
     began: dict[str, float] = {}
     far: dict[str, str] = {}
@@ -92,7 +93,10 @@ def run(
                 for future in done:
                     _ended(future, waiting[future], known, results, budget, show, failed)
                     del waiting[future]  # not earlier: an interruption must find it
-                    after()
+                    try:
+                        after()
+                    except Exception as error:  # a full disk: the other cells go on
+                        show.say(f"after {len(pending) - len(waiting)} cells: {_words(error)}")
                 raise_if_interrupted()
                 running = {t.key: t.cell for t in waiting.values() if t.key in began}
                 now = time.monotonic()
@@ -108,7 +112,6 @@ def run(
             for future, item in waiting.items():  # finished at the very moment of the interruption
                 if future.done() and not future.cancelled():
                     _ended(future, item, known, results, budget, show, failed)
-    return failed
 
 
 def _ended(
@@ -127,13 +130,16 @@ def _ended(
     except Stopped:
         return
     except Exception as error:  # even our own defect must not stop the other cells
-        said = error.message if isinstance(error, FcilError) else f"{type(error).__name__}: {error}"
-        failed[item.cell.name] = f"{said} Its logs are in {item.work.room / 'logs'}."
+        failed[item.cell.name] = f"{_words(error)} Its logs are in {item.work.room / 'logs'}."
         show.failed(item.cell, failed[item.cell.name])
         return
     shutil.rmtree(item.work.room, ignore_errors=True)
     budget.measured(item.cell, numbers["seconds"]["wall_s"])
     show.ended(item.cell, numbers)
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, FcilError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

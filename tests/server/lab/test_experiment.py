@@ -82,7 +82,7 @@ def test_prototypes_and_lora_take_the_papers_steps_for_each_data_set() -> None:
     ],
 )
 def test_a_report_names_the_folder_of_its_experiment(given: str, told: str) -> None:
-    assert _command(Path(given), None, None, (), "") == f"scripts/reproduce {told}"
+    assert _command(Path(given), None, None) == f"scripts/reproduce {told}"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_report_names_the_folder_of_its_experiment(given: str, told: str) -> N
     ],
 )
 def test_a_command_names_the_images_without_a_path_of_this_machine(images, told):
-    command = _command(Path("experiments/x.toml"), Path(images), None, (), "")
+    command = _command(Path("experiments/x.toml"), Path(images), None)
     assert command == f"scripts/reproduce experiments/x.toml --data {told}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 from adapters.picture_kit import png
 from fcil_adapters.images.decoding import open_source
 from fcil_adapters.worker.feature_folder import file_of
-from fcil_protocol.errors import DataError, NotYet, RunFailed
+from fcil_protocol.errors import DataError, DiskFull, NotYet, RunFailed
+from fcil_server.federation import config as configuration
 from fcil_server.lab import cell, data, plan, runner
 from fcil_server.lab.cell import CellInputs, Stopped
 from fcil_server.lab.data import PartitionImages
@@ -56,6 +58,7 @@ class Lab:
         }
         self.known = self.results.add_sources("backbone", self.parts)
         self.ran: list[str] = []
+        self.known_failures: list[dict[str, str]] = []
         self.show = Quiet()
 
     def pending(self) -> list[runner.Pending]:
@@ -72,10 +75,15 @@ class Lab:
         return content(cell.name, 50.0)
 
     def run(self, run_cell=None, jobs: int = 1) -> dict[str, str]:
-        return runner.run(
-            self.pending(), self.known, self.results, TimeBudget(jobs), self.show,
-            after=lambda: None, run_cell=run_cell or self.numbers,
+        failed: dict[str, str] = {}
+        runner.run(
+            self.pending(), self.known, self.results, TimeBudget(jobs), self.show, failed,
+            after=lambda: self.after(failed), run_cell=run_cell or self.numbers,
         )  # fmt: skip
+        return failed
+
+    def after(self, failed: dict[str, str]) -> None:
+        self.known_failures.append(dict(failed))
 
 
 def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
@@ -278,6 +286,76 @@ def test_a_cell_whose_clients_all_decline_fails_with_their_reason(tmp_path) -> N
     work = CellInputs(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
     with pytest.raises(RunFailed, match=r"all have declined \| half precision holds 1e\+30"):
         cell._watch(Declined(), work, threading.Event(), lambda _: None, 1)
+
+
+def test_a_report_is_told_of_failures_as_they_come_and_its_own_stops_no_cell(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    first = lab.cells[0].name
+
+    def run_cell(cell, work, stop, tell):
+        if cell.name == first:
+            raise RunFailed("boom.")
+        return lab.numbers(cell, work, stop, tell)
+
+    def after(failed):
+        Lab.after(lab, failed)
+        raise DiskFull("no room.")
+
+    lab.after = after
+    failed = lab.run(run_cell)
+    assert failed.keys() == {first}
+    assert lab.known_failures[0].keys() == {first}
+    assert len(lab.ran) == 7
+    assert lab.show.lines.count("after 1 cells: no room.") == 1
+
+
+def test_a_run_that_ended_early_or_on_other_code_is_no_result(tmp_path, monkeypatch) -> None:
+    central = SimpleNamespace(tasks=1, task_mean=[90.0])
+    short = SimpleNamespace(central=central, tasks=[()])
+    with pytest.raises(RunFailed, match="without an accuracy after each task"):
+        cell.numbers(short, 2)
+
+    class Ended(Declined):
+        def __init__(self, _room) -> None:
+            super().__init__()
+            self.federation = tmp_path
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def serve(self, *_, **__):
+            pass
+
+        swarm = serve
+
+    lab = Lab(tmp_path / "lab")
+    room = tmp_path / "room"
+    work = CellInputs(
+        room, room, tuple(("a", f"b{t}") for t in range(2)), room, "", room, source="d" * 64
+    )
+    found = {"environment": {"source_digest": "d" * 64}, "seconds": {}}
+    monkeypatch.setattr(cell, "LocalFederation", Ended)
+    monkeypatch.setattr(cell, "_watch", lambda *_: cell.Used())
+    monkeypatch.setattr(cell, "server_config", lambda *_, **__: configuration.load(None, ()))
+    monkeypatch.setattr(cell, "collect", lambda *_: None)
+    newest = SimpleNamespace(newest=lambda: SimpleNamespace(run_id=""))
+    opened = contextlib.nullcontext(SimpleNamespace(runs=newest))
+    monkeypatch.setattr(cell, "Ledger", lambda *_, **__: opened)
+    monkeypatch.setattr(cell, "numbers", lambda *_: found)
+
+    def run(now: str):
+        monkeypatch.setattr(cell.source_code, "tree_digest", lambda: now)
+        return cell.run(lab.cells[0], work, threading.Event(), lambda _: None)
+
+    assert run("d" * 64) is found
+    with pytest.raises(RunFailed, match="code changed after this experiment was started"):
+        run("e" * 64)
+    found["environment"]["source_digest"] = "e" * 64
+    with pytest.raises(RunFailed, match="code changed"):
+        run("d" * 64)
 
 
 def test_a_folder_without_results_says_so(tmp_path) -> None:
