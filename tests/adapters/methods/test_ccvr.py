@@ -229,3 +229,16 @@ class TestQuadraticHead:
         fed.round("finish")
         assert fed.predictor().classes == (0, 1, 5, 4)
         assert "calibrated.head.weight" not in fed.state.tensors  # nothing is retrained
+
+
+def test_the_row_of_a_lone_class_is_as_long_as_those_that_score(backbone):
+    classes = dict.fromkeys((0, 1, 2, 3), 12)
+    fed = federation(backbone, [toy_images(classes, 1)], calibrate="current", server_lr=0.5)
+    first, second = make_tasks([0, 1, 2], [3])
+    fed.run(first)
+    fed.run(second)
+    lengths = {c: np.linalg.norm(row) for c, row in rows(fed).items()}
+    trained = np.linalg.norm(fed.state.f32("task.0.head.weight"), axis=1).mean()
+    expected = np.mean([lengths[c] for c in (0, 1, 2)])
+    assert lengths[3] == pytest.approx(expected, rel=1e-3)
+    assert abs(trained - expected) > 0.01 * expected, "the calibrated ones have another length"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,17 @@ class TestLearning:
         test = toy_images({0: 5, 1: 5, 5: 5, 4: 5}, 9)
         _, correct, total = evaluate(fed.predictor(), test)
         assert correct.sum() / total.sum() > 0.9
+
+    def test_a_mean_beyond_what_pixels_can_be_is_cut(self):
+        """Clients of masked rounds add noise to their sums."""
+        fed = Federation.of("running_mean", CLIENTS)
+        fed.open(TASKS[0])
+        sent = fed.upload("train", 0)
+        far = {**sent.tensors, "mean": sent.f32("mean") * 9 - 4}
+        update = Update(client_id(0), replace(sent, tensors=far))
+        fed.state = fed.aggregate("train", UpdateList.of([update]))
+        mean = fed.parts()["current"].tensors["mean"]  # checked by its schema
+        assert (mean.min(), mean.max()) == (0, 1)
 
     def test_the_weight_cap_holds_within_a_class(self):
         big = [toy_images({0: 50}, 1), toy_images({0: 1}, 2), toy_images({0: 1}, 3)]

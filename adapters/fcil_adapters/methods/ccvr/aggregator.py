@@ -66,7 +66,10 @@ class Aggregator:
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average with the clients' weights, or keep the Gaussians and calibrate."""
         if ctx.kind != "finish":
-            return average_round(ctx, state, updates)
+            past = None
+            if ctx.hparams.head == "trained":  # the calibrated rows score
+                past = [rows for rows in (calibrated_rows(state),) if rows is not None]
+            return average_round(ctx, state, updates, past=past)
         t = ctx.task.index
         sent, _ = sent_entries(ctx.hparams, updates, t, ctx.device)
         own = merge_entries(read_entries(state, [t]), sent, ctx.task.classes, drop_stale=False)

@@ -90,7 +90,9 @@ class Aggregator:
             head = with_mean_row(ctx, state, head, entries)
         head = rebalanced(ctx, state, head, entries)
         seen = state.i64("seen").copy()
-        seen[own] |= counts.any(axis=0)
+        described = {entry.label for entry in entries}
+        learned = [len(classes) > 1 or c in described for c in classes]  # a lone row is not trained
+        seen[own] |= counts.any(axis=0) & np.array(learned)
         pools = ctx.forms.commit_named({name: mean[name] for name in pool_names(h.pools)})
         return State(
             {

@@ -50,7 +50,8 @@ class Aggregator:
                 np.stack([state.f32(mean), round_mean[rows]]),  # (2, c, pixels)
                 np.stack([state.i64(count), round_count[rows]]),  # (2, c)
             )
-            changed[mean] = merged.astype(np.float32)
+            # Noise that masked clients add to sums takes a mean beyond what a pixel can be.
+            changed[mean] = np.clip(merged, 0, 1).astype(np.float32)
         return State(changed, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:

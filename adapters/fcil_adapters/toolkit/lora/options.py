@@ -63,6 +63,11 @@ class LoraHparams(Hparams):
             raise ValueError(f"modules must be different, got {list(self.modules)}")
         if "qkv" in self.modules and {"q", "v"} & set(self.modules):
             raise ValueError(f"qkv holds q and v already, got {list(self.modules)}")
+        if self.head_average == "rows" and self.past_rows == "together":
+            raise ValueError(
+                "head_average = 'rows' weights a row by images of its class, and clients have none "
+                "of the past classes whose rows they train here; use 'samples'"
+            )
         return self
 
     @property

@@ -121,6 +121,7 @@ def average_round(
     updates: Updates,
     told: LoraReports | None = None,
     combine: Combine = average,
+    past: Sequence[HeadRows] | None = None,
 ) -> State:
     """Average LoRA and head rows; a lone class's row comes from its mean, and LoRA stays.
 
@@ -130,13 +131,15 @@ def average_round(
         updates: of a `manifest.train_exchange`, at least one.
         told: their `LoraReports.of`, if the caller has read it.
         combine: the average; a method may have another.
+        past: the rows that score finished tasks; None: those that were trained.
     """
     h: LoraHparams = ctx.hparams
     told = told or LoraReports.of(updates, len(ctx.task.classes))
     current = current_task(state)
     rows = rows_of(h, state, current)
     if h.single_column(ctx.task):
-        past = tuple(rows_of(h, state, t) for t in range(current) if h.past_rows != "together")
+        if past is None:
+            past = [rows_of(h, state, t) for t in range(current) if h.past_rows != "together"]
         lone = lone_row(told.means, told.counts, rows, past, ctx.max_weight_share)
         return with_rows(ctx, state, lone)
     sent = sent_names(h, ctx.round)

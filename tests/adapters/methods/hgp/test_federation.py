@@ -239,6 +239,13 @@ class TestTasksOfOneClass:
         assert np.linalg.norm(weight[2]) == pytest.approx(expected, rel=1e-5)
         assert fed.state.f32("head.bias")[2] == 0
 
+    def test_a_lone_class_without_any_gaussian_is_no_candidate(self):
+        fed = Federation.of("hgp", [toy_images({3: 6, 4: 6, 7: 1})], **FAST, min_count_upload=2)
+        first, second = make_tasks([3, 4], [7])
+        fed.run(first)
+        fed.run(second)
+        assert fed.predictor().classes == (3, 4)
+
     def test_a_run_of_single_classes_learns_them_all(self):
         classes = (3, 4, 7, 2)
         fed = Federation.of(
