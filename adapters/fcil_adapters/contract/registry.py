@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -108,8 +109,8 @@ def _load(entry: EntryPoint) -> Method:
     except Exception as error:  # a third-party module may raise anything on import
         raise ConfigError(
             f"the method {entry.name!r} ({entry.value}) cannot be imported: "
-            f"{type(error).__name__}: {error}.",
-            action="Install its package again.",
+            f"{type(error).__name__}: {error} ({_place_of(error)}).",
+            action="Correct that file if the method is yours; else install its package again.",
         ) from error
     if not isinstance(manifest, Method) or manifest.name != entry.name:
         raise ConfigError(
@@ -117,6 +118,15 @@ def _load(entry: EntryPoint) -> Method:
             action="It must be a fcil_adapters.contract.Method of the same name.",
         )
     return manifest
+
+
+def _place_of(error: Exception) -> str:
+    """Return the file and line of an error that a module raised when it was imported."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}"
 
 
 def load_half(path: str) -> Any:

@@ -178,7 +178,7 @@ class Current:
             "task": record.task,
             "state": record.state,
             "when": record.progress_text,
-            "fetched": record.fetched,
+            "fetched_at": record.fetched,
             "method": record.method,
             "backbone": model.info.name if model.method.needs_backbone else "",
             "precision": "fp32",

@@ -325,7 +325,7 @@ def summary_of(record: ModelRecord, now: float | None = None) -> dict[str, Any]:
         "classes": len(record.seen),
         "named": len(set(record.seen) & record.names.keys()),
         "promoted": record.promoted,
-        "fetched": record.fetched,
+        "fetched_at": record.fetched,
         "age_s": round(age_s, 1),
     }
 

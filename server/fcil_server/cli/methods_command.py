@@ -83,6 +83,7 @@ def methods(
             past=past,
             clients=clients,
             budget=None if budget is None else read_budget(budget),
+            notify=lambda text: typer.echo(f"left out: {text}", err=True),
         )
         show = show_methods if name is None else lambda rows: show_method(rows[0])
         emit({"methods": rows}, form, lambda: show(rows), rows=rows)

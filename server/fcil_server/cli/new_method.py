@@ -92,7 +92,7 @@ def write_method(name: str, kind: MethodKind, folder: Path | None = None) -> dic
         "first": f"{name}/{template.first}",
         "idea": template.idea,
         "next": [
-            f"pip install --editable {where}",
+            f"pip install pytest --editable {where}",
             f"python -m pytest {where}",
             f"fcil-server demo -c method.name={name}",
         ],

@@ -9,6 +9,7 @@ removed.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +35,7 @@ from fcil_server.runs.fork import share_kept, share_start
 from fcil_server.runs.recovery import take_step
 from fcil_server.runs.resources import RunSetup
 
+TELL_S = 2.0  # between two lines about the progress of a long computation
 _EMPTIED = ("states", "parts", "spool", "incoming", "kept")
 
 
@@ -239,7 +241,11 @@ class Forgetting:
         def load(number: int) -> State:
             return recent[number] if number in recent else context.states.load(number)
 
-        for row in rows[base + 1 :]:
+        left, told_at = rows[base + 1 :], time.monotonic()
+        for done, row in enumerate(left):
+            if time.monotonic() > told_at + TELL_S:
+                told_at = time.monotonic()
+                context.notify("info", "forget", f"{done} of {len(left)} states are computed again")
             state = await self._next(row, state, load)
             recent[row.state] = state
             recent.pop(row.state - context.config.round.max_staleness - 1, None)

@@ -45,8 +45,11 @@ def test_a_method_is_found_with_the_package_that_brings_it(package):
 @pytest.mark.parametrize("fault", ["1 / 0", "import no_such_module", "x =", "raise SystemError"])
 def test_a_package_that_cannot_be_imported_is_named_whatever_it_raises(package, fault):
     package("bad_pack", "bad", "bad_module", fault)
-    with pytest.raises(ConfigError, match=r"the method 'bad' \(bad_module:METHOD\) cannot be"):
+    with pytest.raises(
+        ConfigError, match=r"the method 'bad' \(bad_module:METHOD\) cannot be"
+    ) as at:
         load_method("bad")
+    assert at.value.message.endswith("/bad_pack/bad_module.py:1).")
 
 
 def test_an_entry_point_of_another_name_than_the_method_is_refused(package):

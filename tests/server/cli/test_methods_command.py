@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from fcil_adapters.contract import registry
 from fcil_adapters.contract.registry import load_method, method_names
 from fcil_protocol.payloads.schema import Kind
 from fcil_server.cli.main import app
@@ -54,6 +55,13 @@ def test_without_a_name_every_method_has_a_line_and_its_paper():
     ]
     (line,) = [x for x in text.splitlines() if x.startswith("hepco ")]
     assert line.split()[1] == "no"  # its server distils single clients' models
+
+
+def test_a_method_that_cannot_be_imported_hides_no_other(monkeypatch):
+    monkeypatch.setattr(registry, "method_names", lambda: ["absent", "fedncm"])
+    result = CliRunner().invoke(app, ["methods", "--json"])
+    assert [row["name"] for row in json.loads(result.stdout)["data"]["methods"]] == ["fedncm"]
+    assert "left out: no installed package offers the method 'absent'" in result.stderr
 
 
 def test_a_name_shows_exchanges_parts_totals_presets_and_options():

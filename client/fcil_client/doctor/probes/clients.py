@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, TypeVar
 from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_DIGEST
 from fcil_adapters.contract import BackboneInfo, Method, registry
 from fcil_adapters.contract.backbone_info import backbone_from_fields
+from fcil_adapters.images import named_sets
+from fcil_adapters.images.sources import is_there
 from fcil_client.doctor.checks.facts import (
     ClientFacts,
     DaemonFacts,
@@ -234,7 +236,7 @@ def _look_here(data: Path | None, server: str | None) -> tuple[NetworkFacts, Wan
         nobody = "no ticket was given, and no server of this user runs on this machine"
         return NetworkFacts(ServerFacts(Skip(nobody))), None
     addresses = network.look_addresses(join.addresses)
-    if data is None:
+    if data is None or not (named_sets.is_name(str(data)) or is_there(data)):
         here = ServerFacts(f"the server {join.name} of this user says it runs here")
         return NetworkFacts(here, addresses), None
     preview, _ = look_at_run(data, server, None, [])

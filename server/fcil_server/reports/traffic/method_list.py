@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.masks.exchanges import kinds_without_sums
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import ConfigError, UsageError
 from fcil_server.federation.config import Config, load
 from fcil_server.federation.environment import environment_settings
 from fcil_server.federation.sections import MethodSection
@@ -29,8 +29,9 @@ def describe_methods(
     past: int = 0,
     clients: int = 10,
     budget: int | None = None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Describe one method, or all of them.
+    """Describe one method, or all of them that can be imported.
 
     Args:
         name: None: all.
@@ -42,6 +43,7 @@ def describe_methods(
         clients: that answer each round.
         budget: bytes that one client may cost in one round; what it would choose is shown, for
             the task that is described.
+        notify: receives a sentence about each method that cannot be imported.
 
     Raises:
         ConfigError: an unknown method, option, preset or backbone.
@@ -67,19 +69,26 @@ def describe_methods(
         evaluate=config.run.evaluate,
     )
     rows = []
-    for one in [name] if name else registry.method_names():
-        method = registry.load_method(one)
-        own = _config_for(method, config, overrides, named=name is not None)
+    for found in [registry.load_method(name)] if name else _all_methods(notify):
+        own = _config_for(found, config, overrides, named=name is not None)
         choice = None
         if budget is not None:
             given = f"a task of {classes} classes after {past}, {clients} clients in a round"
-            choice = choose(method, own, [setting], given, budget)
+            choice = choose(found, own, [setting], given, budget)
             own = applied(own, choice.options)
-        method = registry.with_forms(method, forms_of(own.wire.half, method.name, method.half))
+        method = registry.with_forms(found, forms_of(own.wire.half, found.name, found.half))
         row = describe_method(method, registry.make_hparams(method, own.method.options), setting)
         row["budget"] = None if choice is None else {**choice.fields(), "fits": choice.fits}
         rows.append(row)
     return rows
+
+
+def _all_methods(notify: Callable[[str], None]) -> Iterator[Method]:
+    for name in registry.method_names():
+        try:
+            yield registry.load_method(name)
+        except ConfigError as error:  # another's package, or one that is being written
+            notify(f"{error.message} {error.action}")
 
 
 def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -> dict[str, Any]:
