@@ -5,10 +5,12 @@ saves a tenth of their processor time. Hypothesis has no time limits: on a busy 
 takes as long as it takes.
 """
 
+import functools
 import gc
 import re
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("fcil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +34,10 @@ MAY_BE_SKIPPED = {
     r"Linux|the kernel does not say who asks": "another system than Linux",
 }
 _skipped = pytest.StashKey[list[str]]()
+
+
+# Typer makes all commands of a program anew for each call in a test: 50 ms, and some tests make ten.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 def pytest_collection_finish(session):

@@ -397,6 +397,7 @@ def test_tokens_are_made_listed_and_revoked_by_commands(tmp_path):
                 assert not [s for s in secrets if s.encode() in content], path
 
 
+@pytest.mark.full
 def test_an_export_that_a_kill_cut_off_has_failed_once_the_server_runs_again(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--api", "127.0.0.1:0", *settings())

@@ -43,6 +43,7 @@ def test_far_away_with_stalls_and_a_heartbeat_of_one_second(tmp_path):
     arrived_whole(whole, most=1.1)
 
 
+@pytest.mark.full
 def test_an_update_goes_on_after_both_were_killed_in_the_middle(tmp_path):
     def kill_both(federation, bad):
         bad.wait_for(UP, 1_200_000)

@@ -11,7 +11,6 @@ from fcil_server.aggregation.store import StateStore
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, signal_workers, write_client
 from system.test_relay import Site
-from tiers import sampled
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -53,7 +52,8 @@ def run_once(federation, tmp_path, *arguments, **extra):
     return final_state(federation)
 
 
-@pytest.mark.parametrize("method", sampled(["running_mean", "fedncm"]))
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["running_mean", "fedncm"])
 def test_a_run_of_sums_learns_what_it_learns_of_single_updates(tmp_path, method):
     options = {"method__name": method}
     with LocalFederation(tmp_path) as federation:

@@ -132,6 +132,7 @@ def _ledger_to_write(federation):
     return Ledger(federation.federation / LEDGER_NAME)
 
 
+@pytest.mark.full
 def test_a_revoked_client_is_cut_told_why_and_left_out_and_comes_back_with_a_new_ticket(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(round__min_clients=3, tasks__classes=[["0", "1"]], run__evaluate=False)
