@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from training import METHODS, Case, compare
 from vit_updates import CASES, Job, prepare
 
-from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.backbones.mixed_precision import mixed, precision_of
+from fcil_adapters.backbones.backbone import Backbone, mixed, precision_of
 from fcil_adapters.backbones.probes import TOLERANCE, compare_probes, probe_images
 from fcil_adapters.contract import State
 from fcil_adapters.contract.registry import load_method, method_names

@@ -32,7 +32,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.charts.history import frozen
 from fcil_server.reports.results.round_views import Bytes, RoundView
 from fcil_server.reports.results.run_data import RunData, collect
-from fcil_server.reports.sections.claims import accounts
+from fcil_server.reports.sections.traffic import accounts
 
 BACKBONE = "vit_base_patch16_224"
 CLIENTS, TASKS, CLASSES, ROUNDS = 2, 2, 10, 2

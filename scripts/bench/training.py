@@ -40,8 +40,7 @@ from simulation import Images, make_tasks
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.backbones.backbone import Backbone, load_backbone, wrap_backbone
-from fcil_adapters.backbones.mixed_precision import precision_of
+from fcil_adapters.backbones.backbone import Backbone, load_backbone, precision_of, wrap_backbone
 from fcil_adapters.contract import Context, Progress, State
 from fcil_adapters.contract.registry import load_half, load_method, make_hparams
 from fcil_adapters.worker.host import WorkerHost

@@ -117,9 +117,7 @@ KNOWN_CIRCLES: tuple[frozenset[str], ...] = ()
 KNOWN_ARROWS: set[tuple[str, str]] = set()
 KNOWN_SMALL = {
     "fcil_adapters.backbones.blocks",
-    "fcil_adapters.backbones.mixed_precision",
     "fcil_adapters.backbones.precision",
-    "fcil_adapters.images.sample",
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",
     "fcil_adapters.toolkit.prototypes.model",
@@ -133,8 +131,6 @@ KNOWN_SMALL = {
     "fcil_server.lab.dataframes",
     "fcil_server.reports.results.run_paths",
     "fcil_server.reports.sections.events",
-    "fcil_server.rounds.sampling",
-    "fcil_server.sessions.backlog",
     "fcil_server.sessions.floods",
     "fcil_server.storage.findings",
     "fcil_server.web.metrics.health",

@@ -7,6 +7,7 @@ copy of the weights.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import platform
@@ -32,8 +33,7 @@ from fcil_adapters.backbones.known import (
     EMBEDDED_SIZE,
     embedded_file,
 )
-from fcil_adapters.backbones.mixed_precision import mixed, precision_of
-from fcil_adapters.backbones.precision import Precision
+from fcil_adapters.backbones.precision import Precision, check_choice
 from fcil_adapters.backbones.torch_imports import ensure_torchvision, without_compiler
 from fcil_adapters.backbones.weights import HEAD, digest_at, weights_digest
 from fcil_adapters.contract import BackboneInfo, Preprocessing
@@ -431,3 +431,32 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             copied = copy.deepcopy(value, memo)
         attributes[name] = copied
     return made
+
+
+# --- precision ----------------------------------------------------------------------------------
+
+
+def precision_of(choice: str, device: str) -> Precision:
+    """Return the precision that a choice means on a device.
+
+    ``auto``: fp32, as long as ``amp`` is untested on a GPU. ``amp``: bf16 where the device computes
+    with it, else fp16 with scaled losses.
+
+    Raises:
+        ConfigError: the choice is unknown.
+    """
+    check_choice(choice)
+    if choice != "amp":
+        return "fp32"
+    if not device.startswith("cuda"):
+        return "bf16"
+    with torch.cuda.device(device):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def mixed(precision: Precision, device: str) -> AbstractContextManager[Any]:
+    """Return the context in which a training step's forward pass runs."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return torch.autocast(device.partition(":")[0], dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ __all__ = [
     "digest",
     "open_source",
     "preprocess",
+    "sample_folder",
 ]
 
 # The size from which Pillow warns of a decompression bomb: 256 MiB as RGB.
@@ -44,6 +46,7 @@ MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
 MAX_TIFF_PIECE = 4 * MAX_PIXELS  # bytes
 # The content decides, not the suffix; formats whose readers start other programs are left out.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MOST_SAMPLED = 512
 _MAX_ASPECT = 8
 _GREY = (128, 128, 128, 255)
 _BOX = 1 << 18  # pixels per conversion
@@ -231,3 +234,33 @@ def _over_grey(image: Image.Image) -> Image.Image:
         ground = Image.new("RGBA", colours.size, _GREY)
         rgb.paste(Image.alpha_composite(ground, colours).convert("RGB"), corner)
     return rgb
+
+
+def sample_folder(folder: Path, p: Preprocessing, most: int = MOST_SAMPLED) -> NDArray[np.uint8]:
+    """Return images of a folder and its subfolders, preprocessed: (N, S, S, 3), N <= most.
+
+    They are taken at equal distances from all, by name, so that each class folder has its share.
+    Unreadable ones are passed over.
+
+    Raises:
+        DataError: the folder is missing, or holds no readable image.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}.", action="Give a folder with images.")
+    found = sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
+    index = np.linspace(0, len(found) - 1, min(most, len(found))).astype(np.int64)
+    images = [image for i in np.unique(index) if (image := _read_sample(found[i], p)) is not None]
+    if not images:
+        raise DataError(
+            f"{folder} holds no image that can be read.", action="Give a folder with images."
+        )
+    return np.stack(images)
+
+
+def _read_sample(path: Path, p: Preprocessing) -> NDArray[np.uint8] | None:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:  # a pipe never ends
+            return None
+        return preprocess(decode(path.read_bytes()), p)
+    except (OSError, DataError):  # one picture of many
+        return None

@@ -46,7 +46,7 @@ def allowed_cores() -> int:
 
 def processor(root: Path = ROOT) -> str:
     """Return the name of the processor's model; empty if the system does not tell."""
-    names = re.findall(r"^model name[^:]*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    names = re.findall(r"^model name[^:]*:(.*)$", small_text(root / "proc/cpuinfo"), re.MULTILINE)
     return names[0].strip() if names else platform.processor()
 
 
@@ -68,19 +68,19 @@ def share(root: Path = ROOT) -> CgroupShare:
     quota: float | None = None
     limit: int | None = None
     used = 0
-    for place in _folders(_text(root / "proc/self/cgroup")):
+    for place in _folders(small_text(root / "proc/self/cgroup")):
         folder = root / "sys/fs/cgroup" / place
-        time = _quota(_text(folder / "cpu.max")) or _older_quota(folder)
+        time = _quota(small_text(folder / "cpu.max")) or _older_quota(folder)
         if time is not None and (quota is None or time < quota):
             quota = time
         for most, now in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
-            found = _bytes(_text(folder / most))
+            found = _bytes(small_text(folder / most))
             if found is not None and (limit is None or found < limit):
-                in_use = _bytes(_text(folder / now)) or 0
-                limit, used = found, max(0, in_use - _cached(_text(folder / "memory.stat")))
+                in_use = _bytes(small_text(folder / now)) or 0
+                limit, used = found, max(0, in_use - _cached(small_text(folder / "memory.stat")))
     return CgroupShare(quota, limit, used)
 
 
@@ -108,7 +108,10 @@ def _quota(text: str) -> float | None:
 
 
 def _older_quota(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    quota, period = (
+        small_text(folder / "cpu.cfs_quota_us"),
+        small_text(folder / "cpu.cfs_period_us"),
+    )
     return _quota(f"{quota.strip()} {period.strip()}")  # -1 is no limit
 
 
@@ -126,7 +129,7 @@ def _cached(text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _text(path: Path) -> str:
+def small_text(path: Path) -> str:
     """Return a small file's text; empty where the system has no such file."""
     try:
         return path.read_text(errors="replace")

@@ -28,7 +28,7 @@ from fcil_client.doctor.checks.facts import (
 from fcil_client.doctor.checks.findings import Finding, of_error
 from fcil_client.doctor.checks.register import examine
 from fcil_client.doctor.probes import clients, engines, images, system
-from fcil_client.membership.enrol import join_files
+from fcil_client.membership.enrol import home_is_of_server
 from fcil_client.state.home import Home
 from fcil_client.swarm import status as swarm_status
 from fcil_protocol.errors import FcilError
@@ -107,7 +107,7 @@ class Examination:
     def _homes(self) -> list[Home]:
         data, server = self._wishes.data, self._wishes.server
         homes = Home.known(data) or Home.with_journal(data) if data is not None else _all()
-        return [home for home in homes if server is None or _means(home, server)]
+        return [home for home in homes if server is None or _is_of_server(home, server)]
 
     def _look_clients(self, homes: list[Home]) -> list[ClientFacts]:
         def look(home: Home) -> ClientFacts | None:
@@ -171,15 +171,11 @@ def _all() -> list[Home]:
     return [h for h in homes if h.directory not in inside or h.directory in first.values()]
 
 
-def _means(home: Home, server: str) -> bool:
+def _is_of_server(home: Home, server: str) -> bool:
     try:
-        enrolment = home.enrolment()
+        return home_is_of_server(home, server)
     except FcilError:  # it is told as damaged
         return True
-    if enrolment is None:
-        return False
-    names = [j.name for j in join_files() if j.federation == enrolment.federation]
-    return server in (enrolment.federation, *enrolment.addresses, *names)
 
 
 def _on_gpus() -> dict[str, list[str]]:

@@ -124,7 +124,7 @@ def find_server(server: str | None) -> JoinFile | None:
     Raises:
         UsageError: several are possible.
     """
-    running = [j for j in join_files() if server is None or _means(j, server)]
+    running = [j for j in join_files() if server is None or _is_of_server(j, server)]
     if len(running) > 1:  # a server that was killed leaves its join file behind
         running = [j for j in running if _answers(j)] or running
     if len(running) > 1:
@@ -143,7 +143,7 @@ def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home,
     Raises:
         UsageError: several are possible.
     """
-    known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
+    known = [h for h in Home.known(data, seat) if server is None or home_is_of_server(h, server)]
     if len(known) > 1:
         mine = {home.directory.parent.name for home in known}
         here = {j.federation for j in join_files() if j.federation in mine and _answers(j)}
@@ -176,7 +176,7 @@ def find_member(
     """
     if slot is None and Home.known(data):
         return find_enrolled(data, server)
-    homes = [h for h in Home.known(data, None) if server is None or _home_means(h, server)]
+    homes = [h for h in Home.known(data, None) if server is None or home_is_of_server(h, server)]
     seats = sorted({home.seat for home in homes if home.seat})
     if slot is not None:
         number = _slot_number(slot)
@@ -225,7 +225,7 @@ def _answers(join: JoinFile, *, now: bool = False) -> bool:
     return bool(status["federation"]["id"] == join.federation)
 
 
-def _means(join: JoinFile, server: str) -> bool:
+def _is_of_server(join: JoinFile, server: str) -> bool:
     return server in (join.name, join.federation, *join.addresses)
 
 
@@ -233,7 +233,8 @@ def _described(join: JoinFile) -> str:
     return f"{join.name} ({join.addresses[0]}) {join.federation[:12]}"
 
 
-def _home_means(home: Home, server: str) -> bool:
+def home_is_of_server(home: Home, server: str) -> bool:
+    """Return True if a client is enrolled with a server of this name, id or address."""
     enrolment = home.enrolment()
     if enrolment is None:
         return False

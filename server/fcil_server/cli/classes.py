@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,6 @@ def ls(
     """List class names with their ids, tasks and origin, and the names that wait."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server.cli.show_classes import show_classes
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.rounds.class_changes import class_list
@@ -39,7 +37,7 @@ def ls(
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
             found = ledger.runs.named(run).run_id
             rows = class_list(ledger, found)
-        emit({"run": found, "classes": rows}, form, lambda: show_classes(rows), rows=rows)
+        emit({"run": found, "classes": rows}, form, lambda: _show(rows), rows=rows)
 
 
 @app.command()
@@ -64,18 +62,6 @@ def alias(
     json_flag: JsonOption = False,
 ) -> None:
     """Make a name an alias of a class; a name that waits for a task is merged into it."""
-    _change(directory, "alias", [name, target], form, json_flag, "these are one class now: ")
-
-
-@app.command(hidden=True)
-def merge(
-    name: Name,
-    target: Name,
-    directory: DirOption = DEFAULT_DIRECTORY,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """The same as `alias`."""
     _change(directory, "alias", [name, target], form, json_flag, "these are one class now: ")
 
 
@@ -127,9 +113,7 @@ def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
     """Ask the running server for a change, or make it in its stopped directory."""
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_protocol.storage.atomic_files import DirectoryLock
-    from fcil_server.federation.directory import find_directory
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+    from fcil_server.federation.directory import find_directory, operator, stopped_ledger
     from fcil_server.rounds.class_changes import apply_change
     from fcil_server.rounds.classes import ClassRegistry
 
@@ -137,12 +121,35 @@ def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
     try:
         return control_socket.ask(directory, "classes", **fields)
     except Unreachable:
-        with (
-            DirectoryLock.acquire(directory, "federation"),
-            Ledger(directory / LEDGER_NAME) as ledger,
-        ):
+        with stopped_ledger(directory) as ledger:
             registry = ClassRegistry(ledger, ledger.runs.named(None).run_id)
             names = apply_change(registry, fields)
             action = f"classes_{fields['change']}"
-            ledger.audit.add(f"uid {os.getuid()}", action, ", ".join(names))
+            ledger.audit.add(operator(), action, ", ".join(names))
             return {"names": names}
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from fcil_protocol.process.tables import Column, console, show_table
+
+    out = console()
+    if not rows:
+        out.print("no class name yet")
+        return
+    columns = (
+        Column("id"),
+        Column("class", "name"),
+        Column("task", _where),
+        Column("also called", lambda row: ", ".join(row["aliases"]), wraps=True),
+        Column("first brought by", "first_seen_by"),
+    )
+    show_table(out, rows, columns)
+
+
+def _where(row: dict[str, Any]) -> str:
+    hidden = ", hidden" if row["hidden"] else ""
+    if row["task"] is not None:
+        return f"{row['task']}{hidden}"
+    if row["planned_task"] is not None:
+        return f"planned for {row['planned_task']}{hidden}"
+    return f"waits{hidden}" if row["admitted"] else f"to be admitted{hidden}"

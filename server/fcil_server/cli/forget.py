@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +50,7 @@ def forget(
     with errors(form):
         import asyncio
 
-        from fcil_server.federation.directory import Federation, find_directory
+        from fcil_server.federation.directory import Federation, find_directory, operator
         from fcil_server.runs.forget_offline import forget as do
 
         def note(_level: str, _code: str, text: str) -> None:
@@ -59,7 +58,7 @@ def forget(
 
         federation = Federation.open_stopped(find_directory(directory))
         try:
-            actor = f"uid {os.getuid()}"
+            actor = operator()
             work = do(federation, name, run, actor=actor, notify=note, revoke=revoke)
             done = asyncio.run(work)
         finally:
@@ -152,7 +151,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
     from fcil_server.federation.allow_list import AllowList
-    from fcil_server.federation.directory import Federation
+    from fcil_server.federation.directory import Federation, operator
     from fcil_server.federation.roster import Roster, ever_named
     from fcil_server.runs.erase import erase as do
     from fcil_server.runs.erase import tidy
@@ -164,7 +163,7 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
         try:
             row = ever_named(federation.ledger, client)
             roster = Roster(federation, AllowList())
-            done = do(roster, directory, row, f"uid {os.getuid()}")
+            done = do(roster, directory, row, operator())
             more = tidy(federation.ledger.path, directory, done)
         finally:
             federation.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,7 +92,7 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """Ask the running server for a ticket, or make one in its stopped directory."""
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_server.federation.directory import find_directory
+    from fcil_server.federation.directory import find_directory, operator
 
     find_directory(directory)
     try:
@@ -108,7 +107,7 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         try:
             roster = Roster(federation, AllowList())
             addresses = federation.config.federation.told()
-            return issue_ticket(roster, addresses, asked, f"uid {os.getuid()}")
+            return issue_ticket(roster, addresses, asked, operator())
         finally:
             federation.close()
 
@@ -135,11 +134,11 @@ def rotate_keys(
     """
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server.federation.directory import Federation, find_directory
+        from fcil_server.federation.directory import Federation, find_directory, operator
 
         federation = Federation.open_stopped(find_directory(directory))
         try:
-            federation.rotate_keys(f"uid {os.getuid()}")
+            federation.rotate_keys(operator())
             fingerprint = federation.keys.public.fingerprint
         finally:
             federation.close()
@@ -203,7 +202,7 @@ def revoke(
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
         from fcil_server.federation.allow_list import AllowList
-        from fcil_server.federation.directory import Federation, find_directory
+        from fcil_server.federation.directory import Federation, find_directory, operator
         from fcil_server.federation.operator_text import describe_done
         from fcil_server.federation.roster import Roster
 
@@ -213,7 +212,7 @@ def revoke(
         except Unreachable:
             federation = Federation.open_stopped(directory)
             try:
-                roster, actor = Roster(federation, AllowList()), f"uid {os.getuid()}"
+                roster, actor = Roster(federation, AllowList()), operator()
                 if roster.withdraw(name, actor):
                     reply = {"name": name, "withdrawn": True}
                 else:

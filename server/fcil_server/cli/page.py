@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import os
 import sys
 import tempfile
 import time
@@ -67,19 +66,15 @@ def page(
 def _sign_out(directory: Path) -> None:
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_protocol.storage.atomic_files import DirectoryLock
+    from fcil_server.federation.directory import operator, stopped_ledger
     from fcil_server.federation.page_key import renew_key
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
     try:
         control_socket.ask(directory, "page_sign_out")
     except Unreachable:
-        with (
-            DirectoryLock.acquire(directory, "federation"),
-            Ledger(directory / LEDGER_NAME) as ledger,
-        ):
+        with stopped_ledger(directory) as ledger:
             renew_key(directory)
-            ledger.audit.add(f"uid {os.getuid()}", "page_sign_out")
+            ledger.audit.add(operator(), "page_sign_out")
 
 
 def _opened(url: str) -> bool:
@@ -113,11 +108,12 @@ def show_first_link(context: ServerContext) -> None:
     """
     from fcil_protocol.errors import FcilError
     from fcil_server.daemon.page_access import page_link
+    from fcil_server.federation.directory import operator
 
     if not context.page.served or not sys.stderr.isatty():
         return
     try:
-        told = page_link(context, f"uid {os.getuid()}")
+        told = page_link(context, operator())
     except FcilError as error:  # a disk that is full for its audit: no reason not to serve
         typer.echo(f"There is no link to the dashboard: {error}", err=True)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -166,10 +165,8 @@ def run_stop(
     with errors(form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
-        from fcil_protocol.storage.atomic_files import DirectoryLock
-        from fcil_server.federation.directory import find_directory
+        from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.ledger.enums import RunStatus
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
         running = True
@@ -177,12 +174,9 @@ def run_stop(
             told = control_socket.ask(directory, "stop_run")
         except Unreachable:
             running = False
-            with (
-                DirectoryLock.acquire(directory, "federation"),
-                Ledger(directory / LEDGER_NAME) as ledger,
-            ):
+            with stopped_ledger(directory) as ledger:
                 run = ledger.runs.named(None)
-                ledger.audit.add(f"uid {os.getuid()}", "stop_run", run.run_id)
+                ledger.audit.add(operator(), "stop_run", run.run_id)
                 if run.status is not RunStatus.DONE:
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                 told = {"run": run.run_id, "next": False}
@@ -216,19 +210,14 @@ def run_promote(
     with errors(form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
-        from fcil_protocol.storage.atomic_files import DirectoryLock
-        from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.runs.promotion import describe_promoted, promote_offline
 
         find_directory(directory)
         try:
             told = control_socket.ask(directory, "promote", PROMOTE_S, state=state)
         except Unreachable:
-            with (
-                DirectoryLock.acquire(directory, "federation"),
-                Ledger(directory / LEDGER_NAME) as ledger,
-            ):
-                told = promote_offline(ledger, directory, state, f"uid {os.getuid()}")
+            with stopped_ledger(directory) as ledger:
+                told = promote_offline(ledger, directory, state, operator())
         emit(told, form, lambda: None)
         typer.echo(describe_promoted(told), err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,22 +128,17 @@ def _ask(directory: Path, op: str, **fields: Any) -> dict[str, Any]:
     """Send a command to the server, or carry it out if none runs."""
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_protocol.storage.atomic_files import DirectoryLock
     from fcil_server.federation.config import load
-    from fcil_server.federation.directory import CONFIG, find_directory
+    from fcil_server.federation.directory import CONFIG, find_directory, operator, stopped_ledger
     from fcil_server.federation.environment import environment_settings
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
     from fcil_server.runs import run_queue
 
     find_directory(directory)
     try:
         return control_socket.ask(directory, op, ANSWER_S, **fields)
     except Unreachable:
-        actor = f"uid {os.getuid()}"
-        with (
-            DirectoryLock.acquire(directory, "federation"),
-            Ledger(directory / LEDGER_NAME) as ledger,
-        ):
+        actor = operator()
+        with stopped_ledger(directory) as ledger:
             if op == "cancel_run":
                 entry = run_queue.cancel(directory, fields)
                 ledger.audit.add(actor, op, entry.name)

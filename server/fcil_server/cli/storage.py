@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -72,7 +71,7 @@ def backup(
     with errors(form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.formats import format_bytes
-        from fcil_server.federation.directory import find_directory
+        from fcil_server.federation.directory import find_directory, operator
         from fcil_server.storage.backup import audit_backup
         from fcil_server.storage.backup import backup as write
 
@@ -81,7 +80,7 @@ def backup(
         find_directory(directory)
         phrase = None if without_keys else _passphrase(passphrase_file, confirm=True)
         done = write(directory, file, passphrase=phrase)
-        audited = audit_backup(directory, done, f"uid {os.getuid()}")
+        audited = audit_backup(directory, done, operator())
         if not audited:
             typer.echo("warning: the audit log could not be written.", err=True)
         held = done.manifest
@@ -131,6 +130,7 @@ def restore(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.show_storage import show_restored
+        from fcil_server.federation.directory import operator
         from fcil_server.storage.archive import verify
         from fcil_server.storage.restore import Keys
         from fcil_server.storage.restore import restore as write
@@ -139,7 +139,7 @@ def restore(
         if keys is None and not new_keys and verify(file).keys:
             phrase = _passphrase(passphrase_file, confirm=False)
         given = Keys(passphrase=phrase, folder=keys, fresh=new_keys)
-        done = write(file, directory, given, actor=f"uid {os.getuid()}")
+        done = write(file, directory, given, actor=operator())
         data = {
             "directory": str(directory),
             "federation": done.manifest.federation,
@@ -175,19 +175,14 @@ def rollback(
     """
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_protocol.storage.atomic_files import DirectoryLock
-        from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.runs.fork import choose_state, fork
 
         find_directory(directory)
-        with (
-            DirectoryLock.acquire(directory, "federation"),
-            Ledger(directory / LEDGER_NAME) as ledger,
-        ):
+        with stopped_ledger(directory) as ledger:
             source = ledger.runs.named(run).run_id
             state = choose_state(ledger, directory, source, task=to_task, state=to_state)
-            actor = f"uid {os.getuid()}"
+            actor = operator()
             row = fork(ledger, directory, source, state, actor=actor, action="rollback")
             rounds = row.inherited
         data = {

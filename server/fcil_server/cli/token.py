@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,20 +95,15 @@ def _change(directory: Path, op: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Ask the running server for a change, or make it in its stopped directory."""
     from fcil_protocol.errors import Unreachable
     from fcil_protocol.process import control_socket
-    from fcil_protocol.storage.atomic_files import DirectoryLock
     from fcil_server.daemon.api_access import change_tokens
-    from fcil_server.federation.directory import find_directory
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+    from fcil_server.federation.directory import find_directory, operator, stopped_ledger
 
     find_directory(directory)
     try:
         return control_socket.ask(directory, op, **fields)
     except Unreachable:
-        with (
-            DirectoryLock.acquire(directory, "federation"),
-            Ledger(directory / LEDGER_NAME) as ledger,
-        ):
-            return change_tokens(directory, ledger, op, fields, f"uid {os.getuid()}")
+        with stopped_ledger(directory) as ledger:
+            return change_tokens(directory, ledger, op, fields, operator())
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -8,7 +8,6 @@ to a peer and never the end of the server.
 from __future__ import annotations
 
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
-from fcil_protocol.ids import RoundKey
 from fcil_protocol.link.zmq_link import MEMBER_BYTES, Incoming
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -159,11 +158,11 @@ class Dispatch:
 
     def _decline(self, peer: Peer, message: Decline) -> None:
         coordinator = self._context.run.coordinator
-        key = RoundKey(coordinator.context.run, message.task, message.kind, message.round)
         text = f"{peer.name}: {message.reason}"
         self._context.journal.note("info", "declined", text, peer.client)
-        peer.resting = message.reason == NotNow.code
-        if not coordinator.on_client_declined(peer.client, key, message.reason):
+        if message.run == coordinator.context.run:
+            peer.resting = message.reason == NotNow.code
+        if not coordinator.on_client_declined(peer.client, message.key, message.reason):
             self._cut_offs.count_needless(peer.client)
 
     def _limit_strays(self, incoming: Incoming) -> None:

@@ -140,16 +140,26 @@ class ClientSessions:
         if whose is not None:
             self._cut_offs.count_needless(whose)
         peer = context.peers.by_conn(incoming.conn)
-        if peer is not None:
+        greeting = None if row is None else self._greeting(incoming, row)
+        if greeting is None and peer is not None:
             self.send(peer, nack_of(error))
         elif row is not None and incoming.frames:
-            channel = Channel(context.federation.keys, row.public_keys)
-            with contextlib.suppress(FcilError):
-                received = parse(incoming.frames, to_server=True)
-                # Only what the client signed: a relay could name the nonce of another session.
-                if isinstance(received.message, Hello):
-                    channel.peer_nonce = channel.check(received).nonce
+            channel = greeting or Channel(context.federation.keys, row.public_keys)
             context.link.send(incoming.route, channel.frames(nack_of(error)))
+
+    def _greeting(self, incoming: Incoming, row: ClientRow) -> Channel | None:
+        """Return the channel of a Hello's answer; None: it is no Hello of this client.
+
+        Its sender has begun a new session, even on a connection that had one. Only what it signed
+        counts: a relay could name the nonce of another session.
+        """
+        channel = Channel(self._context.federation.keys, row.public_keys)
+        with contextlib.suppress(FcilError):
+            received = parse(incoming.frames, to_server=True)
+            if isinstance(received.message, Hello):
+                channel.peer_nonce = channel.check(received).nonce
+                return channel
+        return None
 
     def turn_away(self, peer: Peer, error: FcilError) -> None:
         """Remember that a client cannot take part as it is, with the reason."""

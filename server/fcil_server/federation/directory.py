@@ -21,9 +21,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -58,6 +60,22 @@ from fcil_server.ledger.wal_check import lost_frames
 
 CONFIG = "federation.toml"
 WEBHOOKS = "webhooks"  # a folder: the place in the news that each webhook has reached
+
+
+@contextlib.contextmanager
+def stopped_ledger(directory: Path) -> Iterator[Ledger]:
+    """Open the ledger of a federation that no server has open.
+
+    Raises:
+        Locked: a server has. StorageError: it cannot be opened.
+    """
+    with DirectoryLock.acquire(directory, "federation"), Ledger(directory / LEDGER_NAME) as ledger:
+        yield ledger
+
+
+def operator() -> str:
+    """Return the name that this process's user has in the audit log."""
+    return f"uid {os.getuid()}"
 
 
 class Federation:
@@ -194,14 +212,14 @@ class Federation:
         sealed again when the server starts.
 
         Raises:
-            UsageError: updates of an open round are stored, sealed for the old key.
+            UsageError: a round is open, for which clients seal updates for the old key.
         """
         run = self.ledger.runs.newest()
         row = self.ledger.rounds.current(run.run_id) if run else None
-        if row is not None and self.ledger.updates.accepted(row.key):
+        if row is not None:
             raise UsageError(
-                f"task {row.task} {row.kind} round {row.round} holds updates that are sealed for "
-                "the present key.",
+                f"task {row.task} {row.kind} round {row.round} is open, and clients seal their "
+                "updates for the present key.",
                 action="Start the server, let the round end (or close it: fcil-server "
                 "close-round), stop the server, and try again.",
             )

@@ -527,7 +527,8 @@ class Coordinator:
                 context.notify("info", "round_widened", notes.describe_widened(progress, asked))
             case machine.Ask(client):
                 peer = context.peers.by_client(client)
-                if peer is not None:
+                # In a session whose list of classes is still to come it is asked with that.
+                if peer is not None and peer.announced:
                     self.late_images.ask(peer)
                     left, verdict = self.remaining_s or 0.0, self.verdict(client)
                     await ask(context, progress, peer, remaining_s=left, verdict=verdict)

@@ -16,6 +16,7 @@ deadlines do not run while it is down.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +50,6 @@ from fcil_server.rounds.events import (
     Widened,
     Withdrawn,
 )
-from fcil_server.rounds.sampling import sample
 
 Handler = Callable[..., list[Instruction]]
 
@@ -466,3 +466,17 @@ class Round:
         (Phase.OPEN, Resume): (_on_hold_while_open, (Phase.OPEN,)),
         # A closed round answers nothing: the daemon opens the next one.
     }
+
+
+def sample(holders: list[ClientId], limit: int, seed: tuple[int, ...]) -> list[ClientId]:
+    """Return at most ``limit`` of the holders (0: all), sorted.
+
+    A ranking by hash depends on the set of clients, not on the order in which they came.
+    """
+    if not limit or len(holders) <= limit:
+        return holders
+
+    def rank(client: ClientId) -> bytes:
+        return hashlib.sha256(repr((seed, client)).encode()).digest()
+
+    return sorted(sorted(holders, key=rank)[:limit])

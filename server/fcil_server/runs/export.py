@@ -15,7 +15,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fiel
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
-from fcil_adapters.images.sample import sample
+from fcil_adapters.images.decoding import sample_folder
 from fcil_adapters.masks.exchanges import in_terms
 from fcil_adapters.masks.record import without_record
 from fcil_protocol.errors import UsageError
@@ -80,7 +80,7 @@ def export_state(
     images = None
     if calibrate is not None:
         notify(f"reading images in {calibrate}")
-        images = sample(calibrate, info.preprocessing)
+        images = sample_folder(calibrate, info.preprocessing)
     classes = ClassRegistry(ledger, row.run_id)
     ctx = Context(
         kind=EVALUATE,

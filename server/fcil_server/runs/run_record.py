@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import threads_of
 from fcil_server.aggregation.store import states_folder
 from fcil_server.federation import config as configuration
+from fcil_server.federation.directory import operator
 from fcil_server.federation.sections import RunSection, SinksSection, WebhooksSection
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
@@ -102,7 +102,7 @@ def begin_row(
         )
         if config.tasks.schedule == "listed":
             ClassRegistry(ledger, run).register_listed(config.tasks.classes)
-        ledger.audit.add(f"uid {os.getuid()}", "run_begun", run)
+        ledger.audit.add(operator(), "run_begun", run)
     more = f"; {begun.text()}" if begun is not None else ""
     notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
     return row

@@ -35,6 +35,7 @@ from fcil_protocol.envelopes.stored_envelope import head_of
 from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unrequested_chunks
 from fcil_protocol.envelopes.window import share
 from fcil_protocol.errors import (
+    CorruptFile,
     FcilError,
     InternalError,
     SchemaMismatch,
@@ -141,7 +142,8 @@ class Intake:
             self._ports.send(peer, Ack(digest=message.digest))
             return
         if message.digest in peer.receiver.under_way:
-            return  # offered twice; its chunks are on their way
+            self._ask(peer)  # offered twice: its chunks are on their way, or had to wait
+            return
         self._check_core(peer, header.core)
         self._check_size(peer, header)
         if len(peer.receiver.under_way) >= MAX_UPLOADS:
@@ -278,6 +280,8 @@ class Intake:
         return partial(self._keep, peer, envelope, expectation)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
+        if isinstance(error, CorruptFile):  # one of this server's: the peer sends its own again
+            error = StorageError(error.message, action=error.action)
         peer = self._newest.pop(digest, peer)
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, digest))
@@ -408,9 +412,10 @@ class Intake:
         self._ports.send(peer, nack_of(error, accepted.digest))
 
     def forget(self, peer: Peer, digest: str) -> None:
-        """Drop a partially received update that was refused."""
+        """Drop a partially received update that was refused; another may have its room."""
         if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
+            self._ask(peer)
 
     def _end(self, peer: Peer, digest: str) -> IncomingEnvelope | None:
         ended = peer.receiver.end(digest)

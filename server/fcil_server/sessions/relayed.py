@@ -32,7 +32,6 @@ from fcil_server.federation.eligibility import refusal
 from fcil_server.federation.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.ledger import rows as ledger_rows
 from fcil_server.ledger.enums import Direction, Role
-from fcil_server.sessions.backlog import SendQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.guests import SHOWN_OUT_S
 from fcil_server.sessions.handshake import check_uplink
@@ -41,7 +40,45 @@ from fcil_server.sessions.peers import FIRST_LANE, GOODBYE_S, Peer
 # First byte of a route, so that no route that a client chose can pass for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
-FLUSH_S = 0.005  # between attempts to empty that queue
+FLUSH_S = 0.005  # between attempts to empty the queue of a relay
+MAX_QUEUED_BYTES = 64 << 20
+# A round's messages to 4,000 clients are a few for each; an empty one costs some 300 bytes.
+MAX_QUEUED_MESSAGES = 65_536
+
+
+class SendQueue:
+    """Messages that wait for one relay, in order; it knows its size without inspecting them."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Sequence[bytes]] = deque()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def full(self) -> bool:
+        """True if the queue is so long that its reader must have stopped reading."""
+        return self.bytes > MAX_QUEUED_BYTES or len(self._messages) >= MAX_QUEUED_MESSAGES
+
+    @property
+    def first(self) -> Sequence[bytes]:
+        """Next message."""
+        return self._messages[0]
+
+    def add(self, message: Sequence[bytes]) -> None:
+        """Append a message."""
+        self._messages.append(message)
+        self.bytes += sum(map(len, message))
+
+    def drop(self) -> None:
+        """Remove the next message after it was sent."""
+        self.bytes -= sum(map(len, self._messages.popleft()))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._messages.clear()
+        self.bytes = 0
 
 
 @dataclass

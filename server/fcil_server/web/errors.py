@@ -43,7 +43,7 @@ def status_of(error: FcilError) -> int:
 
 
 def begun(sentence: str) -> str:
-    """Capitalise a sentence, since no ``error:`` precedes it in an answer."""
+    """Capitalise a sentence, since no ``error:`` or ``warning:`` precedes it in an answer."""
     return sentence[:1].upper() + sentence[1:]
 
 

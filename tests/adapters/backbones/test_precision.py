@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
-from fcil_adapters.backbones.mixed_precision import mixed, precision_of
+from fcil_adapters.backbones.backbone import mixed, precision_of
 from fcil_adapters.contract import State
 from fcil_protocol.errors import ConfigError
 

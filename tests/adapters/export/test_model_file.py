@@ -31,7 +31,7 @@ from fcil_adapters.export.exported_model import (
     with_seal,
 )
 from fcil_adapters.export.model_file import ExportOptions, export_model
-from fcil_adapters.images.sample import sample
+from fcil_adapters.images.decoding import sample_folder
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, InternalError
 from tiers import sampled
 
@@ -419,11 +419,11 @@ def test_a_sample_takes_from_every_class_and_passes_over_what_is_broken(tmp_path
             Image.new("RGB", (20, 20), (shade,) * 3).save(tmp_path / name / f"{i}.png")
     (tmp_path / "dark" / "0.png").write_bytes(b"broken")
     (tmp_path / "notes.txt").write_text("no image")
-    images = sample(tmp_path, p, 8)
+    images = sample_folder(tmp_path, p, 8)
     assert [int(i.mean()) for i in images] == [40] * 3 + [200] * 4
     for empty in (tmp_path / "none", tmp_path / "light" / "0.png"):
         with pytest.raises(DataError, match="no folder"):
-            sample(empty, p)
+            sample_folder(empty, p)
 
 
 def test_metadata_of_a_hundred_thousand_levels_is_damaged(tmp_path):

@@ -106,7 +106,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert f"Your loss goes into {NAME}/learner.py." in done.stdout
     *_, install, test, demo = done.stdout.splitlines()
-    assert install.split() == ["pip", "install", "--editable", f"./{NAME}"]
+    assert install.split() == ["pip", "install", "pytest", "--editable", f"./{NAME}"]
     assert test.split() == ["python", "-m", "pytest", f"./{NAME}"]
     assert demo.split() == ["fcil-server", "demo", "-c", f"method.name={NAME}"]
     for path in tmp_path.joinpath(NAME).rglob("*"):

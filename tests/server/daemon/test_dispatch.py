@@ -1,16 +1,18 @@
 """What the server makes of a client's report of its work."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.messages.messages import Progress
+from fcil_protocol.messages.messages import Decline, Progress
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import keys_digest
 from fcil_server.daemon.cut_offs import A_ROTATION
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.sessions import ClientSessions
+from fcil_server.rounds import coordinator, events
 from sample_run import RUN
 
 
@@ -66,3 +68,47 @@ def test_new_keys_are_in_force_before_their_cost_is_counted():
     )
     ClientSessions.rotate(sessions, SimpleNamespace(name="camera", client="c"), None)
     assert done == ["adopted", keys_digest(keys), A_ROTATION]
+
+
+@pytest.mark.parametrize("run", [RUN, "r20990101-000000-ffff"])
+def test_a_decline_of_an_earlier_run_does_nothing_to_this_one(run):
+    heard, needless = [], []
+
+    def declined(client, key, reason):
+        heard.append((client, key, reason))
+        return key.run == RUN
+
+    coordinator = SimpleNamespace(context=SimpleNamespace(run=RUN), on_client_declined=declined)
+    context = SimpleNamespace(
+        run=SimpleNamespace(coordinator=coordinator),
+        journal=SimpleNamespace(note=lambda *_: None),
+    )
+    desk = SimpleNamespace(
+        _context=context, _cut_offs=SimpleNamespace(count_needless=needless.append)
+    )
+    peer = SimpleNamespace(client="c", name="c", resting=False)
+    Dispatch._decline(desk, peer, Decline(run=run, task=0, kind="train", round=4, reason="not_now"))
+    assert heard == [("c", RoundKey(run, 0, "train", 4), "not_now")]
+    assert (peer.resting, needless) == ((True, []) if run == RUN else (False, ["c"]))
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_client_is_asked_in_the_session_in_which_it_has_announced_its_classes(
+    announced, monkeypatch
+):
+    """Else it has no ids of its classes, and declines."""
+    asked = []
+
+    async def ask(_context, _progress, peer, **_):
+        asked.append(peer)
+
+    monkeypatch.setattr(coordinator, "ask", ask)
+    peer = SimpleNamespace(announced=announced)
+    desk = SimpleNamespace(
+        context=SimpleNamespace(peers=SimpleNamespace(by_client=lambda _: peer)),
+        progress=None, late_images=SimpleNamespace(ask=lambda _: None),
+        remaining_s=1.0, verdict=lambda _: None,
+    )  # fmt: skip
+    key = RoundKey(RUN, 0, "train", 0)
+    asyncio.run(coordinator.Coordinator._execute(desk, events.Ask("a" * 26), key))
+    assert asked == [peer] * announced

@@ -17,13 +17,13 @@ SERVER, CLIENT = PrivateKeys.generate(), PrivateKeys.generate()
 FIELDS = {"protocol": 1, "oldest": 1, "package": "1", "federation": "f" * 32, "client": "a" * 26}
 
 
-def answer_to(frames):
-    """Return the frames with which a server refuses a Hello."""
+def answer_to(frames, peer=None):
+    """Return the frames with which a server refuses a Hello on a connection, of a session or not."""
     sent, context = [], MagicMock()
     context.ledger.clients.by_curve = lambda _: SimpleNamespace(
         client_id="a" * 26, public_keys=CLIENT.public
     )
-    context.peers.by_conn = lambda _: None
+    context.peers.by_conn = lambda _: peer
     context.federation.keys = SERVER
     context.link.send = lambda _route, answer: sent.append(answer)
     incoming = Incoming(b"lane", 7, CLIENT.public.curve, tuple(frames), relayed=True)
@@ -45,3 +45,13 @@ def test_a_relay_gets_no_refusal_for_the_session_of_a_client_that_it_names(signa
     forged = [encode(Hello(**FIELDS, nonce=channel.nonce)), signature]
     with pytest.raises(BadSignature, match="another session"):
         channel.check(answer_to(forged))
+
+
+def test_a_second_hello_on_a_connection_is_refused_in_the_session_that_it_begins():
+    """In the old one its sender could not read the answer."""
+    old = Channel(SERVER, CLIENT.public)
+    old.peer_nonce = bytes(16)
+    channel = Channel(CLIENT, SERVER.public)
+    peer = SimpleNamespace(channel=old, client="a" * 26)
+    answer = answer_to(channel.frames(Hello(**FIELDS)), peer)
+    assert isinstance(channel.check(answer), Nack)

@@ -1,6 +1,7 @@
 """How the server asks for what it lacks: at the client's pace, again after a loss, not twice."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,13 @@ from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOT
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
-from fcil_protocol.messages.messages import Ack, Chunk, Update, Want
+from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update, Want
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.sessions import partial_uploads
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
 
@@ -150,6 +152,51 @@ def test_what_never_comes_is_asked_for_again(server):
         server.now = LOSS_TIMEOUT_S
         server.intake.revive([one])
         assert server.wanted() == first
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["refused", "offered again"])
+def test_what_had_to_wait_for_room_is_asked_for_when_another_is_refused(server, how):
+    async def story():
+        one, first, second = peer(), inventory(), inventory(names=NAMES[1:])
+        await server.offer(one, second)
+        key = KEYS[one.client]
+        server.intake.forget(one, second.parsed.update_id)
+        await server.offer(one, first)
+        KEYS[one.client] = key
+        server.wanted()
+        await server.offer(one, second)
+        assert server.wanted() == [], "the first one fills the window"
+        if how == "refused":
+            server.intake.forget(one, first.parsed.update_id)
+        else:
+            one.receiver.end(first.parsed.update_id)
+            await server.offer(one, second)
+        assert server.wanted() == list(range(MIN_WINDOW_BYTES // CHUNK))
+
+    play(story)
+
+
+def test_a_damaged_file_of_the_server_is_its_disk_and_no_fault_of_the_client(
+    server, tmp_path, monkeypatch
+):
+    """Told that its update is damaged, the client would drop it."""
+    monkeypatch.setattr(partial_uploads, "IN_MEMORY_BYTES", 1000)
+
+    async def story():
+        sealed, one = inventory(), peer()
+        await server.offer(one, sealed)
+        last = len(sealed.parsed.hashes) - 1
+        for index in range(last):
+            await server.chunk(one, sealed, index)
+        message = Chunk(digest=sealed.parsed.update_id, index=last)
+        blob = bytes(sealed.chunk(last))
+        server.intake.chunk(one, Received(message, b"", b"", (blob,)), message)
+        (file,) = (tmp_path / "incoming").iterdir()
+        os.truncate(file, 5000)
+        await server.intake.drain()
+        assert [m.code for _, m in server.sent if isinstance(m, Nack)] == ["storage_failed"]
 
     play(story)
 

@@ -12,7 +12,7 @@ from fcil_protocol.messages.messages import Admit, Hello, Nack, Update, Uplink, 
 from fcil_protocol.messages.signed_session import Channel
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.sessions import backlog
+from fcil_server.sessions import relayed
 from fcil_server.sessions.handshake import identify
 from server.relay_kit import ADDRESS, Center
 
@@ -297,7 +297,7 @@ def test_a_full_queue_keeps_the_order(play):
 
 
 def test_a_relay_that_does_not_read_is_cut(play, monkeypatch):
-    monkeypatch.setattr(backlog, "MAX_BYTES", 1000)
+    monkeypatch.setattr(relayed, "MAX_QUEUED_BYTES", 1000)
 
     async def story(center, relay, key):
         await relay.lane(1, key, b"body", b"")

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from fcil_adapters.resources import machine as limits
+from fcil_adapters.resources.machine import small_text
 from fcil_client.doctor.checks.facts import DiskFacts, MachineFacts, Skip
 from fcil_client.rounds.resources import resources
 from fcil_client.state.home import state_home
@@ -46,8 +47,8 @@ def look_machine(root: Path = Path("/")) -> MachineFacts:
         available_bytes=int(memory.available),
         limit_bytes=share.memory_bytes,
         limit_used_bytes=share.used_bytes,
-        jetson=jetson_model(_text(root / "proc/device-tree/model")),
-        l4t=l4t_release(_text(root / "etc/nv_tegra_release")),
+        jetson=jetson_model(small_text(root / "proc/device-tree/model")),
+        l4t=l4t_release(small_text(root / "etc/nv_tegra_release")),
         keep_bytes=resources().image_bytes,
     )
 
@@ -67,19 +68,11 @@ def l4t_release(text: str) -> str:
 
 def nvidia_driver(root: Path = Path("/")) -> str:
     """Return the version of NVIDIA's kernel driver; empty without one."""
-    words = _text(root / "proc/driver/nvidia/version").splitlines()
+    words = small_text(root / "proc/driver/nvidia/version").splitlines()
     if not words:
         return "" if not (root / "dev/nvidiactl").exists() else "of an unknown version"
     numbers = [word for word in words[0].split() if word[:1].isdigit() and "." in word]
     return numbers[0] if numbers else "of an unknown version"
-
-
-def _text(path: Path) -> str:
-    """Return a small file's text; empty where the system has no such file."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 # --- the disk -------------------------------------------------------------------------------
@@ -92,7 +85,7 @@ def look_disk(held_bytes: int = 0) -> DiskFacts:
         place = place.parent
     place = place.resolve()
     status = os.statvfs(place)
-    kind, mount, read_only = mount_of(_text(Path("/proc/self/mountinfo")), str(place))
+    kind, mount, read_only = mount_of(small_text(Path("/proc/self/mountinfo")), str(place))
     temporary, temporary_free = _temporary()
     return DiskFacts(
         place=str(place),

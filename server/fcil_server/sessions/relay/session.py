@@ -288,6 +288,7 @@ class RelaySession:
         for number in sorted(self._fetches.refused(digest)):
             if (lane := self.lanes.get(number)) is not None:
                 self._link.cut(lane.conn)
+        self._ask()  # others may have its room
 
     def _admit(self, message: Admit) -> None:
         former = max(0, len(message.guests) - message.invited)

@@ -18,7 +18,7 @@ from fcil_server.reports.charts.spec import Chart, Series, X, Y, written
 from fcil_server.reports.charts.svg import Span, scale, zoomed
 from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.sections.accuracy import cost_by_task
-from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
+from fcil_server.reports.sections.traffic import accounts, claimed_round_bytes
 from markup import Page
 from sample_run import RUN
 

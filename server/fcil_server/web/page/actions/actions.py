@@ -29,6 +29,7 @@ from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import ClientRow
 from fcil_server.reports.results.client_history import ClientReader
+from fcil_server.web.errors import begun
 from fcil_server.web.page.access.sessions import BrowserSession
 from fcil_server.web.page.actions.confirmations import GOOD_S, Confirmations, PlannedAct
 
@@ -273,13 +274,8 @@ def _issued(request: Fields, told: Fields) -> dict[str, Any]:
         "addresses": list(told["addresses"]),
         "fingerprint": told["fingerprint"],
         "run_this": start_command("FILE", relay=request["relay"]),
-        "warning": _begun_large(local_only_warning(told["addresses"]).replace("`", "")),
+        "warning": begun(local_only_warning(told["addresses"]).replace("`", "")),
     }
-
-
-def _begun_large(sentence: str) -> str:
-    """Return a terminal's ``warning:`` text as a sentence of its own."""
-    return sentence[:1].upper() + sentence[1:]
 
 
 def qr_svg(text: str) -> str:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcil_server.sessions import backlog
-from fcil_server.sessions.backlog import SendQueue
+from fcil_server.sessions import relayed
+from fcil_server.sessions.relayed import SendQueue
 
 
 @given(st.lists(st.none() | st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=60))
@@ -24,8 +24,8 @@ def test_its_size_is_that_of_what_waits(acts):
 
 
 def test_it_is_full_of_bytes_or_of_messages(monkeypatch):
-    monkeypatch.setattr(backlog, "MAX_BYTES", 100)
-    monkeypatch.setattr(backlog, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(relayed, "MAX_QUEUED_BYTES", 100)
+    monkeypatch.setattr(relayed, "MAX_QUEUED_MESSAGES", 3)
     made = SendQueue()
     made.add([bytes(60), bytes(40)])
     assert not made.full
