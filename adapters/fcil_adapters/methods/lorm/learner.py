@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from fcil_adapters.contract import Context, ImageSet, Payload, State
-from fcil_adapters.methods.lorm.inputs import input_roots
+from fcil_adapters.methods.lorm.inputs import input_roots, merged_tasks_view
 from fcil_adapters.methods.lorm.options import LormHparams
 from fcil_adapters.methods.lorm.parts import (
     HEAD_ROOT,
@@ -39,7 +40,10 @@ class Learner:
             tasks = (*past, now)
             roots = input_roots(ctx, tasks, data, factor="A", head=False, report=True)
             return state, Payload(told | roots)
-        sent = Payload(train_round(ctx, LoraSetup.of(ctx, read_parts(h, broadcast)), data))
+        bench = LoraSetup.of(ctx, read_parts(h, broadcast))
+        if h.single_column(ctx.task):  # its row is made of features as images are classified with
+            bench = replace(bench, view=merged_tasks_view(ctx.backbone, h, (*past, now)))
+        sent = Payload(train_round(ctx, bench, data))
         own = {name: sent.f32(name) for name in sent_names(h, ctx.round)}
         factor = h.factors_of(ctx.round)
         if all(np.isfinite(array).all() for array in own.values()):

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, toy_images
+from fcil_adapters.backbones.backbone import cls_features
 from fcil_adapters.contract import Update
 from fcil_adapters.methods.lorm.aggregator import capped_pulls
 from fcil_adapters.methods.lorm.inputs import merged_tasks_view
@@ -429,3 +430,22 @@ def test_q_and_v_by_themselves_work_as_well(backbone):
     assert {n.split(".")[2] for n in fed.state.tensors if n.startswith("lora.")} == {
         "q", "v", "fc2",
     }  # fmt: skip
+
+
+def test_the_row_of_a_lone_class_is_made_of_the_features_that_it_scores(backbone):
+    images = [toy_images({0: 8, 1: 8, 2: 6}, 1), toy_images({0: 8, 1: 8, 2: 6}, 2)]
+    fed = federation(backbone, images, lr_lora=0.2, epochs=3)
+    first, second = make_tasks([0, 1], [2])
+    fed.run(first, 4)
+    fed.run(second)
+    pixels = torch.from_numpy(np.concatenate([i.of([2]).pictures for i in images]))
+    mean = fed.predictor().features(pixels).double().mean(0).numpy()
+    with torch.no_grad():
+        plain = cls_features(backbone.module, backbone.normalise(pixels)).double().mean(0).numpy()
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    row = fed.state.f32("task.1.head.weight")[0]
+    assert cosine(row, mean) == pytest.approx(1, abs=1e-4)
+    assert cosine(plain, mean) < 0.99, "the LoRA has moved the features"
