@@ -2,7 +2,7 @@
 
 import pytest
 
-from fcil_adapters.contract.registry import make_hparams
+from fcil_adapters.contract.registry import load_method, make_hparams, method_names
 from fcil_adapters.methods.pilora import METHOD
 from fcil_protocol.errors import ConfigError
 
@@ -22,3 +22,11 @@ def test_an_unknown_option_names_the_nearest():
 def test_an_unknown_preset_lists_those_there_are(preset):
     with pytest.raises(ConfigError, match="it has: .*paper"):
         make_hparams(METHOD, {"preset": preset})
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_option_of_a_method_is_described_and_every_preset_is_valid(name):
+    method = load_method(name)
+    assert all(field.description for field in method.hparams.model_fields.values())
+    for preset in method.presets:
+        make_hparams(method, {"preset": preset})

@@ -253,6 +253,16 @@ def test_a_late_client_predicts_the_same_from_the_parts_alone(story):
     np.testing.assert_array_equal(there.logits(images), here.logits(images))
 
 
+def test_a_broadcast_is_a_function_of_the_state_alone(story):
+    fed = story.fed
+    other = replace(fed.context("train", 2, 3), task=make_tasks([0], [1])[1], seed=(99,))
+    one, two = (
+        {p.name: pack(p.payload) for p in fed.aggregator.broadcast(ctx, fed.state)}
+        for ctx in (fed.context("train"), other)
+    )
+    assert one == two
+
+
 def test_the_backbone_stays_bit_equal(story):
     fed = story.fed
     fed.predictor().logits(CLIENTS[0].pictures)

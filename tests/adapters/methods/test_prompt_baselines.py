@@ -167,11 +167,8 @@ def test_a_broadcast_that_lacks_a_part_is_refused(name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_options_are_described_and_presets_valid(name):
+def test_each_has_a_short_preset_and_names_a_block_that_the_backbone_lacks(name):
     method = load_method(name)
-    assert all(field.description for field in method.hparams.model_fields.values())
-    for preset in method.presets:
-        make_hparams(method, {"preset": preset})
     assert "short" in method.presets
     if "blocks" in method.hparams.model_fields:
         for schemas in (method.exchanges, method.broadcast):

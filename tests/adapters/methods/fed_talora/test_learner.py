@@ -10,7 +10,6 @@ import torch
 
 from adapters.fed_talora_reference import SHAPES, cross_entropy, features, head
 from adapters.kit import DIM, Federation, make_tasks, toy_backbone, toy_images
-from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.contract import Context, Part, State
 from fcil_adapters.contract.registry import make_hparams, part_faults
 from fcil_adapters.methods.fed_talora import METHOD
@@ -197,11 +196,6 @@ class TestTraining:
     def test_a_frozen_a_stays_and_is_not_sent(self, backbone):
         sent = learn(context(backbone, freeze_a=True), hand_made(freeze_a=True))
         assert {n[-2:] for n in sent.tensors if n.startswith("lora.")} == {".B"}
-
-    def test_the_backbone_stays_bit_equal(self, backbone):
-        learn(context(backbone))
-        assert backbone_digest(backbone.module.state_dict()) == backbone.info.digest
-        assert all(p.grad is None for p in backbone.module.parameters())
 
     def test_the_same_context_gives_the_same_bytes(self, backbone):
         torch.manual_seed(1)

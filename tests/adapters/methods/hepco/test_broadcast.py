@@ -83,12 +83,6 @@ class TestBroadcast:
         assert pack(after["pools"]) == pack(before["pools"])
         assert after["current"].tensors["head.bias"].shape == (5,)
 
-    def test_is_a_function_of_the_state_alone(self):
-        fed = federation()
-        other = replace(fed.context("train", 2, 3), task=make_tasks([0], [1])[1], seed=(99,))
-        one, two = (fed.aggregator.broadcast(c, fed.state) for c in (fed.context("train"), other))
-        assert [(p.name, pack(p.payload)) for p in one] == [(p.name, pack(p.payload)) for p in two]
-
     def test_holds_nothing_of_the_previous_server_or_of_counts(self):
         fed = Federation.of("hepco", CLIENTS, **SMALL)
         fed.run(TASKS[0])

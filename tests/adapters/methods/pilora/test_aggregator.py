@@ -181,18 +181,6 @@ class TestTrain:
             np.testing.assert_array_equal(after[name], sent.tensors[name])
         np.testing.assert_array_equal(after["proto"][:2], sent.tensors["proto"][:2])
 
-    def test_clients_without_samples_change_nothing(self):
-        few, more = federation(), federation([*CLIENTS, toy_images({9: 3})])
-        states = [fed.aggregate("train", uploads(fed)) for fed in (few, more)]
-        assert pack(states[0]) == pack(states[1])
-
-    def test_the_state_it_was_given_stays_as_it_was(self):
-        fed = federation()
-        before = pack(fed.state)
-        for kind in ("prepare", "train"):
-            fed.aggregate(kind, uploads(fed, kind))
-        assert pack(fed.state) == before
-
 
 class TestSeen:
     def test_a_class_once_seen_stays_seen(self):
@@ -241,12 +229,6 @@ class TestBroadcast:
         assert part.meta == {"task": 0}
         for name, array in part.tensors.items():
             np.testing.assert_array_equal(array, final[name])
-
-    def test_is_a_function_of_the_state_alone(self):
-        fed = federation()
-        other = replace(fed.context("train", 2, 3), task=make_tasks([0], [1])[1], seed=(99,))
-        one, two = (fed.aggregator.broadcast(c, fed.state) for c in (fed.context("train"), other))
-        assert [(p.name, pack(p.payload)) for p in one] == [(p.name, pack(p.payload)) for p in two]
 
     def test_before_the_first_task_there_is_nothing_to_send(self):
         fed = Federation.of("pilora", CLIENTS)

@@ -20,7 +20,6 @@ from adapters.pilora_reference import (
     objective,
     task_pairs,
 )
-from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.contract.registry import make_hparams
 from fcil_adapters.methods.pilora import METHOD
@@ -140,11 +139,6 @@ class TestTraining:
         learn(context(backbone, progress=seen.append, epochs=20, lr_prototype=0.1, augment="none"))
         losses = [p.loss for p in seen]
         assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
-
-    def test_the_backbone_stays_bit_equal(self, backbone):
-        learn(context(backbone))
-        assert backbone_digest(backbone.module.state_dict()) == backbone.info.digest
-        assert all(p.grad is None for p in backbone.module.parameters())
 
     def test_the_same_context_gives_the_same_bytes(self, backbone):
         torch.manual_seed(1)

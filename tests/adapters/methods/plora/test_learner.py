@@ -10,7 +10,6 @@ import torch
 
 from adapters.kit import DIM, Federation, make_tasks, toy_backbone, toy_images
 from adapters.plora_reference import RANK, features_and_tap, hand_made, objective
-from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.contract.registry import make_hparams
 from fcil_adapters.methods.plora import METHOD
@@ -107,11 +106,6 @@ class TestTraining:
             return np.linalg.norm(moved - kept)
 
         assert drift(5.0) < 0.7 * drift(0.0)
-
-    def test_the_backbone_stays_bit_equal(self, backbone):
-        learn(context(backbone))
-        assert backbone_digest(backbone.module.state_dict()) == backbone.info.digest
-        assert all(p.grad is None for p in backbone.module.parameters())
 
     def test_the_same_context_gives_the_same_bytes(self, backbone):
         torch.manual_seed(1)
