@@ -17,7 +17,6 @@ from faults.kit import (
     SERVER,
     SERVER_WORKER,
     Keeper,
-    Scene,
     keeps_its_promises,
     planted,
     rule,
@@ -51,16 +50,6 @@ NAMED_KILLS = {
 # Five rounds, and so five states, instead of one.
 MASKED_SAMPLE = {SERVER: 24, CLIENT: 16}
 MASKED_STATES = {1: "mask_keys", 2: "mask_shares", 3: "train", 4: "mask_vote", 5: "unmask"}
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene.make(tmp_path_factory.mktemp("scene"))
-
-
-@pytest.fixture(scope="module")
-def masked_scene(tmp_path_factory):
-    return Scene.masked(tmp_path_factory.mktemp("masked"))
 
 
 def survive(scene, tmp_path, program, part, clients="ab", **more):

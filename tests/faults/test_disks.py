@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.kit import CLIENT, SERVER, Keeper, Scene, keeps_its_promises, planted, rule
+from faults.kit import CLIENT, SERVER, Keeper, keeps_its_promises, planted, rule
 from fcil_protocol.errors import LinkError
 from fcil_server.lab.local.federation import LocalFederation
 from system.kit import settings, write_client
@@ -101,16 +101,6 @@ CLIENT_START = [
     Writer("salt", "write", "salt"),
     Writer("worker_log", "open", "worker.log"),
 ]
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene.make(tmp_path_factory.mktemp("scene"))
-
-
-@pytest.fixture(scope="module")
-def masked_scene(tmp_path_factory):
-    return Scene.masked(tmp_path_factory.mktemp("masked"))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from faults.kit import Scene, final_digest, keeps_its_promises
+from faults.kit import final_digest, keeps_its_promises
 from faults.matrix import MASKED, Fault, InMemory, behind_masks
 from fcil_client.daemon import conversation, jobs
 from fcil_client.session import machine as session
@@ -18,16 +18,6 @@ from system.kit import open_ledger, settings, write_client
 pytestmark = pytest.mark.processes
 
 QUICK = 0
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene.make(tmp_path_factory.mktemp("scene"))
-
-
-@pytest.fixture(scope="module")
-def masked_scene(tmp_path_factory):
-    return Scene.masked(tmp_path_factory.mktemp("masked"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A round's updates in memory, for tests and small tools; a server's come from its spool."""
+"""A round's updates in memory: a masked sum, or those of a test; others come from a spool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId
 
 @dataclass(frozen=True)
 class UpdateList:
-    """Updates in memory, for tests and small tools."""
+    """Updates in memory."""
 
     updates: tuple[Update, ...]
 

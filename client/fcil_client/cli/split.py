@@ -328,8 +328,7 @@ def show(made: Partition, row: dict[str, Any]) -> None:
         typer.echo(f"note: {printable(note)}")
     typer.echo("")
     shown = holdings if len(holdings) <= MOST_ROWS else holdings[: MOST_ROWS - 4]
-    for line in _table(shown, len(made.tasks)):
-        typer.echo(line)
+    _show_table(shown, len(made.tasks))
     if len(shown) < len(holdings):
         typer.echo(f"... and {len(holdings) - len(shown)} more (--format json has all)")
     sizes, held = [h["train"] for h in holdings], [h["classes"] for h in holdings]
@@ -348,12 +347,15 @@ def show(made: Partition, row: dict[str, Any]) -> None:
             typer.echo(f"{what:8} {row[what]}")
 
 
-def _table(holdings: list[dict[str, Any]], tasks: int) -> list[str]:
-    head = ["slot", "classes", "train", "test", *(f"t{n}" for n in range(tasks))]
-    rows = [[h["slot"], h["classes"], h["train"], h["test"], *h["tasks"]] for h in holdings]
-    cells = [head, *([str(value) for value in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+def _show_table(holdings: list[dict[str, Any]], tasks: int) -> None:
+    from fcil_protocol.process.tables import Column, console, show_table
+
+    def images_of(task: int) -> Callable[[dict[str, Any]], str]:
+        return lambda row: str(row["tasks"][task])
+
+    columns = [Column(name, right=True) for name in ("slot", "classes", "train", "test")]
+    columns += [Column(f"t{n}", images_of(n), right=True) for n in range(tasks)]
+    show_table(console(), holdings, columns)
 
 
 def _span(numbers: list[int]) -> str:

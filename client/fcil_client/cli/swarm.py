@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,19 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, grouped
 from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, errors
+
+if TYPE_CHECKING:
+    from fcil_client.swarm.groups import GroupShare
+    from fcil_client.swarm.seats import Seat
+    from fcil_protocol.process.log_file import LogFile
+
+# Options of the swarm, not passed on to each group.
+OWN = frozenset(
+    (
+        "slots", "spread", "groups", "cpus_per_group", "gpus_per_group", "ray_address", "log",
+        "log_format", "log_mb", "form", "json_flag",
+    )
+)  # fmt: skip
 
 
 class Spread(StrEnum):
@@ -118,7 +132,6 @@ def swarm(
         file = log.open()
         if spread is Spread.RAY:
             from fcil_client.swarm.groups import GroupShare
-            from fcil_client.swarm.spread import forwarded_arguments, watched_groups
 
             words = forwarded_arguments(ctx)
             share = GroupShare(cpus_per_group, gpus_per_group)
@@ -126,3 +139,62 @@ def swarm(
         ends = Ends(until_done, together)
         code = asyncio.run(watched(seats, options, enroller, form, file, ends))
     raise SystemExit(code)
+
+
+def forwarded_arguments(ctx: typer.Context) -> list[str]:
+    """Return the command line's words for each group; paths are made absolute."""
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        source = ctx.get_parameter_source(name)
+        if name in OWN or source is None or source.name != "COMMANDLINE":
+            continue
+        value: Any = ctx.params[name]
+        if isinstance(value, bool):  # --no-NAME, where it has one, says False
+            words += (parameter.opts if value else parameter.secondary_opts)[:1]
+            continue
+        words.append(parameter.opts[0])
+        words.append(str(value.resolve() if isinstance(value, Path) else value))
+    return words
+
+
+def watched_groups(
+    seats: Sequence[Seat],
+    count: int,
+    words: Sequence[str],
+    share: GroupShare,
+    address: str | None,
+    form: Format,
+    log: LogFile | None,
+) -> int:
+    """Run a swarm in groups over a Ray cluster and show it; return the exit code.
+
+    Raises:
+        UsageError: the members are no slots of a partition, or do not fit the cluster.
+        ConfigError, Unreachable: Ray is not installed, or no cluster answers.
+    """
+    import time
+
+    from fcil_client.notes import Note
+    from fcil_client.swarm.groups import Group, as_text, divide
+    from fcil_client.swarm.ray import spread
+    from fcil_client.swarm.screen import Screen
+
+    if seats[0].partition is None:
+        raise UsageError(
+            "--spread ray divides the slots of a partition, and none was given.",
+            action="Give --partition FILE (fcil-client split), or start one swarm on each machine.",
+        )
+    parts = divide([seat.slot for seat in seats], count)
+    groups = [Group(i, as_text(slots)) for i, slots in enumerate(parts)]
+    line = [*words, "--format", "jsonl"]
+    if "--max-threads" not in words and "--threads" not in words:
+        line += ["--max-threads", str(share.threads)]
+    screen = Screen(form, log)
+
+    def tell(level: str, text: str) -> None:
+        screen.note("", Note(time.time(), level, text))
+
+    code = spread(groups, line, share, address, tell, screen.summary)
+    tell("error" if code else "info", f"all {len(groups)} groups have ended, exit code {code}")
+    return code

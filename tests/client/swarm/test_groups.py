@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fcil_client.cli import main as cli
+from fcil_client.cli.swarm import watched_groups
 from fcil_client.swarm import ray as swarm_ray
 from fcil_client.swarm.groups import (
     AGAIN,
@@ -20,7 +21,6 @@ from fcil_client.swarm.groups import (
     together,
 )
 from fcil_client.swarm.seats import Seat, read_slots
-from fcil_client.swarm.spread import watched_groups
 from fcil_protocol.errors import ConfigError, UsageError
 
 SUMMARY = {
@@ -143,7 +143,7 @@ def test_a_group_gets_the_words_of_the_command_line_but_those_about_all(tmp_path
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fcil_client.swarm.spread.watched_groups", kept)
+    monkeypatch.setattr("fcil_client.cli.swarm.watched_groups", kept)
     monkeypatch.setattr("fcil_client.swarm.seats.find_seats", lambda *_: [])
     words = "--data d --partition p.json --until-done --nice 3 --slots 1-4 --engine onnx"
     words += " --no-training-metrics"
