@@ -9,9 +9,15 @@ import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
-
-PROGRESS_S = 2.0
+from fcil_protocol.process.terminal import (
+    Format,
+    chosen,
+    count_of,
+    emit,
+    errors,
+    printable,
+    say_at_times,
+)
 
 
 def data(
@@ -43,7 +49,9 @@ def data(
                 action="Their names: "
                 f"{', '.join(named_sets.ARCHIVES)}, hf:OWNER/NAME@REVISION (docs/data.md).",
             )
-        path = named_sets.fetch(name, download=download, progress=_progress())
+        path = named_sets.fetch(
+            name, download=download, progress=say_at_times("fetched {:,} of {:,}".format)
+        )
         source = open_source(path)
         try:
             listing = source.listing()
@@ -72,18 +80,3 @@ def show(row: dict[str, Any]) -> None:
     typer.echo(f"{images} of {classes}: {parts}")
     for fault in row["faults"]:
         typer.echo(f"warning: {printable(fault)}", err=True)
-
-
-def _progress() -> Any:
-    """Return a callback that reports a download on stderr about every two seconds."""
-    import time
-
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_S:
-            last = time.monotonic()
-            typer.echo(f"fetched {done:,} of {total:,}", err=True)
-
-    return tell

@@ -10,7 +10,7 @@ import typer
 from fcil_client.cli.target_options import ServerOption
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable, say
 
 if TYPE_CHECKING:
     from fcil_client.doctor.checks.findings import Finding
@@ -55,7 +55,7 @@ def doctor(
             raise UsageError("--ticket - reads standard input, which is closed.")
         wishes = Wishes(data, server, ticket, device, engine, weights)
         stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        found = Examination(wishes, stdin, _say).findings()
+        found = Examination(wishes, stdin, say).findings()
         code = exit_code(found)
         count = {level.value: sum(f.level is level for f in found) for level in Level}
         rows = [finding.fields() for finding in found]
@@ -68,10 +68,6 @@ def doctor(
         )
     if code:
         raise typer.Exit(code)
-
-
-def _say(text: str) -> None:
-    typer.echo(printable(text), err=True)
 
 
 _MARKS = {"ok": "ok  ", "warning": "WARN", "failure": "FAIL", "skipped": "-   "}

@@ -30,7 +30,7 @@ from fcil_protocol.process.cli_options import (
     verbs_in_panels,
 )
 from fcil_protocol.process.log_file import LogOptions
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable, run_app
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, run_app, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -183,11 +183,11 @@ def join(
         async def run() -> None:
             from fcil_client.daemon.client import Client
 
-            def say(note: Note) -> None:
+            def show(note: Note) -> None:
                 said(note.at, note.level, note.text)
                 service.news()
 
-            await Client(home, enrolment, options, notify=say, service=service).run()
+            await Client(home, enrolment, options, notify=show, service=service).run()
 
         with DirectoryLock.acquire(home.directory, "client"):
             asyncio.run(run())
@@ -265,14 +265,14 @@ def _enrolling(
 
     told: set[str] = set()
 
-    def say(text: str) -> None:
+    def say_once(text: str) -> None:
         if text not in told:  # the attempt may be repeated for days
             told.add(text)
-            typer.echo(printable(text), err=True)
+            say(text)
 
     async def enrol() -> tuple[Home, Enrolment]:
         with DirectoryLock.acquire(Home.of(shown.federation, folder, seat).directory, "client"):
-            return await redeem(shown, folder, say, seat=seat)
+            return await redeem(shown, folder, say_once, seat=seat)
 
     return enrol
 

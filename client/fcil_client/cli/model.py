@@ -11,7 +11,16 @@ import typer
 from fcil_client.cli.target_options import ServerOption, SlotOption
 from fcil_protocol.errors import EXIT_RUN_FAILED, UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
+from fcil_protocol.process.terminal import (
+    Format,
+    chosen,
+    count_of,
+    emit,
+    errors,
+    printable,
+    say,
+    say_at_times,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
     from fcil_client.predict.predict import Current, Means, PredictionRequest, Ready
     from fcil_client.state.home import Home
 
-PROGRESS_S = 2.0
 
 DataOption = Annotated[
     Path | None,
@@ -87,7 +95,7 @@ def predict(
         wanted = PredictionRequest(top, unknown, unknown_above)
         current = None
         if model is None:
-            current = Current(find_home(data, server, slot), means, _progress("calibrating"))
+            current = Current(find_home(data, server, slot), means, _images_done("calibrating"))
         if watch:
             _watch(images, current or model, means, wanted, form)
         else:
@@ -171,7 +179,7 @@ def export(
             opset=opset,
             force=force,
         )
-        info = export_current(find_home(data, server, slot), wanted, means=means, notify=_say)
+        info = export_current(find_home(data, server, slot), wanted, means=means, notify=say)
         named: dict[str, Any] = {
             "folder" if wanted.is_folder else "file": str(wanted.target),
             "bytes": wanted.bytes,
@@ -180,13 +188,13 @@ def export(
         of = getattr(info, "precision", f"for {wanted.form}")
         if wanted.form == "statistics":
             of = getattr(info, "source", "")
-        _say(
+        say(
             f"{wanted.target}: {info.method}, {count_of(len(info.classes), 'class')}, {of}, "
             f"{wanted.bytes / 1e6:.1f} MB"
         )
         checked = getattr(info, "checked", None)
         if checked is not None:
-            _say(
+            say(
                 f"on {checked.images} images its largest difference from torch is "
                 f"{checked.error:.1e} of the scores' spread, and {checked.agreement:.1%} of the "
                 "likeliest classes are the same"
@@ -236,7 +244,7 @@ def _open(model: Current | Path | None, means: Means) -> Ready:
 
     assert model is not None, "there is one or the other"
     ready = open_file(model, means) if isinstance(model, Path) else model.open()
-    _say(ready.line)
+    say(ready.line)
     return ready
 
 
@@ -253,25 +261,6 @@ def _stdin(images: list[str]) -> bytes | None:
     return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
 
 
-def _say(text: str) -> None:
-    typer.echo(printable(text), err=True)
-
-
-def _progress(doing: str) -> Callable[[int, int], None]:
-    """Return a callback that reports progress on stderr about every two seconds."""
-    import time
-
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_S:
-            last = time.monotonic()
-            _say(f"{doing}: {done} of {count_of(total, 'image')}")
-
-    return tell
-
-
 def _predict(
     asked: list[str],
     model: Current | Path | None,
@@ -286,9 +275,9 @@ def _predict(
     pictures, faults = find(asked, _stdin(asked))
     ready = _open(model, means)
     for fault in faults:
-        _say(f"error: {fault}")
+        say(f"error: {fault}")
     decoded = batches(pictures, ready.preprocessing, size=means.batch, threads=means.threads)
-    tell = _progress("predicting")
+    tell = _images_done("predicting")
     show = _shower(form)
     rows, failed, unnamed = [], len(faults), False
     for done, row in enumerate(answers(ready, decoded, wanted), 1):
@@ -309,7 +298,7 @@ def _predict(
 
 def _tell_nameless(unnamed: bool, form: Format) -> None:
     if unnamed and form is Format.TEXT:
-        _say(
+        say(
             "unnamed-NUMBER: a class of other clients, whose name this model does not have. The "
             "server's operator can share names: [privacy] share_names"
         )
@@ -320,7 +309,7 @@ def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
 
     def show(row: dict[str, Any]) -> None:
         if form is Format.TEXT and "error" in row:
-            _say(f"error: {row['image']}: {row['error']}")
+            say(f"error: {row['image']}: {row['error']}")
         else:
             emit(row, form, lambda: typer.echo(printable(row_text(row))))
 
@@ -359,5 +348,9 @@ def _watch(
     from fcil_client.predict.live import LivePredictions
 
     current = None if isinstance(model, Path) else model
-    live = LivePredictions(Path(asked[0]), _open(model, means), current, means, wanted, _say)
+    live = LivePredictions(Path(asked[0]), _open(model, means), current, means, wanted, say)
     asyncio.run(live.run(_shower(form)))
+
+
+def _images_done(doing: str) -> Callable[[int, int], None]:
+    return say_at_times(lambda done, total: f"{doing}: {done} of {count_of(total, 'image')}")

@@ -12,13 +12,20 @@ import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
+from fcil_protocol.process.terminal import (
+    Format,
+    chosen,
+    count_of,
+    emit,
+    errors,
+    printable,
+    say,
+    say_at_times,
+)
 
 if TYPE_CHECKING:
     from fcil_client.data.partition_file import Partition
     from fcil_client.data.partition_make import Request
-
-PROGRESS_S = 2.0
 
 
 class SplitKind(StrEnum):
@@ -173,9 +180,9 @@ def split(
         made = _make(data, request, out, picture, export)
         row = partition_summary(made, out, picture, export)
         emit(row, form, lambda: show(made, row), rows=row["holdings"])
-        _say(f"{out} is written. The server needs its tasks, and each client its slot:")
+        say(f"{out} is written. The server needs its tasks, and each client its slot:")
         for command in _commands(shlex.quote(str(data)), shlex.quote(str(out))):
-            _say(f"  {command}")
+            say(f"  {command}")
 
 
 def _commands(data: str, out: str) -> tuple[str, ...]:
@@ -233,18 +240,18 @@ def _make(
         partition_export.check_target(export, data)
     source = open_source(find_data(str(data)))
     try:
-        _say(f"scanning {data}")
+        say(f"scanning {data}")
         listing = source.listing()
         for fault in listing.faults:
-            _say(f"warning: {fault}")
-        made = make(listing, request, _progress("drawing", "tasks"))
+            say(f"warning: {fault}")
+        made = make(listing, request, say_at_times("drawing: {} of {} tasks".format))
         _keep(out, made)
         partition_file.save(out, made)
         if picture is not None:
             partition_picture.write(picture, made)
         if export is not None:
             parts = SharedData(source, made)
-            partition_export.export(parts, export, _progress("writing", "clients"))
+            partition_export.export(parts, export, say_at_times("writing: {} of {} clients".format))
     finally:
         source.close()
     return made
@@ -361,22 +368,3 @@ def _show_table(holdings: list[dict[str, Any]], tasks: int) -> None:
 def _span(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _progress(doing: str, what: str) -> Callable[[int, int], None]:
-    """Return a callback that reports progress on stderr about every two seconds."""
-    import time
-
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_S:
-            last = time.monotonic()
-            _say(f"{doing}: {done} of {total} {what}")
-
-    return tell
-
-
-def _say(text: str) -> None:
-    typer.echo(printable(text), err=True)

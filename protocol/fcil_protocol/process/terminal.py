@@ -26,6 +26,7 @@ from fcil_protocol.formats import with_iso_times
 from fcil_protocol.process.completion import completing
 
 SCHEMA_VERSION = 2  # of the JSON envelope; 1 had moments in unix seconds
+PROGRESS_S = 2.0  # between two lines about the progress of a long work
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -294,6 +295,28 @@ def count_of(count: int, what: str) -> str:
 def printable(text: str) -> str:
     """Return a peer's text without control characters, for a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def say(text: str) -> None:
+    """Write a sentence for the person at the terminal to stderr; stdout is for data."""
+    print(printable(text), file=sys.stderr)  # noqa: T201
+
+
+def say_at_times(text: Callable[[int, int], str]) -> Callable[[int, int], None]:
+    """Return a callback that says how far a long work is, about every two seconds.
+
+    Args:
+        text: returns the sentence for what is done and the total.
+    """
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_S:
+            last = time.monotonic()
+            say(text(done, total))
+
+    return report
 
 
 def run_app(app: Any, program: str | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, say
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer(
@@ -106,7 +106,7 @@ def _change(
     with errors(form):
         changed = _apply(directory, {"change": change, "names": names})
         text = said + (", ".join(changed["names"]) or "nothing")
-        emit(changed, form, lambda: typer.echo(printable(text), err=True))
+        emit(changed, form, lambda: say(text))
 
 
 def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, say
 from fcil_server.cli.completion import complete_weights
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
@@ -121,7 +121,7 @@ def export(
                 wanted,
                 calibrate=calibrate,
                 overrides=settings or (),
-                notify=lambda text: typer.echo(printable(text), err=True),
+                notify=say,
             )
         named = {
             "folder" if wanted.is_folder else "file": str(wanted.target),

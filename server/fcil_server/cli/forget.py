@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable, say
 from fcil_server.cli.completion import complete_client
 from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
 
@@ -54,7 +54,7 @@ def forget(
         from fcil_server.runs.forget_offline import forget as do
 
         def note(_level: str, _code: str, text: str) -> None:
-            typer.echo(printable(text), err=True)
+            say(text)
 
         federation = Federation.open_stopped(find_directory(directory))
         try:
@@ -133,7 +133,7 @@ def erase(
             row = ever_named(ledger, name)
             lines = preview_erasure(ledger, directory, row)
         for line in lines:
-            typer.echo(printable(f"{line}."), err=True)
+            say(f"{line}.")
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
