@@ -28,8 +28,8 @@ from fcil_protocol.errors import (
     WrongClock,
     from_code,
 )
-from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, TOO_MUCH
-from fcil_protocol.link.interface import COME_AGAIN, FLOODED
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS
+from fcil_protocol.link.interface import COME_AGAIN
 from fcil_protocol.link.zmq_link import LinkNews
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -132,9 +132,6 @@ class Conversation:
         self._line.on_connection_lost()
         self._transfers.on_connection_lost()
         self._feed(events.LinkDown())
-        if news.reason == FLOODED:
-            self._notes("warning", f"{address} {TOO_MUCH}")
-            return
         if news.reason != "unreachable":
             self._notes("info", "the connection was lost; trying again")
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fcil_protocol.errors import UnknownClient
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink
-from fcil_protocol.link.zmq_link import REQUESTED_BYTES, Dealer, Links
+from fcil_protocol.link.zmq_link import Dealer, Links
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 ADDRESS_S = 1.0  # at an address that does not answer, before the next one is tried
@@ -23,27 +23,15 @@ REFUSALS = {
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 
-# Of a connection that this side has ended for what it brought.
-TOO_MUCH = "sent more than was requested, and the connection was cut; trying again"
-
 Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
 
 
 def dial(
-    address: str,
-    keys: PrivateKeys,
-    peer: PublicKeys,
-    links: Links | None = None,
-    allowed: int = REQUESTED_BYTES,
+    address: str, keys: PrivateKeys, peer: PublicKeys, links: Links | None = None
 ) -> ClientLink:
     """Start connecting to HOST:PORT, where the holder of ``peer.curve`` must answer.
 
-    Args:
-        address: of a server or relay.
-        keys: this side's.
-        peer: the other side's.
-        links: resources shared by many links of one process.
-        allowed: bytes from the peer that may be unread.
+    ``links`` holds the resources shared by many links of one process.
     """
     host, _, port = address.rpartition(":")
     link = Dealer(
@@ -51,7 +39,6 @@ def dial(
         curve_public=keys.public.curve,
         server_key=peer.curve,
         links=links,
-        allowed=allowed,
     )
     link.connect(host.strip("[]"), int(port))
     return link

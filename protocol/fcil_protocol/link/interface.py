@@ -25,7 +25,6 @@ def wire_bytes(frames: Sequence[bytes]) -> int:
 
 HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
 HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
-FLOODED = "flooded"  # the peer sent more than was requested
 COME_AGAIN = "come_again"  # reason of a refused link: this key may pass, but not now
 
 
@@ -93,10 +92,7 @@ class ClientLink(Protocol):
 
 @dataclass(frozen=True)
 class LinkNews:
-    """News of a client's link: ``up``, ``down`` or ``refused`` with a reason.
-
-    ``down`` has the reason ``unreachable``, `FLOODED`, or none.
-    """
+    """News of a client's link: ``up``, ``down`` or ``refused`` with a reason."""
 
     state: str
     reason: str = ""

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import zmq
 
 from fcil_protocol.errors import LinkError, PortInUse
-from fcil_protocol.link.backlog import UNSPOKEN_BYTES, UnreadBytes
+from fcil_protocol.link.backlog import UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import ConnectionCounts
 from fcil_protocol.link.descriptors import Descriptors, Silent
 from fcil_protocol.link.door import Door, spare_descriptors
-from fcil_protocol.link.flood_watch import HASTE_MS, FloodWatch
+from fcil_protocol.link.flood_watch import FloodWatch
 from fcil_protocol.link.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
 from fcil_protocol.link.interface import (
     COME_AGAIN,
-    FLOODED,
     HANDSHAKE_DOWN_BYTES,
     HANDSHAKE_UP_BYTES,
     ClientLink,
@@ -36,7 +35,7 @@ from fcil_protocol.link.interface import (
     wire_bytes,
 )
 from fcil_protocol.link.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
-from fcil_protocol.link.tcp_info import TcpCounts, open_probe, shut_down
+from fcil_protocol.link.tcp_info import TcpCounts, shut_down
 
 __all__ = [
     "HANDSHAKE_DOWN_BYTES",
@@ -54,8 +53,6 @@ __all__ = [
 
 MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
 MEMBER_BYTES = 4 << 20  # unread bytes of a member allowed beyond its requested data: a message
-REQUESTED_BYTES = 36 << 20  # the same of a server: the largest window, and a message
-LOOK_MS = 200  # between two looks of a client, which few connections can flood
 HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
@@ -290,41 +287,14 @@ class Router:
 class Links:
     """Resources of many clients' links in one process: libzmq's threads and its socket table.
 
-    It also looks for peers that send more than their links allow.
-
     Args:
         most: largest number of links open at once.
     """
 
     def __init__(self, most: int) -> None:
-        self._watch = FloodWatch(self._cut_floods)
-        self._open: set[Dealer] = set()
-        self._next: asyncio.TimerHandle | None = None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Each link has its socket and the two ends of its monitor; some close while others open.
         self.context.set(zmq.MAX_SOCKETS, 4 * most + 64)
-
-    def opened(self, link: Dealer) -> None:
-        """Watch a link until `closed`."""
-        self._open.add(link)
-        if self._next is None:
-            self._look_again()
-
-    def closed(self, link: Dealer) -> None:
-        """End the watch over a link."""
-        self._open.discard(link)
-        if not self._open and self._next is not None:
-            self._next.cancel()
-            self._next = None
-
-    def _look_again(self) -> None:
-        wait_ms = self._watch.tick()
-        if wait_ms > HASTE_MS:
-            wait_ms = LOOK_MS
-        self._next = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look_again)
-
-    def _cut_floods(self, now: float) -> bool:
-        return sum(link.cut_if_flooding(now) for link in self._open) > 0
 
     def close(self) -> None:
         """End the threads; all links must be closed before."""
@@ -342,7 +312,6 @@ class Dealer:
         links: resources shared with other links; None: it has threads of its own.
         retry_s: pause before a refused connection is tried again; libzmq itself retries
             lost ones, but never one that the gate refused.
-        allowed: bytes from the peer that may be unread; with more the connection is cut.
     """
 
     def __init__(
@@ -354,7 +323,6 @@ class Dealer:
         heartbeat_s: float = 10.0,
         retry_s: float = 5.0,
         links: Links | None = None,
-        allowed: int = REQUESTED_BYTES,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._own = None if links else Links(1)
@@ -371,54 +339,15 @@ class Dealer:
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
         mask = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        mask |= zmq.EVENT_CONNECTED
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._up = False
         self._tried = False  # True if an attempt to connect was made since the last connection
         self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
-            self._socket, self._incoming, lambda: None
+            self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
         )
-        self._allowed = allowed
-        self._unread = UnreadBytes(allowed)
-        self._tcp: tuple[int, int] | None = None  # descriptor and cookie of the connection
-        self._ended = ""  # why this side ended it
         self._monitor = self._socket.get_monitor_socket(mask)
         self._news: SocketReader[LinkNews] = SocketReader(self._monitor, self._heard, lambda: None)
-        self._links = shared
-        shared.opened(self)
-
-    def _incoming(self, frames: list[zmq.Frame]) -> tuple[bytes, ...]:
-        self._unread.read([frame_wire_bytes(len(f)) for f in frames])
-        return tuple(f.bytes for f in frames)
-
-    def _connected(self, fd: int) -> None:
-        self._unread, self._tcp, self._ended = UnreadBytes(self._allowed), None, ""
-        probe = open_probe(fd)
-        if probe is not None:
-            self._tcp = fd, probe.cookie
-            probe.close()
-
-    def cut_if_flooding(self, now: float) -> bool:
-        """Cut the connection and return True if its peer has sent more than may be unread.
-
-        libzmq keeps all that arrives until a message is whole, of any number of frames.
-        """
-        if self._tcp is None:
-            return False
-        fd, cookie = self._tcp
-        # Opened only for a moment: a kept handle would keep the connection open after its end.
-        probe = open_probe(fd)
-        if probe is None:
-            return False
-        try:
-            if probe.cookie != cookie or not self._unread.is_over(probe.received, now):
-                return False
-            self._tcp, self._ended = None, FLOODED
-            probe.shut_down()
-            return True
-        finally:
-            probe.close()
 
     def _tell(self, state: str, reason: str = "") -> None:
         self._reader.tell(LinkNews(state, reason))
@@ -432,9 +361,7 @@ class Dealer:
 
     def _heard(self, frames: list[zmq.Frame]) -> None:
         event, value = MONITOR_EVENT.unpack(frames[0].bytes)
-        if event == zmq.EVENT_CONNECTED:
-            self._connected(value)
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
             self._tell("up")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -446,10 +373,10 @@ class Dealer:
             self._tell("refused", "not_fcil")
             self._loop.call_later(self._retry_s, self._connect_again)
         elif event == zmq.EVENT_DISCONNECTED:
-            self._tried, self._tcp = False, None
+            self._tried = False
             if self._up:
                 self._up = False
-                self._tell("down", self._ended)
+                self._tell("down")
         elif event == zmq.EVENT_CONNECT_RETRIED:
             # libzmq reports this when it sets the timer: after a loss no attempt was made yet.
             if self._tried:
@@ -482,7 +409,6 @@ class Dealer:
 
     def close(self) -> None:
         """End the link; unsent messages are lost here, never in the outbox."""
-        self._links.closed(self)
         self._reader.close()
         self._news.close()
         self._socket.disable_monitor()

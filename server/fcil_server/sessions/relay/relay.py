@@ -14,17 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import fcil_protocol
-from fcil_protocol.envelopes.window import TOTAL_BYTES
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
-from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, TOO_MUCH, Dial, dial
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
-from fcil_protocol.link.interface import COME_AGAIN, FLOODED, ClientLink, LinkNews, wire_bytes
-from fcil_protocol.link.zmq_link import REQUESTED_BYTES
+from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
@@ -40,9 +37,6 @@ FATAL = frozenset({
     "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",
 })  # fmt: skip
 
-# That may be unread from the server: windows of some 4,000 clients behind it, 128 KiB each.
-UPLINK_BYTES = 2 * TOTAL_BYTES + REQUESTED_BYTES
-dial_uplink = partial(dial, allowed=UPLINK_BYTES)
 # Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
 COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
 
@@ -75,7 +69,7 @@ class Relay:
         open_link: OpenLink,
         notify: Notify,
         keep: Callable[[EnrolmentRecord], None],
-        make: Dial = dial_uplink,
+        make: Dial = dial,
     ) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))
         self._server = certificate.verify(record.federation, time.time())
@@ -200,9 +194,6 @@ class Relay:
             self._note("error", REFUSALS[news.reason] + again)
         else:
             await self._end_session()
-            if news.reason == FLOODED:
-                self._note("warning", f"{address} {TOO_MUCH}")
-                return
             away = "no server answers at" if news.reason else "the connection was lost to"
             self._note("warning", f"{away} {address}; trying again")
             if news.reason == "unreachable" and len(self._record.addresses) > 1:
