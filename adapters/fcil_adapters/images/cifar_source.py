@@ -22,7 +22,6 @@ from fcil_adapters.images.image_source import (
     LeftOut,
     Listing,
     SourcePart,
-    file_stamp,
     labelled,
     same_file,
     unreadable,
@@ -128,7 +127,7 @@ class CifarSource(ImageSource):
     def _entries(self, file: str, names: list[str], left: LeftOut) -> Iterator[ImageEntry]:
         path = self.path / file
         try:
-            stamp, labels = file_stamp(path.stat()), self._labels(path, left)
+            stamp, labels = path.stat().st_mtime_ns, self._labels(path, left)
         except OSError as error:
             left.add(f"file {file!r}", f"it cannot be read ({error.strerror})")
             return

@@ -6,7 +6,6 @@ nowhere, sizes are bounded, and an image that cannot be used is left out with a 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
@@ -41,8 +40,8 @@ class ImageEntry:
         class_name: normalised name of its class.
         part: train or test, by the layout or a partition; None without either.
         size: bytes.
-        stamp: changes when the file changes: `file_stamp` of the file that holds it, or the CRC-32
-            of a zip member.
+        stamp: changes when the file changes: modification time in ns of the file that holds it, or
+            the CRC-32 of a zip member.
     """
 
     name: str
@@ -146,22 +145,13 @@ def oversize(name: str, size: int) -> str:
     return f"image {name!r} has {size} bytes, more than {MAX_FILE_BYTES}"
 
 
-def file_stamp(status: os.stat_result) -> int:
-    """Return a number below 2^63 that another file, or another content, does not have.
-
-    Not the modification time alone: two folders that swap names leave it as it is, with all sizes.
-    """
-    mark = f"{status.st_mtime_ns} {status.st_ino}".encode()
-    return int.from_bytes(hashlib.sha256(mark).digest()[:8], "big") >> 1
-
-
 def same_file(path: Path, size: int | None, stamp: int) -> bool:
-    """Return True if a file has this `file_stamp` and, if given, this size."""
+    """Return True if a file has this modification time (ns) and, if given, this size."""
     try:
         status = path.stat()
     except (OSError, ValueError):
         return False
-    return file_stamp(status) == stamp and size in (None, status.st_size)
+    return status.st_mtime_ns == stamp and size in (None, status.st_size)
 
 
 def unreadable(name: str, error: Exception) -> DataError:

@@ -20,7 +20,6 @@ from fcil_adapters.images.image_source import (
     LeftOut,
     Listing,
     SourcePart,
-    file_stamp,
     labelled,
     oversize,
     read_file,
@@ -95,7 +94,7 @@ class ListSource(ImageSource):
         if not stat.S_ISREG(status.st_mode):  # a pipe never ends
             raise _Unusable("its path is no file")
         part = None if side is None else _SIDES[side.strip()]
-        return ImageEntry(str(path), row["label"], part, status.st_size, file_stamp(status))
+        return ImageEntry(str(path), row["label"], part, status.st_size, status.st_mtime_ns)
 
     # --- text -------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from fcil_adapters.images.image_source import (
     LeftOut,
     Listing,
     SourcePart,
-    file_stamp,
     labelled,
     oversize,
     side_of,
@@ -134,10 +133,10 @@ class ShardSource(ImageSource):
         return data
 
     def unchanged(self, entry: ImageEntry) -> bool:
-        """Compare the stamp of the shard, and the size of the member."""
+        """Compare the modification time of the shard, and the size of the member."""
         shard, _, name = entry.name.partition("/")
         try:
-            stamp = file_stamp((self._root / shard).stat())
+            stamp = (self._root / shard).stat().st_mtime_ns
             return (self._index(shard)[name].size, stamp) == (entry.size, entry.stamp)
         except (OSError, KeyError, ValueError):
             return False
@@ -161,7 +160,7 @@ class ShardSource(ImageSource):
         if not stat.S_ISREG(status.st_mode):  # a pipe never ends
             left.add(f"shard {shard.name!r}", "it is no file")
             return
-        stamp = file_stamp(status)
+        stamp = status.st_mtime_ns
         samples, damage = self._samples(shard, left, labels=True)
         with self._lock:
             self._keep(shard.name, samples)

@@ -25,7 +25,6 @@ from fcil_adapters.images.image_source import (
     ImageSource,
     Listing,
     SourcePart,
-    file_stamp,
     is_image,
     oversize,
     read_bounded,
@@ -115,7 +114,7 @@ class FolderSource(_Files):
         return read_file(self.path / entry.name, entry.name)
 
     def unchanged(self, entry: ImageEntry) -> bool:
-        """Compare size and stamp."""
+        """Compare size and modification time."""
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
@@ -134,7 +133,7 @@ class FolderSource(_Files):
             faults.append(f"image {'/'.join(parts)!r} cannot be read ({error.strerror})")
             return
         if stat.S_ISREG(status.st_mode):
-            yield _Member("/".join(parts), parts, status.st_size, file_stamp(status))
+            yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
 
 
 class LooseSource(FolderSource):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fcil_adapters.images.decoding import ImageEntry, ImageSource, decode, digest
@@ -195,10 +195,14 @@ def _examine(
 ) -> dict[str, list[Any]]:
     """Return a row per entry; unchanged good files are taken from the cache."""
     rows: dict[str, list[Any]] = {}
+    kept: dict[PurePosixPath, list[ImageEntry]] = {}
     for entry in entries:
         known = old.files.get(entry.name)
         if known is not None and known[4] and known[2:4] == [entry.size, entry.stamp]:
-            rows[entry.name] = _row(entry, known[4], "")
+            kept.setdefault(PurePosixPath(entry.name).parent, []).append(entry)
+    for inside in kept.values():
+        if _is_as_known(source, inside[0], old.files[inside[0].name][4]):
+            rows |= {entry.name: _row(entry, old.files[entry.name][4], "") for entry in inside}
     fresh = [e for e in entries if e.name not in rows]
     done = len(rows)
     with ThreadPoolExecutor(threads or min(8, machine.cores())) as pool:
@@ -207,6 +211,17 @@ def _examine(
             done += 1
             on_progress(done, len(entries))
     return rows
+
+
+def _is_as_known(source: ImageSource, entry: ImageEntry, content: str) -> bool:
+    """Return True unless an image has another content than a file of its size and time had.
+
+    Of each folder one is read: folders that swap their names keep the sizes and times of all files.
+    """
+    try:
+        return digest(source.read(entry)).hex() == content
+    except DataError:  # a disk that fails for a moment; what is gone is not listed
+        return True
 
 
 def examine(

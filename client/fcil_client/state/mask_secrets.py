@@ -7,6 +7,7 @@ that differ by one client the difference is that client's update.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -140,10 +141,12 @@ class MaskFile:
     def keep_signer(self, keys: PrivateKeys) -> None:
         """Keep the keys that a list of clients has, before the client replaces them.
 
+        Not if the notes are damaged: then it takes no part in masked rounds.
+
         Raises:
-            CorruptFile, DiskFull, StorageError: they cannot be kept.
+            DiskFull, StorageError: they cannot be kept.
         """
-        with self.lock:
+        with self.lock, contextlib.suppress(CorruptFile):
             notes, _ = self._read()
             if notes is not None and notes.mask and not self._signer.exists():
                 keys.save(self._signer)

@@ -55,6 +55,7 @@ from fcil_server.federation.environment import (
 )
 from fcil_server.federation.first_start import load_first
 from fcil_server.ledger.database import log_path
+from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.wal_check import lost_frames
 
@@ -215,13 +216,14 @@ class Federation:
             UsageError: a round is open, for which clients seal updates for the old key.
         """
         run = self.ledger.runs.newest()
-        row = self.ledger.rounds.current(run.run_id) if run else None
+        runs_on = run is not None and run.status is RunStatus.RUNNING
+        row = self.ledger.rounds.current(run.run_id) if run is not None and runs_on else None
         if row is not None:
             raise UsageError(
                 f"task {row.task} {row.kind} round {row.round} is open, and clients seal their "
                 "updates for the present key.",
-                action="Start the server, let the round end (or close it: fcil-server "
-                "close-round), stop the server, and try again.",
+                action="Start the server, `fcil-server pause`, let the round end (or close it: "
+                "fcil-server close-round), stop the server, and try again; then resume.",
             )
         RootKey.load(self._root_path)  # without it, change nothing
         fresh = PrivateKeys.generate(curve=self.keys.curve_secret)

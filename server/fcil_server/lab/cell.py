@@ -30,6 +30,7 @@ from fcil_server.reports.traffic.broadcast_parts import TRAIN
 
 SWARM = "swarm"
 LOOK_S = 0.5  # between looks at processes and the server's status
+_OTHER_CODE = "fcil's code changed after this experiment was started: start it again."
 _WORDS = 6  # last lines of a log that a failure shows
 
 
@@ -77,6 +78,8 @@ def run(
             output. Or the code has changed. Timeout: the limit is over.
         Stopped: ``stop`` was set.
     """
+    if source_code.tree_digest() != work.source:
+        raise RunFailed(_OTHER_CODE)
     with storage_errors("empty", work.room):
         shutil.rmtree(work.room, ignore_errors=True)
         work.room.mkdir(parents=True)
@@ -101,7 +104,7 @@ def run(
     found = numbers(data, len(work.tasks))
     # A worker may have loaded its modules late.
     if {found["environment"].get("source_digest"), source_code.tree_digest()} != {work.source}:
-        raise RunFailed("fcil's code changed after this experiment was started: start it again.")
+        raise RunFailed(_OTHER_CODE)
     found["seconds"]["wall_s"] = time.monotonic() - began
     found["seconds"]["cpu_s"] = sum(used.cpu_s.values())
     found["peak_memory_mb"] = round(used.peak / 1e6)

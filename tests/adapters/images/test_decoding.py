@@ -435,24 +435,6 @@ def test_a_changed_file_has_another_stamp(tmp_path):
     assert before.stamp != after.stamp
 
 
-@pytest.mark.parametrize("form", ["folder", "list"])
-def test_folders_that_swap_their_names_swap_their_stamps(tmp_path, form):
-    """Neither sizes nor times tell them apart."""
-    write(tmp_path, "cat/1.ppm", "dog/1.ppm")
-    (tmp_path / "list.csv").write_text("path,label\ncat/1.ppm,cat\ndog/1.ppm,dog\n")
-    for name in ("cat", "dog"):
-        (tmp_path / name / "1.ppm").write_bytes(encoded(picture(seed=ord(name[0])), "PPM"))
-        os.utime(tmp_path / name / "1.ppm", ns=(1, 1))
-    source = open_source(tmp_path if form == "folder" else tmp_path / "list.csv")
-    cat, dog = source.listing().entries
-    assert cat.size == dog.size
-    (tmp_path / "cat").rename(tmp_path / "x")
-    (tmp_path / "dog").rename(tmp_path / "cat")
-    (tmp_path / "x").rename(tmp_path / "dog")
-    assert [e.stamp for e in source.listing().entries] == [dog.stamp, cat.stamp]
-    assert not source.unchanged(cat)
-
-
 def test_a_zip_whose_names_are_utf8_without_saying_so_reads_like_its_folder(tmp_path):
     """So does Linux's `zip -r`."""
     names = ["\N{LATIN CAPITAL LETTER U WITH DIAERESIS}bung/1.png", "\u65e5\u672c/2.png"]

@@ -225,6 +225,9 @@ def test_a_client_of_a_partition_is_told_of_its_own_images_alone(tmp_path):
     facts = images.look(data, home)
     assert facts.files == len(own.images) == 6
     assert {c: sum(sides.values()) for c, sides in facts.counts.items()} == {"cat": 3, "dog": 3}
+    (data / "cat").rename(data / "cats")
+    (data / "dog").rename(data / "dogs")
+    assert "none of the images" in images.look(data, home).error.message
 
 
 def test_broken_files_refused_names_and_copies_in_two_classes_are_all_found(tmp_path):

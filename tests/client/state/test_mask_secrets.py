@@ -282,5 +282,9 @@ def test_replaced_keys_sign_to_the_end_of_their_masked_round(tmp_path):
     file.begin(key(1))
     assert file.signer(listed, newest) is newest
     file.keep_signer(old)
+    (tmp_path / "masks.json").rename(tmp_path / "masks")
+    (tmp_path / "masks.json").write_text("{")
+    MaskFile(tmp_path).keep_signer(new)  # a damaged file is told in the next masked round
+    (tmp_path / "masks").rename(tmp_path / "masks.json")
     file.erase()
     assert file.signer(listed, newest) is newest

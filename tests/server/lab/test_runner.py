@@ -356,6 +356,11 @@ def test_a_run_that_ended_early_or_on_other_code_is_no_result(tmp_path, monkeypa
     found["environment"]["source_digest"] = "e" * 64
     with pytest.raises(RunFailed, match="code changed"):
         run("d" * 64)
+    found["environment"]["source_digest"] = "d" * 64
+    now = iter(["d" * 64, "e" * 64])  # while it ran
+    monkeypatch.setattr(cell.source_code, "tree_digest", lambda: next(now))
+    with pytest.raises(RunFailed, match="code changed"):
+        cell.run(lab.cells[0], work, threading.Event(), lambda _: None)
 
 
 def test_a_folder_without_results_says_so(tmp_path) -> None:

@@ -18,7 +18,7 @@ from fcil_adapters.methods.lorm.parts import (
     root_names,
 )
 from fcil_adapters.numerics.averaging import average
-from fcil_adapters.numerics.client_weights import allowed_counts, class_weights
+from fcil_adapters.numerics.client_weights import allowed_counts
 from fcil_adapters.numerics.task_parts import current_task
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.heads.rows import F32
@@ -89,7 +89,7 @@ def merge(
             root = to_torch(update.payload.f32(root_name(name)), ctx.device)
             if total.gram.ndim == 2:
                 root = unpack_triangle(root, len(total.gram))
-            pull = to_torch(pulls[root_name(name)][k], ctx.device)
+            pull = float(pulls[root_name(name)][k])
             total.add(pull, to_torch(update.payload.f32(name), ctx.device), root)
     return {**mean, **{name: to_numpy(total.merged(h.eps)) for name, total in sums.items()}}
 
@@ -97,11 +97,10 @@ def merge(
 def capped_pulls(
     updates: Updates, names: Sequence[str], weights: F64, max_share: float
 ) -> dict[str, F64]:
-    """Return the weights of the clients' Gram matrices at each place: (K, 1), of diagonals (K, n).
+    """Return the weights (K,) of the clients' Gram matrices at each place.
 
     A client pulls a merge by ``w_k tr(G_k)``, and chooses its own ``G_k``. So the weight of one
-    whose inputs look larger than everybody's is lowered until its pull has the largest share. Of a
-    diagonal, each column is merged by itself, and so capped.
+    whose inputs look larger than everybody's is lowered until its pull has the largest share.
 
     Args:
         updates: of K clients.
@@ -109,21 +108,17 @@ def capped_pulls(
         weights: w_k, (K,).
         max_share: largest share of one client in a place's pulls.
     """
-    sizes: dict[str, list[F64]] = {name: [] for name in names}
-    for update in updates:
+    sizes = {name: np.zeros(len(weights)) for name in names}
+    for k, update in enumerate(updates):
         for name in names:
-            squares = np.square(update.payload.f32(name), dtype=np.float64)
-            sizes[name].append(squares if name.endswith(".A") else squares.sum(keepdims=True))
+            sizes[name][k] = np.square(update.payload.f32(name), dtype=np.float64).sum()
     pulls = {}
     for name, size in sizes.items():
-        claimed = weights[:, None] * np.stack(size)  # (K, columns)
-        shares = class_weights(claimed, max_share)
-        own = shares > 0
-        # Those below the cap keep what they claim, as in `allowed_counts`.
-        totals = np.where(own, claimed, np.inf) / np.where(own, shares, 1.0)
-        least = np.where(own.any(axis=0), totals.min(axis=0), 0.0)
-        ratio = np.where(own, shares * least, 1.0) / np.where(own, claimed, 1.0)
-        pulls[name] = weights[:, None] * ratio
+        claimed = weights * size
+        allowed = allowed_counts(claimed.tolist(), max_share) if claimed.any() else claimed
+        pulls[name] = weights * np.divide(
+            allowed, claimed, where=claimed > 0, out=np.ones_like(claimed)
+        )
     return pulls
 
 

@@ -40,12 +40,11 @@ class RegMean:
         gram = wide.new_zeros((n,) if diagonal else (n, n))
         return cls(wide, torch.zeros_like(wide), gram)
 
-    def add(self, weight: Tensor, W: Tensor, root: Tensor) -> None:
+    def add(self, weight: float, W: Tensor, root: Tensor) -> None:
         """Add a client.
 
         Args:
-            weight: of its mean Gram matrix: its share of the images; of a diagonal, for each
-                column (n,).
+            weight: of its mean Gram matrix: its share of the images.
             W: its weights, (out, n).
             root: R (n, n) with ``R^T R = G``, or the root of its diagonal, (n,).
         """

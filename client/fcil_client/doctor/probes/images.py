@@ -44,6 +44,11 @@ class _Hurried(ImageSource):
         found = self._source.listing()
         if self.only is not None:
             entries = tuple(e for e in found.entries if e.name in self.only)
+            if not entries:
+                raise DataError(
+                    "none of the images that this client had of its partition is there any more.",
+                    action="Restore them, or join with the new data.",
+                )
             found = replace(found, entries=entries)
         self.listed = found
         return found
