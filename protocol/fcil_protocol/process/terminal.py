@@ -306,7 +306,7 @@ def say_at_times(text: Callable[[int, int], str]) -> Callable[[int, int], None]:
     """Return a callback that says how far a long work is, about every two seconds.
 
     Args:
-        text: returns the sentence for what is done and the total.
+        text: returns the sentence, given the number done and the total.
     """
     last = time.monotonic()
 
