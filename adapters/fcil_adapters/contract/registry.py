@@ -107,10 +107,13 @@ def _load(entry: EntryPoint) -> Method:
     try:
         manifest = entry.load()
     except Exception as error:  # a third-party module may raise anything on import
+        place, action = _place_of(error), "Install its package again."
+        if place:
+            action = f"Correct {place} if the method is yours; else install its package again."
         raise ConfigError(
             f"the method {entry.name!r} ({entry.value}) cannot be imported: "
-            f"{type(error).__name__}: {error} ({_place_of(error)}).",
-            action="Correct that file if the method is yours; else install its package again.",
+            f"{type(error).__name__}: {error}.",
+            action=action,
         ) from error
     if not isinstance(manifest, Method) or manifest.name != entry.name:
         raise ConfigError(
@@ -121,12 +124,13 @@ def _load(entry: EntryPoint) -> Method:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the file and line of an error that a module raised when it was imported."""
+    """Return the file and line at which a module's import failed; empty if there is no module."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
+    importing = ("<", __file__, str(Path(importlib.__file__).parent))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<")]
-    return f"{own[-1].filename}:{own[-1].lineno}"
+    own = [frame for frame in frames if not frame.filename.startswith(importing)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def load_half(path: str) -> Any:

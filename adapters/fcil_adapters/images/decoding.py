@@ -46,7 +46,7 @@ MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
 MAX_TIFF_PIECE = 4 * MAX_PIXELS  # bytes
 # The content decides, not the suffix; formats whose readers start other programs are left out.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-MOST_SAMPLED = 512
+MOST_SAMPLED = 512  # images of a folder, for the ranges of numbers in a model
 _MAX_ASPECT = 8
 _GREY = (128, 128, 128, 255)
 _BOX = 1 << 18  # pixels per conversion

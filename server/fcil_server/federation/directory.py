@@ -215,9 +215,9 @@ class Federation:
         Raises:
             UsageError: a round is open, for which clients seal updates for the old key.
         """
-        run = self.ledger.runs.newest()
-        runs_on = run is not None and run.status is RunStatus.RUNNING
-        row = self.ledger.rounds.current(run.run_id) if run is not None and runs_on else None
+        run, row = self.ledger.runs.newest(), None
+        if run is not None and run.status is RunStatus.RUNNING:
+            row = self.ledger.rounds.current(run.run_id)
         if row is not None:
             raise UsageError(
                 f"task {row.task} {row.kind} round {row.round} is open, and clients seal their "

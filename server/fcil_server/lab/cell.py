@@ -43,8 +43,8 @@ class CellInputs:
         test: folder or zip of the test images.
         weights: of the backbone; empty: none needed.
         room: the cell's own directory; its content is removed.
-        features: the experiment's frozen features; None: they are computed in every cell.
         source: digest of the code that the cell's key is of (`source_code.tree_digest`).
+        features: the experiment's frozen features; None: they are computed in every cell.
     """
 
     data: Path
@@ -53,9 +53,9 @@ class CellInputs:
     test: Path
     weights: str
     room: Path
+    source: str
     limit_s: float = 0.0
     features: FeatureFolder | None = None
-    source: str = field(default_factory=source_code.tree_digest)
 
 
 class Stopped(Exception):

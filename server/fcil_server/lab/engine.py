@@ -150,9 +150,9 @@ class Engine:
                 test=images.test,
                 weights=weights,
                 room=room,
+                source=source,
                 limit_s=self.experiment.budget.limit_s,
                 features=features if most_bytes else None,
-                source=source,
             )
 
         return work

@@ -49,7 +49,15 @@ def test_a_package_that_cannot_be_imported_is_named_whatever_it_raises(package, 
         ConfigError, match=r"the method 'bad' \(bad_module:METHOD\) cannot be"
     ) as at:
         load_method("bad")
-    assert at.value.message.endswith("/bad_pack/bad_module.py:1).")
+    assert "/bad_pack/bad_module.py:1 if the method is yours" in at.value.action
+
+
+def test_a_module_that_is_missing_has_no_place_of_its_fault(package):
+    package("bad_pack", "bad", "bad_module", "")
+    package("lost_pack", "lost", "lost_module.inside", "")
+    with pytest.raises(ConfigError, match="No module named 'lost_module'") as at:
+        load_method("lost")
+    assert at.value.action == "Install its package again."
 
 
 def test_an_entry_point_of_another_name_than_the_method_is_refused(package):

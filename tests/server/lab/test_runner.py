@@ -64,7 +64,7 @@ class Lab:
     def pending(self) -> list[runner.Pending]:
         def work(_cell, key: str) -> CellInputs:
             room = self.results.cell_directory(key)
-            return CellInputs(room, room, (("a",),), room, "", room)
+            return CellInputs(room, room, (("a",),), room, "", room, "")
 
         return runner.pending_cells(self.cells, self.known, self.results, work)
 
@@ -283,7 +283,7 @@ class Declined:
 
 
 def test_a_cell_whose_clients_all_decline_fails_with_their_reason(tmp_path) -> None:
-    work = CellInputs(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
+    work = CellInputs(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path, "")
     with pytest.raises(RunFailed, match=r"all have declined \| half precision holds 1e\+30"):
         cell._watch(Declined(), work, threading.Event(), lambda _: None, 1)
 
