@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fcil_adapters.backbones.backbone import Backbone, backbone_digest, load_backbone, wrap_backbone
@@ -136,6 +135,8 @@ def row(data: str, features: Features) -> Row:
 
 def digits() -> tuple[Pictures, Pictures]:
     """Return scikit-learn's digits: the first 1,400 of a fixed order, and the rest."""
+    from sklearn.datasets import load_digits  # brings scipy: 2 s
+
     raw = load_digits()
     grey = (raw.images * 255 / 16).astype(np.uint8)
     images = np.stack([preprocess(Image.fromarray(g), EMBEDDED_PREPROCESSING) for g in grey])

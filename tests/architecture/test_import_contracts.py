@@ -80,9 +80,16 @@ def imports(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = ast.unparse(node.func) if isinstance(node.args[0].value, str) else ""
+            called = dotted(node.func) if isinstance(node.args[0].value, str) else ""
             if called in ("__import__", "importlib.import_module", "import_module"):
                 yield str(node.args[0].value)
+
+
+def dotted(node: ast.expr) -> str:
+    """Return a dotted name; an expression before its dots is as `ast.unparse` writes it."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
 
 
 @cache
@@ -94,7 +101,7 @@ def tops(tree: ast.Module) -> set[str]:
 def calls(tree: ast.Module) -> list[tuple[str, dict[str, str]]]:
     """Return every call as dotted name and keyword arguments."""
     return [
-        (ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg})
+        (dotted(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg})
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     ]

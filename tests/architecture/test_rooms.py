@@ -2,12 +2,14 @@
 
 A *room* is a folder of a package. An *arrow* is an import, also one under TYPE_CHECKING, within a
 function, or by `importlib.import_module`. import-linter keeps the layers of rooms; this test keeps
-what it cannot say: sizes, circles of modules, and every arrow between two rooms.
+what it cannot say: sizes, circles of modules, every arrow between two rooms, and that no two
+classes have one name, so that a name can be searched for and spoken of.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -111,6 +113,9 @@ SMALL = {
     "fcil_protocol.process.overrides": "one file owns -c of both programs",
     "fcil_server.ledger.labels": "one file has the words of every status",
 }
+
+# A message has the name that PROTOCOL.md gives it, whatever the contract or an error is called.
+CLASSES_TWICE = {"Progress", "RoundClosed", "Update"}
 
 # What has still to go. These lists only shrink: an entry that is no longer true fails a test.
 KNOWN_CIRCLES: tuple[frozenset[str], ...] = ()
@@ -380,6 +385,18 @@ def test_no_room_has_too_many_modules() -> None:
 
 def test_no_module_is_too_small_to_stand_by_itself() -> None:
     assert sorted(small() - KNOWN_SMALL - set(SMALL)) == []
+
+
+def test_no_two_modules_define_a_class_of_one_name() -> None:
+    homes = defaultdict(set)
+    for module in modules().values():
+        if module.room != "fcil_adapters.methods":  # folders of one shape, so of the same names
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    homes[node.name].add(module.name)
+    assert len(homes) > 500
+    shared = {name: sorted(found) for name, found in homes.items() if len(found) > 1}
+    assert shared.keys() == CLASSES_TWICE, shared
 
 
 def test_what_is_known_is_still_so() -> None:

@@ -156,6 +156,7 @@ def ours():
             yield thing
 
 
+@pytest.mark.full
 def test_no_object_of_a_running_server_and_client_shows_one(tmp_path, monkeypatch, caplog):
     """Both daemons in this process; their logs are read down to the debugging lines."""
     caplog.set_level(logging.DEBUG)

@@ -268,6 +268,7 @@ def _command(federation, module, *arguments, directory=True):
     return envelope["data"]
 
 
+@pytest.mark.full
 def test_ctrl_c_on_either_side_ends_cleanly(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())

@@ -79,6 +79,7 @@ def wait_until_stopped(pid):
     assert os.WIFSTOPPED(status)
 
 
+@pytest.mark.full
 def test_systemd_hears_of_server_and_client_from_ready_to_stopping(tmp_path):
     with (
         Supervisor(tmp_path / "s") as server,

@@ -62,7 +62,8 @@ def from_link(counts):
     return sum(c.sealed for c in counts if c.cause in causes)
 
 
-@pytest.mark.parametrize("ranges", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ranges", [True, False])
 def test_large_parts_come_from_the_store_and_every_byte_is_counted(tmp_path, ranges):
     with web_server(tmp_path / "parts", ranges=ranges) as web:
         counts, logs, _ = run(tmp_path, **stored(tmp_path, web))

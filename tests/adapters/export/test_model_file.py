@@ -157,6 +157,7 @@ def test_the_file_scores_as_the_torch_model_does(name, target):
 
 
 @pytest.mark.usefixtures("traced_once")
+@pytest.mark.full
 def test_half_precision_keeps_the_head_and_both_ends_as_they_are(target):
     case = learned("pilora")
     info = case.export(target, "fp16", images=IMAGES)

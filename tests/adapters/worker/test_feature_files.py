@@ -213,6 +213,7 @@ def test_kill_9_in_the_middle_of_a_write_leaves_whole_features(tmp_path, moment)
     assert counted(place(tmp_path).counts).faults == ()
 
 
+@pytest.mark.full
 def test_kill_9_at_any_moment_leaves_whole_features(tmp_path):
     """Small logs, so that some of the kills meet a log on its way into the file."""
     script = """

@@ -157,6 +157,7 @@ BASH = shutil.which("bash")
 
 
 @pytest.mark.skipif(BASH is None, reason="there is no bash here")
+@pytest.mark.full
 def test_a_real_bash(directory: Path, tmp_path: Path) -> None:
     with Ledger(directory / LEDGER_NAME) as ledger:
         for name in ("vm:camera-1", "my camera"):

@@ -145,7 +145,11 @@ def test_cells_share_one_folder_of_features_within_the_bound_of_the_toml(tmp_pat
 
 
 def test_a_partition_is_drawn_and_never_an_older_file(tmp_path) -> None:
-    source = data.write_digits(tmp_path / "digits")
+    source = tmp_path / "images"
+    for n in range(40):
+        path = source / "train" / f"digit-{n % 10}" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(n))
     split = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1].split
     images = data.Images(source, source)
     made = data.partition(images, split, tmp_path)
