@@ -77,7 +77,7 @@ def show_privacy(rows: list[dict[str, Any]]) -> None:
             out.print(f"  {one['run']}  {_spent(one)}")
         if not row["runs"]:
             out.print("  spent    nothing: no noised statistic has left this device")
-        elif len(row["runs"]) > 1:
+        elif len(row["runs"]) > 1 or row["runs"][0]["delta"] != row["all"]["delta"]:
             out.print(f"  all runs  {_spent(row['all'])}")
         if row["remains"] is not None:
             out.print(f"  remains  epsilon {row['remains']:.4g}")

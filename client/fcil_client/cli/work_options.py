@@ -158,7 +158,7 @@ class WorkOptions:
         float,
         typer.Option(
             min=0,
-            help="Decline noised rounds beyond this epsilon; 0: no limit.",
+            help="Decline noised rounds beyond this epsilon (delta 1e-5); 0: no limit.",
             rich_help_panel=PRIVACY_PANEL,
         ),
     ] = 0.0

@@ -27,6 +27,9 @@ from fcil_protocol.storage.append_log import AppendLog
 from fcil_protocol.storage.atomic_files import storage_errors
 
 NAME = "privacy.jsonl"
+# The server chooses its terms' delta; at one near 1, epsilon is 0 for any noise. A client's own
+# limit of epsilon therefore holds at this delta, or at a smaller one of the terms.
+LIMIT_DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class PrivacyLimits:
 
     Attributes:
         min_noise: rounds with a smaller noise multiplier are declined.
-        max_epsilon: largest epsilon over all runs of this client; 0: no limit of its own.
+        max_epsilon: largest epsilon over all runs of this client, at `limit_delta`; 0: no limit of
+            its own. Runs without noise have no epsilon: ``min_noise`` declines them.
         min_count: classes with fewer images take no part.
         min_masked: rounds are declined unless masks hide each update in a sum of at least this
             number of clients; 0: no demand.
@@ -129,6 +133,11 @@ def epsilon_spent(charges: Iterable[Charge], delta: float) -> float:
     # The Renyi divergence of Gaussians is proportional to this sum, at every order.
     worst = max(by_class.values(), key=lambda all_: sum(z**-2 for z in all_))
     return gaussian_epsilon(worst, delta)
+
+
+def limit_delta(charges: Iterable[Charge]) -> float:
+    """Return the delta at which a client's own limit of epsilon holds."""
+    return min((LIMIT_DELTA, *(charge.delta for charge in charges)))
 
 
 def _sound(charge: Charge) -> Charge:
@@ -226,7 +235,8 @@ class PrivacyLedger:
         in_run = epsilon_spent([*(c for c in before if c.run == key.run), new], privacy.delta)
         _refuse_beyond(privacy.max_epsilon, in_run, f"run {key.run}")
         if limits.max_epsilon:
-            total = epsilon_spent([*before, new], privacy.delta)
+            every = [*before, new]
+            total = epsilon_spent(every, limit_delta(every))
             _refuse_beyond(limits.max_epsilon, total, "all runs of this client")
         self.append(Charge(**{**vars(new), "epsilon": round(in_run, 6)}))
 
@@ -275,20 +285,22 @@ def _refuse_beyond(limit: float, epsilon: float, of: str) -> None:
 def summary(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the spent epsilon, per run and in total, as plain data.
 
-    Each delta is the largest of its charges.
+    Of a run at the delta of its terms, the largest if they changed; in total at that of the
+    client's own limit.
     """
     charges = ledger.read()
     runs: dict[str, list[Charge]] = defaultdict(list)
     for charge in charges:
         runs[charge.run].append(charge)
     return {
-        "runs": [{"run": run, **_sum(some)} for run, some in runs.items()],
-        "all": _sum(charges) if charges else None,
+        "runs": [
+            {"run": run, **_sum(some, max(c.delta for c in some))} for run, some in runs.items()
+        ],
+        "all": _sum(charges, limit_delta(charges)) if charges else None,
     }
 
 
-def _sum(charges: list[Charge]) -> dict[str, Any]:
-    delta = max(c.delta for c in charges)
+def _sum(charges: list[Charge], delta: float) -> dict[str, Any]:
     return {
         "rounds": len(charges),
         "releases": sum(len(c.statistics) for c in charges),

@@ -167,6 +167,27 @@ def test_the_budget_of_the_terms_is_the_runs_and_the_clients_own_is_over_all_run
     assert len(ledger.read()) == 4, "what was refused was not charged"
 
 
+def test_the_clients_own_limit_holds_at_a_delta_that_no_server_can_raise(tmp_path):
+    """At a delta of 0.9 any noise has an epsilon of 0."""
+    ledger = PrivacyLedger(tmp_path)
+    lax = NOISE.model_copy(update={"delta": 0.9})
+    once, twice = (gaussian_epsilon([2.0] * n, DELTA) for n in (1, 2))
+    limits = PrivacyLimits(max_epsilon=(once + twice) / 2)
+    ledger.charge(lax, limits, KEY, ["cat"], MEAN)
+    with pytest.raises(PrivacyRefused, match="all runs of this client"):
+        ledger.charge(lax, limits, KEY, ["cat"], MEAN)
+    with pytest.raises(PrivacyRefused, match="all runs"):  # nor can another run's
+        ledger.charge(lax, limits, RoundKey(RUN2, 0, "train", 0), ["cat"], MEAN)
+    strict = NOISE.model_copy(update={"delta": 1e-9})
+    between = PrivacyLimits(max_epsilon=gaussian_epsilon([2.0, 2.0], 1e-7))
+    with pytest.raises(PrivacyRefused, match="all runs"):  # a smaller one counts
+        ledger.charge(strict, between, KEY, ["cat"], MEAN)
+    told = summary(ledger)
+    assert (told["runs"][0]["delta"], told["all"]["delta"]) == (0.9, DELTA)
+    assert told["runs"][0]["epsilon"] < 0.1 < told["all"]["epsilon"]
+    assert told["all"]["epsilon"] == pytest.approx(once, abs=1e-5)
+
+
 def test_weaker_terms_than_the_client_asks_for_are_refused(tmp_path):
     ledger = PrivacyLedger(tmp_path)
     for terms, limits, words in (
