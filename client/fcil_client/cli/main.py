@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from fcil_client.notes import Note
+    from fcil_client.rounds.options import ClientOptions
     from fcil_client.state.home import Enrolment, Home
 
 VERBS = {
@@ -139,9 +140,8 @@ def join(
         with errors(form):
             if ticket is not None:
                 typer.echo("A dry run does not enrol: the ticket stays unused.", err=True)
-            part = ImageSelection(data, partition, slot, unlabelled, work.training_metrics)
-            told = overrides or []
-            _dry_run(part, server, method, told, form, link_only=work.link_only)
+            options = replace(work.options(data, partition, slot), unlabelled=unlabelled)
+            _dry_run(options, server, method, overrides or [], form)
         return
     with errors():
         if method is not None or overrides or form is not Format.TEXT:
@@ -193,28 +193,12 @@ def join(
             asyncio.run(run())
 
 
-class ImageSelection(NamedTuple):
-    """All images of a data set, or those of one slot of a partition of it.
-
-    ``unlabelled`` is the folder of further images without classes, if there is one;
-    ``training_metrics`` says if loss and accuracy of the training on them are sent.
-    """
-
-    data: Path
-    partition: Path | None
-    slot: int
-    unlabelled: Path | None
-    training_metrics: bool = True
-
-
 def _dry_run(
-    part: ImageSelection,
+    options: ClientOptions,
     server: str | None,
     method: str | None,
     overrides: list[str],
     form: Format,
-    *,
-    link_only: bool,
 ) -> None:
     from fcil_client.cli.show_sent import show_dry_run
     from fcil_client.data.unlabelled import check_folder
@@ -223,21 +207,22 @@ def _dry_run(
     from fcil_client.membership.dry_run import dry_run as predict
     from fcil_client.state.home import find_data
 
-    folder = find_data(str(part.data))
-    preview, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
-    fixed = home is not None or part.partition is not None
-    inventory = count_images(folder, home, part.partition, part.slot)
-    offered, divided = part.unlabelled, part.partition is not None
+    folder, divided = find_data(str(options.data)), options.partition is not None
+    seat = seat_of(options.partition, options.slot)
+    preview, home = look(folder, server, method, overrides, seat=seat)
+    inventory = count_images(folder, home, options.partition, options.slot)
+    offered = options.unlabelled
     if offered is not None:
         offered = check_folder(offered, folder, divided=divided)
     row = predict(
         folder,
         preview,
         inventory,
-        enrolled=fixed,
+        enrolled=home is not None or divided,
+        limits=options.limits,
         unlabelled=offered,
-        training_metrics=part.training_metrics,
-        link_only=link_only,
+        training_metrics=options.training_metrics,
+        link_only=options.link_only,
     )
     emit(row, form, lambda: show_dry_run(row))
 

@@ -28,6 +28,13 @@ def show_dry_run(row: dict[str, Any]) -> None:
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
     out.print(f"Privacy: {PrivacyTerms.model_validate(row['privacy']).describe()}.")
+    if row["least"] > row["privacy"]["min_count"]:
+        out.print(f"Classes with fewer than {row['least']} images stay out (--min-count).")
+    if row["declined"]:
+        out.print(
+            f"This client declines all rounds but evaluations: {printable(row['declined'])}",
+            style="bold yellow",
+        )
     if store := row["object_store"]:
         out.print(f"Large parts of broadcasts come from {printable(store)} (--link-only: not).")
     if again := exemplars.exemplar_notice(row["exemplars"]):

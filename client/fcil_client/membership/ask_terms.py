@@ -22,7 +22,7 @@ from fcil_adapters.contract.half_precision import WEIGHTS, forms_of
 from fcil_client.link import handshake
 from fcil_client.link.handshake import Terms
 from fcil_client.link.visit import visit
-from fcil_client.membership.enrol import JoinFile, find_enrolled, find_server
+from fcil_client.membership.enrol import JoinFile, find_enrolled, find_server, no_server
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import (
     ConfigError,
@@ -103,6 +103,7 @@ def look(
 
     Raises:
         UsageError: options without a method.
+        LinkError: the selected server does not run here, and the folder is no member of it.
         FcilError: the terms cannot be obtained.
     """
     if method is None and overrides:
@@ -113,7 +114,7 @@ def look(
     if method is not None:
         known = Home.known(data, seat)
         return _installed(method, overrides), known[0] if len(known) == 1 else None
-    join = find_server(server)
+    asked, join = server, find_server(server)
     if join is not None:
         home = next((h for h in Home.known(data, seat) if _is_of(h, join)), None)
         try:
@@ -122,6 +123,8 @@ def look(
             server = join.federation  # it left its join file; it may be elsewhere now
     enrolled = find_enrolled(data, server, seat)
     if enrolled is None:
+        if asked is not None and join is None:
+            raise no_server(data, asked)
         return replace(_installed(DEFAULT_METHOD, ()), source="default", told=_ASSUMED), None
     home, enrolment = enrolled
     try:

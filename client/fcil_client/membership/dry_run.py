@@ -18,8 +18,11 @@ from fcil_client.data.partition_source import open_data
 from fcil_client.link.handshake import Terms
 from fcil_client.membership.ask_terms import TaskClasses, TermsPreview
 from fcil_client.state.home import SALT_BYTES, Home
+from fcil_client.state.privacy_budget import NO_LIMITS, PrivacyLimits, refuse_weak
 from fcil_client.state.sent_journal import describe_fields, describe_tensors
 from fcil_protocol.envelopes.header import sealed_size
+from fcil_protocol.errors import PrivacyRefused
+from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY_SCHEMA, inventory_faults
 from fcil_protocol.payloads.payload import WIRE_DTYPES, MetaValue, Payload, pack
 from fcil_protocol.payloads.schema import PayloadSchema, TensorBound, class_key
@@ -57,6 +60,7 @@ def dry_run(
     inventory: Inventory,
     *,
     enrolled: bool,
+    limits: PrivacyLimits = NO_LIMITS,
     unlabelled: Path | None = None,
     training_metrics: bool = True,
     link_only: bool = False,
@@ -69,6 +73,7 @@ def dry_run(
         inventory: images in the folder.
         enrolled: enrolment or a partition has fixed the split into sides; else any image may be on
             either side.
+        limits: the client's own.
         unlabelled: folder of images without classes that it would offer.
         training_metrics: False if loss and accuracy of its training stay here.
         link_only: it would use no object store.
@@ -76,7 +81,8 @@ def dry_run(
     if not training_metrics:
         preview = replace(preview, terms=replace(preview.terms, training_metrics=False))
     terms = preview.terms
-    least = terms.privacy.min_count
+    least = max(terms.privacy.min_count, limits.min_count)
+    declined = _declined(terms.privacy, limits)
     possible = (inventory if enrolled else _either_side(inventory)).announceable(least)
     return {
         "data": str(data.resolve()),
@@ -92,9 +98,22 @@ def dry_run(
         "exemplars": terms.method.exemplars(terms.hparams),
         "unlabelled": _unlabelled(terms, unlabelled),
         "announcement": _announcement(preview.terms, inventory.announceable(least), exact=enrolled),
-        "tasks": list(_tasks(preview, possible, offers=unlabelled is not None)),
+        "least": least,
+        "declined": declined,
+        "tasks": list(
+            _tasks(preview, possible, offers=unlabelled is not None, declined=bool(declined))
+        ),
         "faults": inventory.faults,
     }
+
+
+def _declined(privacy: PrivacyTerms, limits: PrivacyLimits) -> str:
+    """Return why the client would decline all rounds but evaluations; "": it would not."""
+    try:
+        refuse_weak(privacy, limits)
+    except PrivacyRefused as error:
+        return error.message
+    return ""
 
 
 def _either_side(inventory: Inventory) -> Inventory:
@@ -129,16 +148,17 @@ def _announcement(terms: Terms, inventory: Inventory, *, exact: bool) -> dict[st
 
 
 def _tasks(
-    preview: TermsPreview, inventory: Inventory, *, offers: bool
+    preview: TermsPreview, inventory: Inventory, *, offers: bool, declined: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the uploads of every task that is not over; ``offers``: unlabelled images, too.
+    """Yield the uploads of every task that is not over.
 
+    ``offers``: unlabelled images, too; ``declined``: evaluations alone.
     Late images of all classes may leave after the last task, too, when it is over.
     """
     past: list[str] = []
     expected = _expected(preview, inventory)
     for number, task in enumerate(expected):
-        told = _task(preview, inventory, number, task, past, offers=offers)
+        told = _task(preview, inventory, number, task, past, offers=offers, declined=declined)
         if not task.closed or (number == len(expected) - 1 and told["exchanges"]):
             yield told
         past.extend(task.classes)
@@ -165,6 +185,7 @@ def _task(
     past: Sequence[str],
     *,
     offers: bool,
+    declined: bool,
 ) -> dict[str, Any]:
     first = len(past)
     info = TaskInfo(
@@ -176,6 +197,7 @@ def _task(
     known = {n for n, count in inventory.train.items() if class_key(n) in seen and count}
     tested = [n for n, count in inventory.test.items() if class_key(n) in seen and count]
     tests = tested and preview.evaluate is not False and not task.closed
+    takes_part = not (task.closed or declined)
     return {
         "task": number,
         "classes": len(task.classes),
@@ -184,9 +206,9 @@ def _task(
         "held": sorted(held),
         "images": sum(held.values()),
         "exchanges": [
-            *(_exchanges(preview, info, _is_of_task) if held and not task.closed else ()),
-            *(_exchanges(preview, info, _is_late) if known else ()),
-            *(_exchanges(preview, info, _is_unlabelled) if offers and not task.closed else ()),
+            *(_exchanges(preview, info, _is_of_task) if held and takes_part else ()),
+            *(_exchanges(preview, info, _is_late) if known and not declined else ()),
+            *(_exchanges(preview, info, _is_unlabelled) if offers and takes_part else ()),
             *(_results(preview, len(tested)) if tests else ()),
         ],
     }
@@ -207,14 +229,24 @@ def _is_of_task(exchange: Exchange) -> bool:
 def _exchanges(
     preview: TermsPreview, info: TaskInfo, chosen: Callable[[Exchange], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the chosen exchanges of a task; of late ones there are as many as images come late."""
+    """Yield the chosen exchanges of a task.
+
+    Of late ones there are as many as images come late; the rounds of masks come with each masked
+    one.
+    """
     terms = preview.terms
-    for exchange in terms.exchanges:
-        if not exchange.in_task(info.index) or not chosen(exchange):
-            continue
-        rounds = preview.rounds_per_task if exchange.rounds is None else exchange.rounds
+    some = [e for e in terms.exchanges if e.in_task(info.index) and chosen(e)]
+    hidden = [_rounds(preview, e) for e in some if e.masking and e.additive]
+    masked = None if None in hidden else sum(filter(None, hidden))
+    for exchange in some:
+        of_masks = exchange.masking and not exchange.additive
+        rounds = masked if of_masks else _rounds(preview, exchange)
         dims = terms.dims(info, exchange.kind)
         yield _exchange(terms, exchange.kind, dims, None if exchange.late else rounds)
+
+
+def _rounds(preview: TermsPreview, exchange: Exchange) -> int | None:
+    return preview.rounds_per_task if exchange.rounds is None else exchange.rounds
 
 
 def _results(preview: TermsPreview, classes: int) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_client.state.home import Enrolment, Home, state_home
-from fcil_protocol.errors import FcilError, LinkError, TrustError, Unreachable, UsageError
+from fcil_protocol.errors import (
+    FcilError,
+    LinkError,
+    TrustError,
+    Unreachable,
+    UsageError,
+    WrongClock,
+)
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.terminal import printable
@@ -86,22 +93,28 @@ def find(
             return home, _enrol(home, running, data, name)
         try:  # a server that lost its ledger accepts the same keys again
             return home, _enrol(home, running, data, name)
-        except LinkError:  # it is down: the daemon keeps trying with the known addresses
+        except (LinkError, WrongClock):
+            # It is down, or this device does not know the time yet: the daemon keeps trying.
             enrolment = home.enrolment()
             assert enrolment is not None
             return home, enrolment
     enrolled = find_enrolled(data, server, seat)
     if enrolled is not None:
         return enrolled
+    raise no_server(data, server)
+
+
+def no_server(data: Path, server: str | None) -> FcilError:
+    """Return the error that no server, or not the selected one, runs here for a new folder."""
     asked = f" that is called {server!r}" if server else ""
     here = [j for j in join_files() if _answers(j)] if server else []
     if here:
-        raise LinkError(
+        return LinkError(
             f"no fcil server{asked} runs on this machine as this user; there "
             f"{'are' if len(here) > 1 else 'is'} {', '.join(map(_described, here))}.",
             action="Give one of these after --server, or start the one that you mean.",
         )
-    raise Unreachable(
+    return Unreachable(
         f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
         action="Start one with: fcil-server serve. To join one on another machine, ask its "
         "operator for a ticket: fcil-client join --ticket FILE",

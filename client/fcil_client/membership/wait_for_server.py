@@ -1,7 +1,8 @@
 """A client's first start waits for its server, as every later start does.
 
-A device may boot before its server, and a server may have no room for another newcomer for a while.
-Neither is a reason to end: who starts the client again would only do the same, less gently.
+A device may boot before its server and before it knows the time, and a server may have no room for
+another newcomer for a while. None of it is a reason to end: a new start would only do the same,
+less gently.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from fcil_protocol.errors import FcilError, Starting, TooManyAtOnce, Unreachable
+from fcil_protocol.errors import FcilError, Starting, TooManyAtOnce, Unreachable, WrongClock
 from fcil_protocol.process.supervisor import Service
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0
-_PASSES = (Unreachable, TooManyAtOnce, Starting)  # the server may be there later
+# The server may be there later; a device may learn the time after its start.
+_PASSES = (Unreachable, TooManyAtOnce, Starting, WrongClock)
 
 T = TypeVar("T")
 

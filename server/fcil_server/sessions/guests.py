@@ -133,7 +133,9 @@ class Guests:
         client = self.roster.redeem(ticket, keys, message.device)
         row = self.roster.federation.ledger.clients.get(client)
         assert row is not None, "it was just enrolled"
-        self.notify("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
+        if ticket.client is None:  # else the first answer is repeated
+            said = f"{row.name} enrolled with its ticket ({message.device})"
+            self.notify("info", "enrolled", said)
         return Enrolled(
             client=client,
             name=row.name,

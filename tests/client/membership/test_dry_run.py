@@ -14,6 +14,7 @@ from client.daemon_kit import DIGEST, HPARAMS, RUN, Server
 from client.round_kit import TERMS
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
+from fcil_adapters.masks.exchanges import MASKING, with_masks
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.cli.main import app
 from fcil_client.cli.show_sent import show_dry_run
@@ -25,6 +26,7 @@ from fcil_client.membership.dry_run import count_images, dry_run
 from fcil_client.membership.enrol import JoinFile
 from fcil_client.state import sent_journal
 from fcil_client.state.home import Enrolment, Home, state_home
+from fcil_client.state.privacy_budget import PrivacyLimits
 from fcil_protocol.envelopes.header import sealed_size
 from fcil_protocol.errors import (
     ConfigError,
@@ -37,7 +39,7 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.ids import new_client_id
-from fcil_protocol.messages.messages import Bye, Hello, Nack
+from fcil_protocol.messages.messages import Bye, Hello, Nack, PrivacyTerms
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_protocol.trust.keys import PrivateKeys
@@ -122,6 +124,32 @@ def test_an_object_store_is_told_of(tmp_path, capsys):
     row = dry_run(tmp_path, preview, FOLDER, enrolled=True)
     show_dry_run(row)
     assert "come from https://store.example/parts/ (--link-only" in capsys.readouterr().out
+
+
+def test_the_clients_own_limits_count(tmp_path, capsys):
+    preview = TermsPreview(TERMS, "method", "as told", tasks=(TaskClasses(("cat", "dog")),))
+    row = dry_run(tmp_path, preview, FOLDER, enrolled=True, limits=PrivacyLimits(min_count=3))
+    assert [c["name"] for c in row["announcement"]["classes"]] == ["cat"]
+    assert row["tasks"][0]["held"] == ["cat"]
+    show_dry_run(row)
+    assert "fewer than 3 images stay out (--min-count)" in capsys.readouterr().out
+    row = dry_run(tmp_path, preview, FOLDER, enrolled=True, limits=PrivacyLimits(min_masked=5))
+    assert kinds(row["tasks"][0]) == ["evaluate"]
+    show_dry_run(row)
+    assert "declines all rounds but evaluations: the server's terms have no masks" in (
+        capsys.readouterr().out.replace("\n", " ")
+    )
+
+
+def test_each_masked_round_brings_the_rounds_of_masks(tmp_path):
+    terms = replace(TERMS, method=with_masks(TERMS.method), privacy=PrivacyTerms(secure="masks"))
+    preview = TermsPreview(
+        terms, "method", "as told", tasks=(TaskClasses(("cat",)),), rounds_per_task=3
+    )
+    (task,) = dry_run(tmp_path, preview, FOLDER, enrolled=True)["tasks"]
+    said = {exchange["kind"]: exchange["rounds"] for exchange in task["exchanges"]}
+    # The sums of a task are masked once, whatever the number of rounds of other methods.
+    assert said == dict.fromkeys((*MASKING, "train", "evaluate"), 1)
 
 
 def test_a_name_that_the_guard_would_stop_is_told(tmp_path):
@@ -549,6 +577,16 @@ def test_or_a_table(data):
 def test_what_is_for_dry_runs_is_refused_without_one(data, arguments):
     done = command("join", "--data", data, *arguments, code=4)
     assert "for --dry-run" in done.stderr
+
+
+def test_a_server_that_is_not_here_is_not_taken_for_another(data):
+    done = command("join", "--data", data, "--dry-run", "--server", "nosuch", code=2)
+    assert "no fcil server that is called 'nosuch' runs" in done.stderr
+
+
+def test_the_commands_limits_are_those_of_the_dry_run(data):
+    given = ("--dry-run", "--method", "running_mean", "--min-count", 6, "--json")
+    assert json.loads(command("join", "--data", data, *given).stdout)["data"]["least"] == 6
 
 
 def test_an_unknown_precision_is_refused_before_anything_is_looked_for(tmp_path):

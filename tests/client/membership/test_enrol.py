@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fcil_client.cli.main import app
 from fcil_client.doctor.probes import clients
-from fcil_client.membership import leave
+from fcil_client.membership import enrol, leave
 from fcil_client.membership.enrol import JoinFile, find, find_member, join_files, moved
 from fcil_client.state.home import Home, state_home
 from fcil_protocol.errors import (
@@ -24,6 +24,7 @@ from fcil_protocol.errors import (
     TrustError,
     Unreachable,
     UsageError,
+    WrongClock,
 )
 from fcil_protocol.process import control_socket
 from fcil_protocol.trust.certificate import RootKey
@@ -233,6 +234,19 @@ class TestAgain:
         home, me = find(data, None)
         assert (home.directory, me) == (enrolled[0].directory, enrolled[1])
         assert len(server.asked) == 1
+
+    def test_nor_the_time(
+        self,
+        server: Server,
+        data: Path,
+        enrolled: tuple[Home, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A device without a battery learns it after its start."""
+        monkeypatch.setattr(enrol.time, "time", lambda: 0.0)
+        assert server.running(lambda: find(data, None))[1] == enrolled[1]
+        with pytest.raises(WrongClock):
+            server.running(lambda: find(data.parent, None))  # a new folder waits
 
     def test_nor_a_server_on_this_machine(
         self, server: Server, data: Path, enrolled: tuple[Home, Any]

@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 from fcil_client.cli.main import app
 from fcil_client.membership import wait_for_server as waiting
 from fcil_client.membership.wait_for_server import wait_for_server
-from fcil_protocol.errors import BadTicket, FcilError, Starting, TooManyAtOnce, Unreachable
+from fcil_protocol.errors import (
+    BadTicket,
+    FcilError,
+    Starting,
+    TooManyAtOnce,
+    Unreachable,
+    WrongClock,
+)
 from fcil_protocol.process.supervisor import Service
 
 
@@ -42,10 +49,10 @@ class Door:
 
 def test_it_waits_for_a_server_that_is_late_full_or_starting_and_says_each_reason_once() -> None:
     nobody = [Unreachable("nobody answers.", action="Start one.") for _ in range(3)]
-    door = Door(*nobody, TooManyAtOnce("full."), Starting("it starts."))
+    door = Door(*nobody, TooManyAtOnce("full."), Starting("it starts."), WrongClock("in 1970."))
     assert door.try_it() == "enrolled"
     assert [text.partition(". ")[0] for text in door.said] == [
-        "nobody answers", "full", "it starts",
+        "nobody answers", "full", "it starts", "in 1970",
     ]  # fmt: skip
     assert door.said[0].endswith("This client keeps trying; Ctrl-C ends it. Start one.")
     assert "the ticket is still valid" in door.said[1]
