@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from fcil_adapters.masks.exchanges import MASKING
 from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.storage.atomic_files import storage_errors
@@ -177,6 +178,12 @@ def _stays(ledger: Ledger, row: ClientRow, erased: Erased, *, kept: int) -> list
         lines.append(
             "without its kept updates, no other client can be forgotten exactly in that run"
         )
+    lines += [
+        "its public signing key, and its signatures, in the stored states of masked rounds of run "
+        f"{run.run_id}, until newer states take their place"
+        for run in ledger.runs.all()
+        if any(u.kind in MASKING for u in ledger.updates.of_client(run.run_id, row.client_id))
+    ]
     lines.append(
         f"its random id {row.client_id} in the tables of rounds and bytes, and a digest of its "
         "key, so that the key is never enrolled again"

@@ -19,6 +19,7 @@ from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.reports import plots, run_directory
+from fcil_server.runs import erase as erasing
 from fcil_server.runs.erase import erase, finish_erasures
 from fcil_server.runs.fork import fork
 from fcil_server.storage.check import check
@@ -134,6 +135,12 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
         assert roster.enrol_local(NAME, new, "me")
     finally:
         federation.close()
+
+
+def test_states_of_masked_rounds_are_said_to_hold_its_key(built: Built, monkeypatch) -> None:
+    monkeypatch.setattr(erasing, "MASKING", {"train"})
+    done = run(built, "erase", NAME, "--yes", "--json")
+    assert "masked rounds of run r" in " ".join(json.loads(done.stdout)["data"]["stays"])
 
 
 def test_the_audit_log_stays_and_says_it_by_id_alone(built: Built) -> None:
