@@ -74,7 +74,10 @@ async def show(
                 raise _unknown(address) from None
             unknown = turned.reason == _UNKNOWN_KEY
         if number == 0 and not unknown:
-            notify(f"too many clients connect to {address} at once; trying again for a minute")
+            notify(
+                f"{address} turns newcomers away for a moment: many connect at once, or one ticket "
+                "often; trying again for a minute"
+            )
         await asyncio.sleep(random.uniform(AGAIN_S, 2 * AGAIN_S))  # noqa: S311 - not all at once
     raise TooManyAtOnce(
         f"the server at {address} knows this ticket, but was busy admitting others for a whole "
