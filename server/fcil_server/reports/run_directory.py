@@ -267,9 +267,9 @@ def byte_records(data: RunData) -> Iterator[dict[str, Any]]:
     placed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0))  # stable otherwise
     for number, flow in placed:
         name = data.name_of(flow.client) if flow.client else None
-        values = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(flow).items()}
-        record = {**values, "seq": number, "client_name": name}
-        yield {column: record[column] for column in BYTE_COLUMNS}
+        record = {**vars(flow), "seq": number, "client_name": name}
+        values = ((column, record[column]) for column in BYTE_COLUMNS)
+        yield {column: v.value if isinstance(v, Enum) else v for column, v in values}
 
 
 def round_records(data: RunData) -> Iterator[dict[str, Any]]:
