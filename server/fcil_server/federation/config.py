@@ -91,9 +91,23 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file (None: all defaults) and apply ``section.key=value`` overrides.
 
     Raises:
-        ConfigError: one message that names every fault.
+        ConfigError: one message that names every fault, and the file if it has faults by itself.
     """
-    return validate(merged(path, overrides))
+    fields = merged(path, overrides)
+    try:
+        return validate(fields)
+    except ConfigError as error:
+        if path is not None and _is_faulty(path):
+            error.message = f"in {path}: {error.message}"
+        raise
+
+
+def _is_faulty(path: Path) -> bool:
+    try:
+        validate(_read(path))
+    except ConfigError:
+        return True
+    return False
 
 
 def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:

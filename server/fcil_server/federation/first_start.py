@@ -19,7 +19,7 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.storage.atomic_files import DirectoryLock
-from fcil_server.federation.config import Config, merged, validate
+from fcil_server.federation.config import Config, load, merged
 from fcil_server.federation.sections import MethodSection
 
 # Errors in the request; a full disk is no reason to throw keys away.
@@ -36,7 +36,7 @@ def load_first(path: Path | None, overrides: Sequence[str]) -> Config:
     faults: list[ConfigError] = []
     config: Config | None = None
     try:
-        config = validate(fields)
+        config = load(path, overrides)
     except ConfigError as error:
         faults.append(error)
     try:

@@ -54,6 +54,14 @@ class TestReading:
         with pytest.raises(ConfigError, match=r"no configuration file .*missing\.toml"):
             load(tmp_path / "missing.toml")
 
+    def test_a_file_with_faults_is_named_and_one_without_is_not(self, file: Path) -> None:
+        file.write_text('[round]\ndeadline_s = "soon"\n')
+        with pytest.raises(ConfigError, match=r"^in .*federation\.toml: round\.deadline_s: "):
+            load(file, ["round.min_clients=3"])
+        file.write_text("[round]\ndeadline_s = 9\n")
+        with pytest.raises(ConfigError, match=r"^round\.deadline_s: "):
+            load(file, ["round.deadline_s=soon"])
+
     @pytest.mark.parametrize("data", [b"[round\n", b"a = = 1", b"a = 1\na = 2\n"])
     def test_a_file_that_is_not_toml_is_named_with_the_place(self, file: Path, data: bytes) -> None:
         file.write_bytes(data)
