@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_protocol.errors import UsageError
+from fcil_protocol.process.terminal import count_of
 
 I64 = NDArray[np.int64]
 # Labels of a task's images (N,), clients, the task's stream -> owner of each image (N,).
@@ -302,7 +303,7 @@ def make_tasks(order: Sequence[str], tasks: int, per_task: int) -> tuple[tuple[s
         tasks = tasks or 10
         if tasks > len(order):
             raise UsageError(
-                f"{len(order)} classes cannot make {tasks} tasks.",
+                f"{count_of(len(order), 'class')} cannot make {tasks} tasks.",
                 action="Ask for fewer tasks: --tasks N",
             )
         cuts = [len(part) for part in np.array_split(np.arange(len(order)), tasks)]

@@ -13,6 +13,7 @@ from fcil_client.data.file_names import is_text
 from fcil_client.data.partition_draws import Draw
 from fcil_client.data.partition_file import DividedData, Partition, listing_digest, with_digest
 from fcil_protocol.errors import UsageError
+from fcil_protocol.process.terminal import count_of
 
 TEST_FRACTION = 0.2
 MOST_BETA = 1e6  # as good as even; from 1e305 on, numpy's shares are NaN
@@ -328,8 +329,8 @@ def _check_task(request: Request, task: int, held: Names) -> None:
         )
     if request.kind == "quantity" and request.alpha * request.clients < classes:
         raise UsageError(
-            f"{request.clients} clients of {request.alpha} classes cannot own the {classes} "
-            f"classes of task {task}.",
+            f"{count_of(request.clients, 'client')} of {count_of(request.alpha, 'class')} cannot "
+            f"own the {classes} classes of task {task}.",
             action="Use a larger --alpha or more --clients.",
         )
     if request.clients * request.min_images > images:

@@ -173,17 +173,25 @@ def partition(images: Images, split: PartitionRequest, room: Path) -> PartitionI
     An older file is not used: the data, or what draws it, may have changed since.
 
     Raises:
-        DataError: it cannot be drawn; the message is the command's own.
+        DataError: it cannot be drawn; message and remedy are the command's own.
     """
     path = room / f"partition-{split.slug}.json"
     made = path.with_suffix(".half")
     made.unlink(missing_ok=True)
     where = ["--data", str(images.source), "--out", str(made)]
-    command = module_command("fcil_client", "split", *where, *split.arguments())
+    command = module_command("fcil_client", "split", *where, *split.arguments(), "--json")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not made.exists():
-        words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
-        raise DataError(f"fcil-client split {' '.join(split.arguments())}: {words}")
+        said = f"fcil-client split {' '.join(split.arguments())}"
+        try:
+            error = json.loads(done.stdout)["data"]
+            raise DataError(
+                f"{said}: {error['message']}",
+                action=f"{error['action']} The experiment's TOML has these values.",
+            )
+        except (ValueError, KeyError, TypeError):
+            words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
+            raise DataError(f"{said}: {words}") from None
     made.replace(path)
     return read_partition(path)
 

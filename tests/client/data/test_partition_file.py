@@ -178,7 +178,7 @@ def test_counts_are_those_of_the_owners():
     [
         ({"alpha": 4}, "cannot hold alpha = 4 classes of task 0, which has 3"),
         ({"alpha": 0}, "cannot hold alpha = 0 classes"),
-        ({"clients": 2, "alpha": 1}, "2 clients of 1 classes cannot own the 3 classes of task 0"),
+        ({"clients": 2, "alpha": 1}, "2 clients of 1 class cannot own the 3 classes of task 0"),
         ({"clients": 61, "kind": "iid"}, "task 0 has 60 train images, too few for 61 clients"),
         ({"clients": 5, "min_images": 13}, "too few for 5 clients of 13 or more"),
         ({"clients": 0}, "clients must be at least 1, got 0"),

@@ -162,6 +162,17 @@ def test_a_partition_is_drawn_and_never_an_older_file(tmp_path) -> None:
         assert made.path.read_bytes() == whole
 
 
+def test_a_partition_that_cannot_be_drawn_is_refused_in_the_commands_own_words(tmp_path) -> None:
+    source = tmp_path / "images" / "train" / "digit-0"
+    source.mkdir(parents=True)
+    (source / "0.png").write_bytes(png())
+    split = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1].split
+    images = data.Images(tmp_path / "images", tmp_path / "images")
+    with pytest.raises(DataError, match="seed 1 .*: 1 class cannot make 2 tasks") as told:
+        data.partition(images, split, tmp_path)
+    assert told.value.action.startswith("Ask for fewer tasks: --tasks N The experiment's TOML")
+
+
 def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None:
     lab = Lab(tmp_path)
     lab.run()
