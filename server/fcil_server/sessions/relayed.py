@@ -90,6 +90,7 @@ class _Relay:
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
         waiting: messages that its socket does not take yet, in order.
+        flush: the timer that sends those; None while there are none.
         silenced: its messages are ignored; the connection is about to be cut.
     """
 
@@ -100,7 +101,7 @@ class _Relay:
     lanes: dict[int, _RelayedConnection] = field(default_factory=dict)
     newest: int = -1
     waiting: SendQueue = field(default_factory=SendQueue)
-    flushing: bool = False
+    flush: asyncio.TimerHandle | None = None
     silenced: bool = False
 
 
@@ -188,7 +189,10 @@ class RelayedLink:
         return self._link.take_counts()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; messages that a relay has not taken are dropped."""
+        for relay in self._kinds.values():
+            if relay is not None and relay.flush is not None:
+                relay.flush.cancel()  # the socket takes none after this
         self._link.close()
 
     # --- relays -----------------------------------------------------------------------------
@@ -418,15 +422,16 @@ class RelayedLink:
             self._link.cut(relay.conn)  # its clients come back when it does
             return False
         relay.waiting.add(message)
-        if not relay.flushing:
-            relay.flushing = True
-            asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
+        if relay.flush is None:
+            self._flush_later(relay)
         return True
 
+    def _flush_later(self, relay: _Relay) -> None:
+        relay.flush = asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
+
     def _flush(self, relay: _Relay) -> None:
-        relay.flushing = False
+        relay.flush = None
         while relay.waiting and self._link.send(relay.route, relay.waiting.first):
             relay.waiting.drop()
         if relay.waiting and self._kinds.get(relay.conn) is relay:
-            relay.flushing = True
-            asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
+            self._flush_later(relay)

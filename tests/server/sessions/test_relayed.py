@@ -296,6 +296,23 @@ def test_a_full_queue_keeps_the_order(play):
     play(story)
 
 
+def test_after_the_end_nothing_is_sent_to_a_relay(play, monkeypatch):
+    monkeypatch.setattr(relayed, "FLUSH_S", 0.001)
+
+    async def story(center, relay, key):
+        await relay.lane(1, key, b"body", b"")
+        route = center.lanes._ready[0].route
+        for number in range(600):  # more than a socket takes
+            assert center.lanes.send(route, [str(number).encode()])
+        center.lanes.close()
+        late = []
+        monkeypatch.setattr(center.router, "send", lambda *sent: late.append(sent))
+        await asyncio.sleep(0.02)
+        assert not late
+
+    play(story)
+
+
 def test_a_relay_that_does_not_read_is_cut(play, monkeypatch):
     monkeypatch.setattr(relayed, "MAX_QUEUED_BYTES", 1000)
 
