@@ -40,10 +40,10 @@ def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
             f"  run {fork.run_id} continues from state {fork.parent_state} of {fork.parent_run}; "
             "anything later is learned again"
         )
-    elif done.requeued:
-        typer.echo("  the submitted run had no state yet; it waits in the queue again")
+    elif done.begun is not None:
+        typer.echo(f"  the run had no state yet; it begins again as run {done.begun.run_id}")
     else:
-        typer.echo("  no run had a state to continue from; the next `serve` begins one")
+        typer.echo("  no run was under way")
     if fresh:
         typer.echo("  its keys are new; enrol every client again (fcil-server enrol NAME)")
     else:

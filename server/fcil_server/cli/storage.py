@@ -140,11 +140,12 @@ def restore(
             phrase = _passphrase(passphrase_file, confirm=False)
         given = Keys(passphrase=phrase, folder=keys, fresh=new_keys)
         done = write(file, directory, given, actor=operator())
+        continues = done.fork or done.begun
         data = {
             "directory": str(directory),
             "federation": done.manifest.federation,
             "created_at": done.manifest.created_at,
-            "run": done.fork.run_id if done.fork else None,
+            "run": continues.run_id if continues else None,
             "parent": done.fork and {"run": done.fork.parent_run, "state": done.fork.parent_state},
             "members": done.members,
             "withdrawn_tickets": done.withdrawn,

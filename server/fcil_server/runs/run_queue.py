@@ -228,26 +228,13 @@ class RunQueue:
         """Remove an entry whose run is in the ledger."""
         self._remove(entry.number)
 
-    def settle_restored(self, ledger: Ledger, unbegun: RunRow | None) -> bool:
-        """Adapt the queue to a restored ledger: no number is given again, and no run is lost.
-
-        Args:
-            ledger: the restored one, whose runs are not the queue's any more.
-            unbegun: a run that the restore has stopped since it had no state yet.
-
-        Returns:
-            True if that run was a submitted one, which waits again.
-        """
+    def keep_numbers(self, ledger: Ledger) -> None:
+        """Give no number again that a run of a restored ledger has."""
         given = [row.environment.get(FACT) for row in ledger.runs.all()]
         last = max([self._last(), *(int(facts["number"]) for facts in given if facts)])
         if last:
             make_private(self._folder)
             write_atomic(self._folder / LAST, str(last).encode())
-        facts = unbegun.environment.get(FACT) if unbegun is not None else None
-        if not facts:
-            return False
-        self._write(QueuedRun(**{**facts, "id": secrets.token_hex(16)}))
-        return True
 
     def tidy(self, ledger: Ledger) -> None:
         """Remove the entries of runs that began just before a kill."""

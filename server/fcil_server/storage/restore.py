@@ -1,7 +1,8 @@
 """``fcil-server restore``: a federation directory from a backup.
 
 Clients may have seen more than the backup holds, so an unfinished run is forked: they meet a run
-that they do not know, and begin with its first state.
+that they do not know, and begin with its first state. One without a state begins again as another
+run for the same reason.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from fcil_protocol.storage.atomic_files import (
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
+from fcil_server.aggregation.store import new_id
+from fcil_server.federation import config as configuration
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
-from fcil_server.runs.fork import fork
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.runs.fork import fork, share_start
 from fcil_server.runs.run_queue import RunQueue
 from fcil_server.storage.archive import CERTIFICATE, KEYS, BackupManifest, unpack_into, verify
 from fcil_server.storage.backup import KEY_FILES, key_context
@@ -52,19 +56,20 @@ class Restored:
 
     Attributes:
         fork: the run that continues; None if there was none to continue.
+        begun: the run that begins again, under this id, since it had no state yet; None if there
+            was none.
         members: names of clients that may join, including any revoked after the backup.
         withdrawn: number of open tickets that were withdrawn.
         recertified: the server's keys have a newer certificate, so that clients who saw keys that
             came after the backup accept them.
-        requeued: a submitted run that had no state yet waits in the queue again.
     """
 
     manifest: BackupManifest
     fork: RunRow | None
+    begun: RunRow | None
     members: list[str]
     withdrawn: int
     recertified: bool
-    requeued: bool = False
 
 
 def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
@@ -181,12 +186,11 @@ def _settle(
     with Ledger(staged / LEDGER_NAME) as ledger:
         run, going = ledger.runs.newest(), (RunStatus.RUNNING, RunStatus.FAILED)
         forked: RunRow | None = None
-        unbegun: RunRow | None = None
+        begun: RunRow | None = None
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
             if newest is None:  # since the backup it may have had some, under the same numbers
-                ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
-                unbegun = run
+                begun = _begin_again(ledger, staged, run, actor)
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
@@ -201,8 +205,31 @@ def _settle(
                     ledger.parts.remove(part.run, part.digest)
             ledger.audit.add(actor, "restore", f"backup of {manifest.created_at:.0f}")
         members = [c.name for c in ledger.clients.all() if c.may_join(ledger.now)]
-        requeued = RunQueue(staged).settle_restored(ledger, unbegun)
-    return Restored(manifest, forked, members, withdrawn, recertified, requeued)
+        RunQueue(staged).keep_numbers(ledger)
+    return Restored(manifest, forked, begun, members, withdrawn, recertified)
+
+
+def _begin_again(ledger: Ledger, staged: Path, run: RunRow, actor: str) -> RunRow:
+    """Stop a run without a state, and begin another one with its settings and its start."""
+    other, tasks = new_id(ledger), configuration.parse(run.config).tasks
+    share_start(staged, run.run_id, other)
+    with ledger.transaction():
+        ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
+        row = ledger.runs.add(
+            other,
+            method=run.method,
+            method_version=run.method_version,
+            config=run.config,
+            hparams=run.hparams,
+            backbone=run.backbone,
+            schema_digest=run.schema_digest,
+            seed=run.seed,
+            environment=run.environment,
+        )
+        if tasks.schedule == "listed":
+            ClassRegistry(ledger, other).register_listed(tasks.classes)
+        ledger.audit.add(actor, "restore_begin", f"{other} in place of {run.run_id}")
+    return row
 
 
 def _sync_all(directory: Path) -> None:

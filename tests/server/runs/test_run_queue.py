@@ -279,17 +279,9 @@ def test_a_run_that_has_begun_does_not_need_the_places_of_its_beginning(queue: R
     assert run_queue.check(settings, load(None)).run.init_from == "/gone/since"
 
 
-def test_a_restored_run_that_had_no_state_yet_waits_again(queue: RunQueue, ledger: Ledger) -> None:
-    """And no number is given twice, though a backup has no file of the last one."""
+def test_no_number_is_given_twice_after_a_restore(queue: RunQueue, ledger: Ledger) -> None:
+    """A backup has no file of the last one."""
     (first,) = submit(queue, "night")
     add_run(ledger, {FACT: {**first.facts(), "number": 7}}, RunStatus.DONE)
-    row = ledger.runs.get(add_run(ledger, {FACT: first.facts()}, RunStatus.STOPPED))
-    queue.begun(first)
-    assert queue.settle_restored(ledger, row)
-    (again,) = queue.waiting()
-    assert (again.number, again.title, again.settings) == (1, "night", first.settings)
-    assert again.id != first.id, "it may begin although its run is in the ledger"
-    queue.tidy(ledger)
-    assert queue.waiting() == [again]
-    assert not queue.settle_restored(ledger, None)
+    queue.keep_numbers(ledger)
     assert submit(queue, "next")[0].number == 8

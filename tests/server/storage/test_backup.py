@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
-from fcil_protocol.ids import Digest, RoundKey
+from fcil_protocol.ids import Digest, RoundKey, new_run_id
 from fcil_protocol.storage import atomic_files
 from fcil_protocol.trust import passphrase
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.directory import Federation
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.runs.run_queue import RunQueue, next_run
 from fcil_server.storage import backup as backup_module
 from fcil_server.storage import restore as restore_module
 from fcil_server.storage.archive import MANIFEST, BackupManifest, verify
@@ -478,6 +481,36 @@ class TestRestore:
         assert again(file, tmp_path / "new").withdrawn == 1
         with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
             assert ledger.tickets.all()[0].withdrawn_at is not None
+
+    def test_a_run_without_a_state_begins_again_before_the_queue(
+        self, built: Built, tmp_path: Path
+    ) -> None:
+        settings = ["method.name=running_mean", "tasks.schedule=listed"]
+        settings.append('tasks.classes=[["ant"],["bee"]]')
+        run = new_run_id()
+        with built.ledger() as ledger:
+            ledger.runs.set_status(built.run, RunStatus.STOPPED)
+            old = ledger.runs.add(
+                run, method="running_mean", method_version="1",
+                config=to_toml(load(None, settings)), hparams={"a": 1}, backbone={"name": "b"},
+                schema_digest="0" * 64, seed=3, environment={"python": "3"},
+            )  # fmt: skip
+        begun = built.directory / "runs" / run / "start.safetensors"
+        begun.parent.mkdir(parents=True)
+        begun.write_bytes(b"LoRA")
+        RunQueue(built.directory).submit("next", {}, load(None, settings), "me")
+        file = backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE).file
+        done = again(file, tmp_path / "new")
+        with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
+            row, entry = next_run(RunQueue(tmp_path / "new"), ledger, new=False)
+            assert (row, entry, done.fork) == (done.begun, None, None)
+            assert row.run_id != run, "clients may have seen states of that one"
+            same = replace(row, run_id=run, created_at=old.created_at)
+            assert (same, row.parent_run) == (old, None)
+            assert [c.name for c in ledger.classes.all(row.run_id)] == ["ant", "bee"]
+            assert ledger.runs.get(run).status is RunStatus.STOPPED
+        start = tmp_path / "new" / "runs" / row.run_id / "start.safetensors"
+        assert start.read_bytes() == b"LoRA"
 
     @pytest.mark.parametrize("status", [RunStatus.DONE, RunStatus.STOPPED])
     def test_a_run_that_was_over_is_not_forked(
