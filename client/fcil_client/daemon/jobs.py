@@ -11,6 +11,7 @@ from typing import Any
 
 from watchfiles import Change, awatch
 
+from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.images.folder_walk import FolderWalk
 from fcil_adapters.images.shard_source import expanded
 from fcil_client.data.file_names import is_about_a_name, is_text
@@ -131,6 +132,8 @@ class Jobs:
         self._fail = fail
         self._progress = progress
         self._run = ""  # whose backbone was requested last
+        self._loading: asyncio.Task[None] | None = None  # of the backbone requested last
+        self._backbone: BackboneInfo | None = None  # that one
         self._loaded = False  # a backbone was loaded before
         self._round: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,9 +164,16 @@ class Jobs:
     # --- backbone and folder ----------------------------------------------------------------
 
     def load(self, terms: Terms) -> None:
-        """Load the backbone that the server names."""
-        self._run = terms.run
-        self.spawn(self._load(terms))
+        """Load the backbone that the server names; a load under way for its run is kept.
+
+        A client that reconnects meanwhile requests it again; the end of the load is news for the
+        new connection as for the old one.
+        """
+        wanted, same = (terms.run, terms.backbone), (self._run, self._backbone)
+        if self._loading is not None and not self._loading.done() and wanted == same:
+            return
+        self._run, self._backbone = wanted
+        self._loading = self.spawn(self._load(terms))
 
     async def _load(self, terms: Terms) -> None:
         if terms.method.needs_backbone:

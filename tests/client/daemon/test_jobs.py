@@ -1,6 +1,7 @@
 """The worker's jobs beside the loop: what is said while one takes long."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 from client.round_kit import TERMS
@@ -46,3 +47,42 @@ def test_a_backbone_that_takes_long_is_said_to_be_loading_until_it_is_there(monk
     assert fed == [events.BackboneReady(TERMS.run)]
     assert "still loading" in said[-2]
     assert said[-1] == "ready on cpu"
+
+
+def test_a_load_under_way_is_kept_when_its_run_is_met_again():
+    said, fed, loads = [], [], []
+
+    async def work():
+        gate, ready = asyncio.Event(), asyncio.Event()
+
+        async def load(terms):
+            loads.append(terms.run)
+            await gate.wait()
+
+        async def close():
+            pass
+
+        def feed(event):
+            fed.append(event)
+            ready.set()
+
+        jobs = Jobs(
+            SimpleNamespace(load=load, close=close, device="cpu"), Notes(lambda n: said.append(n.text)),
+            feed=feed, fail=said.append, progress=lambda *_: None,
+        )  # fmt: skip
+        jobs.load(TERMS)
+        await asyncio.sleep(0)
+        jobs.load(replace(TERMS))  # over a new connection
+        await asyncio.sleep(0)
+        assert loads == [TERMS.run]
+        gate.set()
+        await ready.wait()
+        await asyncio.sleep(0)
+        assert (fed, said) == ([events.BackboneReady(TERMS.run)], ["ready on cpu"])
+        jobs.load(TERMS)  # the one before has ended
+        jobs.load(replace(TERMS, run="another"))  # is of another run, and not waited for
+        await asyncio.sleep(0)
+        assert loads == [TERMS.run, TERMS.run, "another"]
+        await jobs.stop()
+
+    asyncio.run(work())
