@@ -61,12 +61,13 @@ class LedgerFlusher:
             self._context.ledger.rounds.set_remaining(key, remaining)
 
     async def _keep_seen(self) -> None:
-        """Store that the connected clients are here: after a kill, only the ledger knows."""
+        """Store that the connected clients and relays are here: after a kill, only the ledger knows."""
         now = time.monotonic()
         if now < self._seen_at + SEEN_S:
             return
         self._seen_at = now
         here = [peer.client for peer in self._context.peers]
+        here += self._context.link.relays()
         for first in range(0, len(here), SEEN_AT_ONCE):
             self._context.ledger.clients.touch_all(here[first : first + SEEN_AT_ONCE])
             await asyncio.sleep(0)

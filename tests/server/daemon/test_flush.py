@@ -26,6 +26,7 @@ class Meter:
 def kit(monkeypatch: pytest.MonkeyPatch):
     clock, meter = [100.0], Meter()
     monkeypatch.setattr(flush, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    seen: list[str] = []
     coordinator = SimpleNamespace(
         remaining_s=None,
         progress=SimpleNamespace(key=lambda _run: None),
@@ -33,12 +34,13 @@ def kit(monkeypatch: pytest.MonkeyPatch):
     )
     context = SimpleNamespace(
         byte_meter=meter,
-        peers=(),
+        peers=(SimpleNamespace(client="camera"),),
+        link=SimpleNamespace(relays=lambda: ["depot"]),
         run=SimpleNamespace(coordinator=coordinator),
-        ledger=SimpleNamespace(long_log=False),
+        ledger=SimpleNamespace(long_log=False, clients=SimpleNamespace(touch_all=seen.extend)),
     )
     return SimpleNamespace(
-        clock=clock, meter=meter, flusher=LedgerFlusher(context, lambda _e: None)
+        clock=clock, meter=meter, seen=seen, flusher=LedgerFlusher(context, lambda _e: None)
     )
 
 
@@ -64,3 +66,8 @@ def test_the_end_of_a_round_does_not_wait(kit):
     for _ in range(2):
         asyncio.run(kit.flusher.run())
     assert kit.meter.flushes == 2
+
+
+def test_connected_relays_are_noted_as_seen_like_clients(kit):
+    asyncio.run(kit.flusher.run())
+    assert kit.seen == ["camera", "depot"]
