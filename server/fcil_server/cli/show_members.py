@@ -7,7 +7,7 @@ from typing import Any
 from fcil_protocol.formats import ago, day, format_bytes, minute
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import printable
-from fcil_server.ledger.labels import GONE
+from fcil_server.ledger.labels import GONE, name_with_relay
 
 
 def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> None:
@@ -19,17 +19,10 @@ def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> N
         show_table(out, rows, _COLUMNS)
         for row in rows:
             if why := _why(row):
-                out.print(printable(f"{_name(row)}: {why}"))
+                out.print(printable(f"{name_with_relay(row)}: {why}"))
     for ticket in tickets:
         until = minute(ticket["expires_at"])
         out.print(f"open ticket for {printable(ticket['name'])}, until {until}")
-
-
-def _name(row: dict[str, Any]) -> str:
-    name = str(row["name"])
-    if row["role"] == "relay":
-        return f"{name} (relay)"
-    return f"{name} via {row['via']}" if row["via"] else name
 
 
 def _why(row: dict[str, Any]) -> str:
@@ -40,7 +33,7 @@ def _why(row: dict[str, Any]) -> str:
 
 
 _COLUMNS = (
-    Column("client", _name),
+    Column("client", name_with_relay),
     Column("state"),
     Column("since", lambda row: day(row["enrolled_at"])),
     Column("last seen", lambda row: ago(row["last_seen"])),

@@ -11,7 +11,7 @@ from fcil_protocol.formats import ago, format_bytes, loss, percent
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import count_of, printable
-from fcil_server.ledger.labels import GONE, progress_of, short_device
+from fcil_server.ledger.labels import GONE, name_with_relay, progress_of, short_device
 
 
 def _show_relay(out: Console, data: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
     gone = Counter(row["state"] for row in clients if row["state"] in GONE)
     clients = [row for row in clients if row["state"] not in GONE]
     columns = (
-        Column("client", "name"),
+        Column("client", name_with_relay),
         Column("state"),
         Column("images", lambda row: row.get("images")),
         Column("classes", lambda row: row.get("classes")),

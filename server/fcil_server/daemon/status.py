@@ -74,7 +74,7 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
             return ledger.clients.all(), ledger.updates.counted_tasks(run)
 
     clients, took_part = await asyncio.to_thread(read)
-    rows = []
+    rows, names = [], {row.client_id: row.name for row in clients}
     now, yielder = context.ledger.now, Yielder()
     for row in clients:
         await yielder.yield_if_long()
@@ -91,6 +91,7 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
                 "state": former_client_state(row) or state,
                 "why": why,
                 "role": row.role.value,
+                "via": names.get(row.via) if row.via else None,
                 "device": row.device,
                 "agreement": peer.agreement if peer else None,
                 # The ledger notes when a client came and left; a connected one is here now.
@@ -137,6 +138,8 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
     """Return the status from the ledger while no server runs."""
     run = ledger.runs.newest()
     open_round = ledger.rounds.current(run.run_id) if run else None
+    clients = ledger.clients.all()
+    names = {c.client_id: c.name for c in clients}
     return {
         "running": False,
         "federation": {"directory": directory},
@@ -164,9 +167,11 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
                 "id": c.client_id,
                 "name": c.name,
                 "state": former_client_state(c) or "away",
+                "role": c.role.value,
+                "via": names.get(c.via) if c.via else None,
                 "last_seen": c.last_seen,
             }
-            for c in ledger.clients.all()
+            for c in clients
         ],
         "classes": _classes(ledger, run.run_id) if run else [],
         "queue": describe_waiting(Path(directory)),

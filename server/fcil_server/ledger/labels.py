@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 CLOSED_BY = {
     "taken": "closed with as many updates as it takes",
     "deadline": "closed at its deadline",
@@ -40,3 +43,11 @@ def short_device(device: str) -> str:
 def progress_of(what: str, done: int, total: int) -> str:
     """Say how far a client's work is, whose units differ from one kind of work to another."""
     return f"{what} {100 * done // total} %" if total else what
+
+
+def name_with_relay(row: Mapping[str, Any]) -> str:
+    """Return a member's name, and if it is a relay or which one it connects through."""
+    name = str(row["name"])
+    if row["role"] == "relay":
+        return f"{name} (relay)"
+    return f"{name} via {row['via']}" if row["via"] else name

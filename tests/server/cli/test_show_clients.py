@@ -83,6 +83,18 @@ def test_names_and_states_are_whole_and_refusals_have_their_own_lines(
     assert why.startswith(f"{LONG}: expected (10, 192), got (9, 192). (")
 
 
+def test_relays_and_those_behind_them_are_named_alike_in_both(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.database.execute("UPDATE clients SET role = 'relay' WHERE client_id = ?", (ALICE,))
+    ledger.database.execute("UPDATE clients SET via = ? WHERE client_id = ?", (ALICE, BOB))
+    show_members(member_rows(ledger, {}), [])
+    show_status(stopped_status(ledger, "x"))
+    lines = capsys.readouterr().out.splitlines()
+    for named in ("alice (relay) ", "bob via alice ", "gone "):
+        assert sum(line.startswith(named) for line in lines) == 2
+
+
 @pytest.mark.parametrize("code", ["not_yet", "already_have"])
 def test_a_refusal_after_which_all_went_well_is_not_told(
     code: str, ledger: Ledger, tmp_path: Path
