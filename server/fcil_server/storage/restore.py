@@ -23,7 +23,7 @@ from fcil_protocol.storage.atomic_files import (
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
-from fcil_server.aggregation.store import new_id
+from fcil_server.aggregation.store import new_id, states_folder
 from fcil_server.federation import config as configuration
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -212,6 +212,7 @@ def _settle(
 def _begin_again(ledger: Ledger, staged: Path, run: RunRow, actor: str) -> RunRow:
     """Stop a run without a state, and begin another one with its settings and its start."""
     other, tasks = new_id(ledger), configuration.parse(run.config).tasks
+    make_private(states_folder(staged, other).parent)
     share_start(staged, run.run_id, other)
     with ledger.transaction():
         ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
