@@ -405,7 +405,7 @@ class Coordinator:
         progress.oldest_base = oldest_base(context, progress)
         key = RoundKey(context.run, task.index, step.kind, step.round)
         await self.ports.round_opens(key, {r.digest for r in progress.refs} - before)
-        began = self._now()
+        began = self._now() - self._open_s(key)
         close = await self._collect(key)
         progress.show("aggregating")
         await self.closing.close(task, step, close, self._now() - began)
@@ -418,6 +418,12 @@ class Coordinator:
         await self.ports.round_closed(key)
         if void := self.closing.check_void(key):
             progress.hold(void)
+
+    def _open_s(self, key: RoundKey) -> float:
+        """Return the seconds for which a round is open already: it resumes after a restart."""
+        row = self.context.ledger.rounds.current(self.context.run)
+        # The clock may have been set back since.
+        return max(0.0, self.context.ledger.now - row.opened_at) if row and row.key == key else 0.0
 
     def _note_counted(self, key: RoundKey) -> None:
         """Note which clients have sent the images that they were asked for, if these count once."""

@@ -578,6 +578,38 @@ def test_what_happens_between_rounds_is_not_kept_for_a_round(kit) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(("round_", "before_s"), [(1, 120.0), (2, 0.0)])
+def test_the_time_of_a_round_before_a_restart_counts(kit, monkeypatch, round_, before_s) -> None:
+    """Round 1 was open for two minutes when the server began again; another one begins now."""
+    for name, empty in (("mask_names", ()), ("sums_are_about", b""), ("oldest_base", -1)):
+        monkeypatch.setattr(coordinator_module, name, lambda *_, empty=empty: empty)
+    monkeypatch.setattr(coordinator_module, "header_stamp", lambda *_: None)
+    kit.ledger.rounds.open(RoundKey(RUN, 0, "train", 1), asked=[ALICE], base_state=0)
+    kit.ledger.database.clock.now += 120
+    took: list[float] = []
+
+    async def nothing(*_) -> list:
+        return []
+
+    async def collect(_key) -> SimpleNamespace:
+        return SimpleNamespace(why="answered")
+
+    async def close(_task, _step, _close, collect_s) -> None:
+        took.append(collect_s)
+
+    async def story() -> None:
+        kit.publisher = SimpleNamespace(publish=nothing)
+        ports = SimpleNamespace(round_opens=nothing, round_closed=nothing)
+        coordinator = Coordinator(kit, ports=ports, task_closed=None)
+        coordinator.closing = SimpleNamespace(close=close, check_void=lambda _key: "")
+        coordinator.progress.parts = (object(),)
+        coordinator._collect, coordinator._note_counted = collect, lambda _key: None
+        await coordinator._one_round(TaskInfo(0, (0,)), Step("train", round_, 3))
+
+    asyncio.run(story())
+    assert took == [pytest.approx(before_s, abs=5)]
+
+
 def test_timers_of_a_round_that_have_gone_off_are_let_go(kit) -> None:
     async def story() -> None:
         coordinator = Coordinator(kit, ports=None, task_closed=None)

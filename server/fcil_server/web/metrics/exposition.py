@@ -77,7 +77,8 @@ CATALOGUE = (
     ),
     Spec(
         "fcil_round_phase_seconds_total",
-        "Seconds of closed rounds, by activity (collect, aggregate, save).",
+        "Seconds of closed rounds, by activity (collect, aggregate, save); the server's restarts "
+        "in a round count as collect.",
         ("kind", "phase"),
     ),
     Spec("fcil_updates_accepted_total", "Updates that were acknowledged.", ("kind",)),
