@@ -11,17 +11,19 @@ from typing import Any
 
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.errors import UsageError
+from fcil_protocol.formats import minute
 from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.messages.messages import Rotate
 from fcil_protocol.trust.keys import PublicKeys, verify_signature
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
-from fcil_server.federation.eligibility import REVOKED, check_ticket, refusal
+from fcil_server.federation.eligibility import REVOKED, check_ticket, former_client_state, refusal
 from fcil_server.ledger import rows as ledger_rows
 from fcil_server.ledger.enums import Role, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 
+_LIST = "List them with: fcil-server clients"
 WITHDRAWN = "the client was revoked before the round closed"
 MAX_WHY = 200  # characters of the reason in a message to a client
 MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
@@ -373,12 +375,31 @@ def named(ledger: Ledger, name: str, *, exact: bool = False) -> ledger_rows.Clie
         for r in ledger.clients.all()
         if r.client_id == name or (part and r.client_id.startswith(name))
     ]
-    if len(rows) != 1:
-        raise UsageError(
-            f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
-            action="List them with: fcil-server clients",
-        )
+    if not rows:
+        raise _absence(ledger, name)
+    if len(rows) > 1:
+        raise UsageError(f"more than one client is called {name[:80]!r}.", action=_LIST)
     return rows[0]
+
+
+def _absence(ledger: Ledger, name: str) -> UsageError:
+    """Return why there is no member with a name: it left, has not joined yet, or was never one."""
+    for ticket in ledger.tickets.named(name):
+        if ticket.open_s(ledger.now):
+            role = ticket.role.value
+            return UsageError(
+                f"the {role} {name!r} has an open ticket and has not joined yet.",
+                action=f"Start the {role} first, with its ticket.",
+            )
+    former = [row for row in ledger.clients.all() if row.name == name]
+    if former:
+        last = max(former, key=lambda row: row.revoked_at or 0.0)
+        how = "left" if former_client_state(last) == "left" else "was revoked"
+        when = minute(last.revoked_at)
+        return UsageError(
+            f"no member is called {name[:80]!r} any more: it {how} on {when}.", action=_LIST
+        )
+    return UsageError(f"no client is called {name[:80]!r}.", action=_LIST)
 
 
 def ever_named(ledger: Ledger, name: str, *, exact: bool = False) -> ledger_rows.ClientRow:

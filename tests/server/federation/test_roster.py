@@ -194,6 +194,14 @@ def test_a_client_is_named_by_name_or_by_the_beginning_of_its_id(roster):
             roster.named(wrong)
 
 
+def test_a_former_members_name_says_since_when(roster):
+    for name, why, words in (("camera", "stolen", "was revoked"), ("door", LEFT_BY_ITSELF, "left")):
+        roster.enrol_local(name, PrivateKeys.generate().public, "uid 0")
+        roster.revoke(roster.named(name), why, "uid 0")
+        with pytest.raises(UsageError, match=f"called '{name}' any more: it {words} on 2027-01-15"):
+            roster.named(name)
+
+
 def test_a_program_names_a_client_by_its_name_or_its_complete_id(roster):
     client = roster.enrol_local("camera", PrivateKeys.generate().public, "uid 0")
     for name in ("camera", client):

@@ -63,6 +63,7 @@ def test_a_relays_own_ticket_leads_to_the_server(center):
     ("via", "role", "words"),
     [
         ("nobody", Role.CLIENT, "no client is called"),
+        ("invited", Role.CLIENT, "the relay 'invited' has an open ticket and has not joined yet"),
         ("camera", Role.CLIENT, "is not a relay"),
         ("fresh", Role.CLIENT, "never connected"),
         ("site", Role.RELAY, "not to another relay"),
@@ -77,6 +78,7 @@ def test_where_no_client_can_be_sent_no_ticket_is_made(center, monkeypatch, via,
         if name != "fresh":
             center.ledger.clients.set_address(relay, ADDRESS)
     center.member("c", via="full")
+    issue(center, "invited", role=Role.RELAY)
     if via == "full":
         monkeypatch.setattr("fcil_server.federation.roster.MAX_BEHIND", 1)
     gone = center.ledger.clients.by_name("gone")
