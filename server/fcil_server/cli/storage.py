@@ -95,7 +95,8 @@ def backup(
         }
 
         def show() -> None:
-            what = f"run {held.run} at state {held.state}" if held.run else "no run yet"
+            at = "without a state yet" if held.state is None else f"at state {held.state}"
+            what = f"run {held.run} {at}" if held.run else "no run yet"
             keys = "keys sealed with the passphrase" if held.keys else "without keys"
             typer.echo(f"{done.file}  {format_bytes(done.size_bytes)}: {what}, {keys}")
 

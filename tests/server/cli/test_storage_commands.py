@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fcil_protocol.ids import new_run_id
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.cli.main import app
 from server.storage_kit import OPEN_STATE, Built, build, flip
@@ -40,6 +41,22 @@ def test_a_backup_goes_and_comes_back(built: Built) -> None:
     assert listed[1].endswith(f"forked from {built.run} at state {OPEN_STATE}")
     shown = run("status", "--dir", "new").stdout
     assert f"forked from {built.run} at state {OPEN_STATE}" in shown
+
+
+def test_a_run_without_a_state_is_said_to_have_none(built: Built) -> None:
+    other = new_run_id()
+    with built.ledger() as ledger:
+        old = ledger.runs.newest()
+        ledger.runs.add(
+            other, method=old.method, method_version="1", config=old.config, hparams={},
+            backbone={}, schema_digest=old.schema_digest, seed=1,
+        )  # fmt: skip
+    said = run("backup", "b.tar", "--passphrase-file", "phrase").stdout
+    assert f"run {other} without a state yet, keys sealed" in said
+    said = run("restore", "b.tar", "--dir", "new", "--passphrase-file", "phrase").stdout
+    newest = run("run", "ls", "--dir", "new").stdout.splitlines()[-1].split()[0]
+    assert f"the run had no state yet; it begins again as run {newest}" in said
+    assert newest != other
 
 
 def test_data_of_both_is_json(built: Built) -> None:
