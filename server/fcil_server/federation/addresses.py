@@ -23,7 +23,9 @@ def split_address(address: str) -> tuple[str, int]:
         raise ConfigError("address '*' cannot be given to clients: use 0.0.0.0 or [::].")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
-        raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
+        raise ConfigError(
+            f"address {address!r} is not of the form HOST:PORT with a port of 0 to 65535."
+        )
     return host.strip("[]"), number
 
 

@@ -275,11 +275,12 @@ def _cross_checks(config: Config) -> Iterator[str]:
         for key in ("secure_threshold", "secure_min_clients"):
             if getattr(privacy, key) != getattr(usual, key):
                 yield f"privacy.{key} does nothing while privacy.secure is 'off'"
-    for address in (config.federation.listen, *config.federation.advertise):
+    told = [("advertise", address) for address in config.federation.advertise]
+    for key, address in [("listen", config.federation.listen), *told]:
         try:
             split_address(address)
         except ConfigError as error:
-            yield str(error).rstrip(".")
+            yield f"federation.{key}: {str(error).rstrip('.')}"
     if config.parts.url and not config.parts.store:
         yield "parts.url does nothing while parts.store is empty"
     elif config.parts.url and not _PLAIN_URL.fullmatch(config.parts.url):

@@ -397,6 +397,12 @@ class TestAddresses:
         with pytest.raises(ConfigError, match="HOST:PORT"):
             split_address(address)
 
+    @pytest.mark.parametrize("override", ["listen='host:99999'", "advertise=['host:99999']"])
+    def test_the_key_and_the_ports_are_named(self, override: str) -> None:
+        words = f"federation.{override.partition('=')[0]}: address 'host:99999' .* 0 to 65535"
+        with pytest.raises(ConfigError, match=words):
+            load(None, [f"federation.{override}"])
+
 
 class TestOverrides:
     @pytest.mark.parametrize(
