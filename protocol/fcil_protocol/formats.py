@@ -90,6 +90,11 @@ def minute(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
 
 
+def second(moment: float) -> str:
+    """Return date and time of a moment (unix seconds) to the second, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
+
+
 def iso_time(moment: float) -> str:
     """Return a moment (unix seconds) in ISO 8601: UTC, whole seconds."""
     return f"{datetime.fromtimestamp(min(moment, 2**37), UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -11,7 +11,7 @@ from fcil_protocol.errors import (
     TrustError,
     UnknownClient,
 )
-from fcil_protocol.formats import minute
+from fcil_protocol.formats import minute, second
 from fcil_server.ledger.rows import ClientRow, TicketRow
 
 REVOKED = "revoked by the operator"  # if no other reason was given
@@ -51,8 +51,8 @@ def check_ticket(ticket: TicketRow, now: float) -> None:
         )
     if now >= ticket.expires_at:
         raise TicketExpired(
-            f"this ticket expired on {minute(ticket.expires_at)} by the server's clock, which says "
-            f"{minute(now)}.",
+            f"this ticket expired on {second(ticket.expires_at)} by the server's clock, which says "
+            f"{second(now)}.",
             action=TicketExpired.default_action(),
         )
 
@@ -66,6 +66,6 @@ def refusal(row: ClientRow | None, now: float) -> TrustError:
         return Revoked(f"client {row.name!r} was removed from the allow list on {since}: {why}.")
     assert row.not_after is not None, f"{row.client_id} may join at {now}"
     return MembershipExpired(
-        f"client {row.name!r} was enrolled until {minute(row.not_after)}, and the server's clock "
-        f"says {minute(now)}."
+        f"client {row.name!r} was enrolled until {second(row.not_after)}, and the server's clock "
+        f"says {second(now)}."
     )
