@@ -110,7 +110,7 @@ class StatusClientAnswer(AnswerModel):
     state: str
     why: str
     role: str
-    via: str | None = Field(None, description="name of its relay")
+    via: str | None = Field(description="name of its relay")
     device: str
     agreement: float | None
     last_seen: Moment | None

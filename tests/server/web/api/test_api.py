@@ -102,6 +102,7 @@ STATUS = {
             "state": "ready",
             "why": "",
             "role": "client",
+            "via": None,
             "device": "pi",
             "agreement": None,
             "last_seen": 1_767_322_800.0,
