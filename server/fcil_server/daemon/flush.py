@@ -61,7 +61,7 @@ class LedgerFlusher:
             self._context.ledger.rounds.set_remaining(key, remaining)
 
     async def _keep_seen(self) -> None:
-        """Store that the connected clients and relays are here: after a kill, only the ledger knows."""
+        """Store that connected clients and relays are here: after a kill, only the ledger knows."""
         now = time.monotonic()
         if now < self._seen_at + SEEN_S:
             return
