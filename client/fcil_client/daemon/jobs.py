@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from fcil_protocol.trust.keys import PublicKeys
 
 LOG = logging.getLogger("fcil_client")
 STILL_S = 10.0  # between two notes that a backbone is still being loaded
+QUIET_S = 5.0  # without events, before a folder is compared with its state when some were lost
 
 
 def defect(error: Exception) -> InternalError:
@@ -56,8 +57,9 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
     """
     places = await asyncio.to_thread(_folders, data)
     found = _watch(places)
+    seen: int | None = None  # state of the places at the last scan after lost events
+    lost = False  # events were lost since
     while True:
-        paths: set[str] = set()
         try:
             paths = {path for _, path in await anext(found)}
         except StopAsyncIteration:
@@ -65,7 +67,8 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
         except ExceptionGroup as group:
             if not group.subgroup(is_about_a_name):
                 raise
-            found = _watch(places)
+            found, lost = _watch(places), True
+            continue
         # Removed, or the system's limit of watches is reached.
         except (OSError, RuntimeError) as error:
             before, places = places, await asyncio.to_thread(_folders, data)
@@ -77,10 +80,20 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
                 )
                 return
             found = _watch(places)  # a folder was removed before it was watched
-        yield paths
-        if _about_folders(paths, places):
+            yield set()
+            continue
+        if paths:
+            yield paths
+            again = _about_folders(paths, places)
+        else:
+            # A scan opens folders, which ends the events of one whose name is no text. Only a
+            # change asks for a scan, or each would cause the next.
+            again = lost and await asyncio.to_thread(_state, places) != seen
+            lost = False
+        if again:
             await found.aclose()
             places = await asyncio.to_thread(_folders, data)
+            seen = await asyncio.to_thread(_state, places)
             found = _watch(places)
             yield set()  # files that were added to a new folder before it was watched
 
@@ -97,9 +110,33 @@ def _about_folders(paths: set[str], places: list[str]) -> bool:
     return not paths.isdisjoint(places) or any(Path(path).is_dir() for path in paths)
 
 
+def _state(places: list[str]) -> int:
+    """Return a fingerprint of folders and files; it opens no folder but the given ones."""
+    return hash(tuple(row for place in places for row in _rows(Path(place))))
+
+
+def _rows(place: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield the name and times of a file, or of each entry of a folder, in a fixed order."""
+    try:
+        paths = sorted(place.iterdir())
+    except OSError:  # a file, or gone
+        paths = [place]
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            yield str(path), 0, 0
+        else:
+            yield str(path), status.st_mtime_ns, status.st_ctime_ns
+
+
 def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:
+    """Return the events of places, and an empty set whenever there are none for a while."""
     # Without a filter: its own one is silent below a folder called node_modules, .venv or .git.
-    return awatch(*places, watch_filter=None, debounce=2000, step=500, recursive=False)
+    return awatch(
+        *places, watch_filter=None, debounce=2000, step=500, recursive=False,
+        rust_timeout=round(1000 * QUIET_S), yield_on_timeout=True,
+    )  # fmt: skip
 
 
 class Jobs:

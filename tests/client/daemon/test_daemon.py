@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,6 +203,48 @@ class TestFailures:
 
         paths = asyncio.run(asyncio.wait_for(go(), 60))
         assert paths == {str(data / "cat" / "1.png")}
+
+    def test_a_scan_of_a_folder_whose_name_is_no_text_asks_for_no_other_scan(
+        self, tmp_path, monkeypatch
+    ):
+        """Its opening ends the events, as a change below it does, which is still seen."""
+        monkeypatch.setattr(jobs, "QUIET_S", 0.1)
+        odd = tmp_path / os.fsdecode(b"l\xe4t")
+        for folder in (odd, tmp_path / "cat"):
+            folder.mkdir()
+            (folder / "1.png").write_bytes(b"1")
+        watched, state, opened, compared = jobs._watch, jobs._state, [], []
+        monkeypatch.setattr(jobs, "_watch", lambda places: opened.append(places) or watched(places))
+        monkeypatch.setattr(jobs, "_state", lambda places: compared.append(1) or state(places))
+
+        async def go():
+            heard = jobs.changes(tmp_path, lambda *said: pytest.fail(str(said)))
+
+            async def scanned():
+                """Open the folder until the events end; return the change when it was compared."""
+                coming, ended, looked = (
+                    asyncio.create_task(anext(heard)),
+                    len(opened),
+                    len(compared),
+                )
+                while len(opened) <= max(ended, 1):
+                    os.listdir(odd)  # again and again: the watch begins in a thread
+                    await asyncio.wait({coming}, timeout=0.1)
+                while len(compared) == looked:
+                    await asyncio.wait({coming}, timeout=0.1)
+                return coming
+
+            assert await (await scanned()) == set()  # the state was not known before
+            quiet = await scanned()
+            (tmp_path / "dog").mkdir()
+            assert not quiet.done()
+            odd.rename(tmp_path / "l\xe4t")
+            while await quiet:  # changes with names; then all is looked through
+                quiet = asyncio.create_task(anext(heard))
+            await heard.aclose()
+
+        asyncio.run(asyncio.wait_for(go(), 60))
+        assert {str(tmp_path / "dog"), str(tmp_path / "l\xe4t")} <= {*opened[-1]}
 
     def test_the_shards_of_a_pattern_are_watched_one_by_one(self, tmp_path, monkeypatch):
         given = []
