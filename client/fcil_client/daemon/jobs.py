@@ -263,8 +263,10 @@ class Jobs:
         else:
             for text in inventory.changes:
                 self._notes("info", text)
+            said = set() if self.inventory is None else {*self.inventory.faults}
             for text in inventory.faults:
-                self._notes("warning", text)
+                if text not in said:
+                    self._notes("warning", text)
             self.inventory = inventory
             self._notes.over("scan")
             self._feed(events.Scanned())

@@ -1,4 +1,4 @@
-"""The worker's jobs beside the loop: what is said while one takes long."""
+"""The worker's jobs beside the loop: what is said while one takes long, and of the images."""
 
 import asyncio
 from dataclasses import replace
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from client.round_kit import TERMS
 from fcil_client.daemon import jobs as module
 from fcil_client.daemon.jobs import Jobs
+from fcil_client.data.inventory import Inventory
 from fcil_client.notes import Notes
 from fcil_client.session import events
 
@@ -86,3 +87,28 @@ def test_a_load_under_way_is_kept_when_its_run_is_met_again():
         await jobs.stop()
 
     asyncio.run(work())
+
+
+def test_a_fault_of_the_images_is_said_when_it_is_new_and_again_when_it_came_back():
+    said, fed = [], asyncio.Queue()
+    scans = [["a"], ["a", "b"], ["b"], ["a", "b"]]
+
+    async def scan():
+        return Inventory({"cat": 1}, faults=scans.pop(0))
+
+    async def close():
+        pass
+
+    async def work():
+        jobs = Jobs(
+            SimpleNamespace(scan=scan, close=close), Notes(lambda note: said.append(note.text)),
+            feed=fed.put_nowait, fail=said.append, progress=lambda *_: None,
+        )  # fmt: skip
+        while scans:
+            jobs.scan()
+            assert await fed.get() == events.Scanned()
+            said.append("|")
+        await jobs.stop()
+
+    asyncio.run(work())
+    assert said == ["a", "|", "b", "|", "|", "a", "|"]
