@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, ClassVar, Literal
@@ -186,62 +186,61 @@ class ClassNames:
     """Class names met so far, compared like class names of the federation.
 
     Args:
-        faults: receives a sentence for each label that names no class.
-        word, remedy: what a label is called here, and what to do about two of one class.
+        remedy: what to do about two labels of one class.
     """
 
-    def __init__(
-        self, faults: list[str], word: str = "folder", remedy: str = "move its images there"
-    ) -> None:
-        self._faults = faults
-        self._word = word
+    def __init__(self, remedy: str) -> None:
         self._remedy = remedy
         self._names: dict[str, str] = {}
         self._firsts: dict[tuple[str | None, str], str] = {}
-        self._known: dict[tuple[str | None, str], str | None] = {}
+        self._known: dict[tuple[str | None, str], tuple[str, str]] = {}
 
-    def of(self, label: str, part: SourcePart | None) -> str | None:
-        """Return the class of a label; None, with a sentence in the faults, if it has none."""
+    def of(self, label: str, part: SourcePart | None) -> tuple[str, str]:
+        """Return the class of a label, and why it has none; one of them is empty."""
         if (part, label) not in self._known:
             self._known[part, label] = self._find(label, part)
         return self._known[part, label]
 
-    def _find(self, label: str, part: SourcePart | None) -> str | None:
+    def _find(self, label: str, part: SourcePart | None) -> tuple[str, str]:
         name = normalise_class_name(label)
-        fault = class_name_fault(name)
-        if not fault and ("/" in name or name.startswith(".")):  # `split --export` makes folders
-            fault = "a class name must be one for a folder: without /, and not hidden by a dot"
-        if fault:
-            self._faults.append(f"{self._word} {label[:200]!r} is left out: {fault}")
-            return None
+        if fault := class_name_fault(name):
+            return "", fault
+        if "/" in name or name.startswith("."):  # `split --export` makes folders
+            return "", "a class name must be one for a folder: without /, and not hidden by a dot"
         key = class_key(name)
         first = self._firsts.setdefault((part, key), label)
         if first != label:
-            self._faults.append(
-                f"{self._word} {label!r} is left out: it names the same class as {first!r}; "
-                f"{self._remedy}"
-            )
-            return None
-        return self._names.setdefault(key, name)
+            return "", f"it names the same class as {first!r}; {self._remedy}"
+        return self._names.setdefault(key, name), ""
 
 
-def labelled(entries: Iterable[ImageEntry], faults: list[str], path: Path) -> Listing:
+def labelled(
+    entries: Iterable[ImageEntry],
+    faults: list[str],
+    path: Path,
+    place: Callable[[ImageEntry], str] = lambda entry: f"image {entry.name!r}",
+) -> Listing:
     """Return the listing of images whose class names are still labels as written.
 
     Args:
         entries: with distinct names.
         faults: what was left out before; further sentences are added.
         path: of the source.
+        place: says where the label of an image is, such as ``line 3``.
 
     Raises:
         DataError: no image has a class.
     """
-    names = ClassNames(faults, "label", "write both alike")
-    found = [
-        replace(entry, class_name=name)
-        for entry in entries
-        if (name := names.of(entry.class_name, entry.part)) is not None
-    ]
+    names, left = ClassNames("write both alike"), LeftOut()
+    found = []
+    for entry in entries:
+        name, fault = names.of(entry.class_name, entry.part)
+        if fault:
+            label = entry.class_name[:200]
+            left.add(place(entry), f"its label {label!r} cannot be used: {fault}")
+        else:
+            found.append(replace(entry, class_name=name))
+    faults.extend(left.sentences())
     if not found:
         why = f" ({faults[0]})" if faults else ""
         raise DataError(

@@ -45,6 +45,7 @@ class ListSource(ImageSource):
         """List the images that the CSV names now; a line that names none is a fault."""
         left, faults = LeftOut(), list[str]()
         entries: dict[str, ImageEntry] = {}
+        lines: dict[str, int] = {}  # of the entries
         for number, row in self._rows():
             try:
                 entry = self._entry(row)
@@ -59,9 +60,15 @@ class ListSource(ImageSource):
                         if same
                         else "an earlier line has its path with another label"
                     )
+                lines[entry.name] = number
             except _Unusable as reason:
                 left.add(f"line {number} of {self.path.name}", str(reason))
-        return labelled(entries.values(), [*left.sentences(), *faults], self.path)
+        return labelled(
+            entries.values(),
+            [*left.sentences(), *faults],
+            self.path,
+            lambda entry: f"line {lines[entry.name]} of {self.path.name}",
+        )
 
     def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""

@@ -252,7 +252,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         for side in ("train", "test")
         if side in by_top and _holds_folders(by_top[side], few_astray=few_astray)
     ]
-    names = ClassNames(faults)
+    names = ClassNames("move its images there")
     entries: list[ImageEntry] = []
     if not sides:
         faults.extend(
@@ -262,7 +262,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
             if top.lower() in both and any(len(m.parts) > 2 for m in inside)
         )
         for top, inside in by_top.items():
-            entries.extend(_class_entries(names, top, inside, None))
+            entries.extend(_class_entries(names, top, inside, None, faults))
         return Listing(tuple(entries), tuple(faults))
     faults.extend(
         f"folder {top!r} next to {' and '.join(f'{s}/' for s in sides)} is left out"
@@ -279,7 +279,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
             if len(member.parts) > 2:
                 by_class.setdefault(member.parts[1], []).append(member)
         for folder, inside in by_class.items():
-            entries.extend(_class_entries(names, folder, inside, side))
+            entries.extend(_class_entries(names, folder, inside, side, faults))
     return Listing(tuple(entries), tuple(faults))
 
 
@@ -290,9 +290,15 @@ def _holds_folders(members: list[_Member], *, few_astray: bool = False) -> bool:
 
 
 def _class_entries(
-    names: ClassNames, folder: str, members: list[_Member], part: SourcePart | None
+    names: ClassNames,
+    folder: str,
+    members: list[_Member],
+    part: SourcePart | None,
+    faults: list[str],
 ) -> Iterator[ImageEntry]:
-    class_name = names.of(folder, part)
-    if class_name is not None:
-        for m in members:
-            yield ImageEntry(m.name, class_name, part, m.size, m.stamp)
+    class_name, fault = names.of(folder, part)
+    if fault:
+        faults.append(f"folder {folder[:200]!r} is left out: {fault}")
+        return
+    for m in members:
+        yield ImageEntry(m.name, class_name, part, m.size, m.stamp)

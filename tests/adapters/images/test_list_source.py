@@ -95,12 +95,13 @@ def test_a_line_that_names_no_image_is_left_out_with_its_number(tmp_path, row, r
         ("OK", "it names the same class as 'ok'; write both alike"),
     ],
 )
-def test_a_label_that_is_no_class_is_left_out_once(tmp_path, label, fault):
+def test_lines_whose_label_is_no_class_are_left_out_with_number_and_count(tmp_path, label, fault):
     text = f"path,label\na.png,ok\nb.png,{label}\nc.png,{label}\n"
     listing = listed(tmp_path, text, "a.png", "b.png", "c.png").listing()
     assert found(listing) == [("a.png", "ok", None)]
     (said,) = listing.faults
-    assert f"label {label!r} is left out: {fault}" in said
+    lines, why = "line 3 of list.csv and 1 more are", f"its label {label!r} cannot be used: {fault}"
+    assert said.startswith(f"{lines} left out: {why}")
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,15 @@ def test_an_image_without_a_label_is_left_out_with_a_sentence(tmp_path, label):
     assert said.startswith("image 'x.tar/1.png' is left out: its key has no label")
 
 
+def test_an_image_whose_label_is_no_class_is_left_out_by_its_name(tmp_path):
+    path = shard(tmp_path / "x.tar", *pairs("1", "2", label=".git"), *pairs("3"))
+    listing = open_source(path).listing()
+    assert found(listing) == [("x.tar/3.png", "cat", None)]
+    (said,) = listing.faults
+    why = "its label '.git' cannot be used: a class name must be one for a folder"
+    assert said.startswith(f"image 'x.tar/1.png' and 1 more are left out: {why}")
+
+
 def test_members_that_point_outside_are_left_out_and_so_are_second_images(tmp_path):
     path = shard(
         tmp_path / "x.tar",
