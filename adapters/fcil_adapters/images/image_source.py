@@ -191,27 +191,25 @@ class ClassNames:
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy
-        self._names: dict[str, str] = {}
-        self._firsts: dict[tuple[str | None, str], str] = {}
-        self._known: dict[tuple[str | None, str], tuple[str, str]] = {}
+        self._firsts: dict[str, str] = {}
+        self._known: dict[str, tuple[str, str]] = {}
 
-    def of(self, label: str, part: SourcePart | None) -> tuple[str, str]:
+    def of(self, label: str) -> tuple[str, str]:
         """Return the class of a label, and why it has none; one of them is empty."""
-        if (part, label) not in self._known:
-            self._known[part, label] = self._find(label, part)
-        return self._known[part, label]
+        if label not in self._known:
+            self._known[label] = self._find(label)
+        return self._known[label]
 
-    def _find(self, label: str, part: SourcePart | None) -> tuple[str, str]:
+    def _find(self, label: str) -> tuple[str, str]:
         name = normalise_class_name(label)
         if fault := class_name_fault(name):
             return "", fault
         if "/" in name or name.startswith("."):  # `split --export` makes folders
             return "", "a class name must be one for a folder: without /, and not hidden by a dot"
-        key = class_key(name)
-        first = self._firsts.setdefault((part, key), label)
+        first = self._firsts.setdefault(class_key(name), label)
         if first != label:
             return "", f"it names the same class as {first!r}; {self._remedy}"
-        return self._names.setdefault(key, name), ""
+        return name, ""
 
 
 def labelled(
@@ -234,7 +232,7 @@ def labelled(
     names, left = ClassNames("write both alike"), LeftOut()
     found = []
     for entry in entries:
-        name, fault = names.of(entry.class_name, entry.part)
+        name, fault = names.of(entry.class_name)
         if fault:
             label = entry.class_name[:200]
             left.add(place(entry), f"its label {label!r} cannot be used: {fault}")

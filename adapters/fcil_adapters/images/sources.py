@@ -252,7 +252,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
         for side in ("train", "test")
         if side in by_top and _holds_folders(by_top[side], few_astray=few_astray)
     ]
-    names = ClassNames("move its images there")
+    names = ClassNames("give both one name")
     entries: list[ImageEntry] = []
     if not sides:
         faults.extend(
@@ -296,9 +296,10 @@ def _class_entries(
     part: SourcePart | None,
     faults: list[str],
 ) -> Iterator[ImageEntry]:
-    class_name, fault = names.of(folder, part)
+    class_name, fault = names.of(folder)
     if fault:
-        faults.append(f"folder {folder[:200]!r} is left out: {fault}")
+        place = f"{part}/{folder[:200]}" if part else folder[:200]
+        faults.append(f"folder {place!r} is left out: {fault}")
         return
     for m in members:
         yield ImageEntry(m.name, class_name, part, m.size, m.stamp)

@@ -278,10 +278,17 @@ def test_of_two_folders_of_one_class_the_second_is_left_out_with_a_sentence(tmp_
     assert "'cat' is left out: it names the same class as 'Cat'" in listing.faults[0]
 
 
-def test_train_and_test_folders_of_one_class_get_one_name(tmp_path):
-    listing = open_source(write(tmp_path, "train/Cat/1.png", "test/cat/2.png")).listing()
-    assert [e.class_name for e in listing.entries] == ["Cat", "Cat"]
-    assert listing.faults == ()
+def test_a_test_folder_that_spells_a_class_of_train_otherwise_is_left_out_too(tmp_path):
+    names = ["train/cat/1.png", "test/Cat/2.png", "test/cat/3.png", "test/Dog/4.png"]
+    source = open_source(write(tmp_path, *names))
+    assert [(n, c) for n, c, _ in found(source)] == [
+        ("train/cat/1.png", "cat"),
+        ("test/Dog/4.png", "Dog"),
+        ("test/cat/3.png", "cat"),
+    ]
+    assert source.listing().faults == (
+        "folder 'test/Cat' is left out: it names the same class as 'cat'; give both one name",
+    )
 
 
 @pytest.mark.parametrize("names", [[], ["1.png", "2.png"], [".hidden/1.png"]])

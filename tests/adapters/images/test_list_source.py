@@ -104,6 +104,14 @@ def test_lines_whose_label_is_no_class_are_left_out_with_number_and_count(tmp_pa
     assert said.startswith(f"{lines} left out: {why}")
 
 
+def test_a_second_spelling_is_left_out_on_both_sides(tmp_path):
+    text = "path,label,split\na.png,ok,train\nb.png,OK,train\nc.png,OK,test\nd.png,ok,test\n"
+    listing = listed(tmp_path, text, "a.png", "b.png", "c.png", "d.png").listing()
+    assert found(listing) == [("a.png", "ok", "train"), ("d.png", "ok", "test")]
+    (said,) = listing.faults
+    assert said.startswith("line 3 of list.csv and 1 more are left out: its label 'OK' cannot be ")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
