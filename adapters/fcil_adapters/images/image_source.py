@@ -20,6 +20,8 @@ from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 )
+# Of image formats that no decoder here reads; other files beside images stay unmentioned.
+UNREAD_SUFFIXES = frozenset((".heic", ".heif", ".avif", ".jp2", ".jxl", ".raw", ".dng"))
 MAX_FILE_BYTES = 256 << 20  # above any photograph; below the memory of a small device
 LAYOUT = (
     "Lay images out as FOLDER/<class>/<image>, or FOLDER/train/<class>/<image> and "

@@ -12,6 +12,7 @@ import stat
 import zipfile
 import zlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,9 @@ from pathlib import Path, PurePosixPath
 from fcil_adapters.images.cifar_source import CifarSource, cifar_in
 from fcil_adapters.images.folder_walk import FolderWalk
 from fcil_adapters.images.image_source import (
+    IMAGE_SUFFIXES,
     LAYOUT,
+    UNREAD_SUFFIXES,
     ClassNames,
     ImageEntry,
     ImageSource,
@@ -118,10 +121,12 @@ class FolderSource(_Files):
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        walk = FolderWalk(self.path)
+        walk, others = FolderWalk(self.path), _OtherFormats()
         for parts, files in walk:
             for file in files:
+                others.see((*parts, file))
                 yield from self._member((*parts, file), faults)
+        faults.extend(others.sentences())
         faults.extend(walk.sentences())
 
     def _member(self, parts: tuple[str, ...], faults: list[str]) -> Iterator[_Member]:
@@ -191,7 +196,9 @@ class ZipSource(_Files):
         self._zip.close()
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
+        others = _OtherFormats()
         for name, info in self._infos.items():
+            others.see(PurePosixPath(name).parts)
             if not is_image(name):
                 continue
             if _escapes(name):
@@ -200,6 +207,7 @@ class ZipSource(_Files):
                 faults.append(f"zip member {name[:120]!r} is encrypted")
             else:
                 yield _Member(name, PurePosixPath(name).parts, info.file_size, info.CRC)
+        faults.extend(others.sentences())
 
     def _rooted(self, members: list[_Member]) -> list[_Member]:
         tops = {m.parts[0] for m in members}
@@ -225,8 +233,45 @@ def _escapes(name: str) -> bool:
     return not first or ":" in first or "\\" in name or ".." in parts
 
 
+class _OtherFormats:
+    """Files in image formats that are not read; a folder of nothing else is named."""
+
+    def __init__(self) -> None:
+        self._with_images: set[tuple[str, ...]] = set()
+        self._found: dict[tuple[str, ...], Counter[str]] = {}  # folder -> suffixes
+
+    def see(self, parts: tuple[str, ...]) -> None:
+        """Take the path of a file of any kind."""
+        suffix = PurePosixPath(parts[-1]).suffix.lower() if parts else ""
+        if suffix in IMAGE_SUFFIXES:
+            self._with_images.add(parts[:-1])
+        elif suffix in UNREAD_SUFFIXES and not _hidden(parts):
+            self._found.setdefault(parts[:-1], Counter())[suffix] += 1
+
+    def sentences(self) -> Iterator[str]:
+        """Yield a sentence for each folder without images, and one for all others."""
+        beside = Counter[str]()
+        for folder, suffixes in sorted(self._found.items()):
+            if folder in self._with_images:
+                beside += suffixes
+            else:
+                name = "/".join(folder) or "."
+                yield f"folder {name[:200]!r} has no image but {_unread(suffixes)}"
+        if beside:
+            yield f"beside the images there are {_unread(beside)}"
+
+
+def _unread(suffixes: Counter[str]) -> str:
+    names, known = ", ".join(sorted(suffixes)), ", ".join(sorted(IMAGE_SUFFIXES))
+    return f"{suffixes.total()} files in formats that are not read ({names}); images are {known}"
+
+
+def _hidden(parts: tuple[str, ...]) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+
 def _wanted(member: _Member, faults: list[str]) -> bool:
-    if any(part.startswith(".") or part == "__MACOSX" for part in member.parts):
+    if _hidden(member.parts):
         return False
     if too_large := oversize(member.name, member.size):
         faults.append(too_large)

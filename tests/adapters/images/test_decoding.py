@@ -329,6 +329,32 @@ def test_loose_images_beside_classes_are_a_fault(tmp_path):
     assert listing.faults == ("1 images are in no class folder, such as '2.png'",)
 
 
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_files_in_formats_that_are_not_read_are_counted_and_a_folder_of_them_is_named(
+    tmp_path, as_zip
+):
+    names = [
+        "cat/1.png", "cat/2.HEIC", "cat/3.avif", "cat/notes.txt", "cat/.4.heic", "dog/1.png",
+        "dog/2.heic", "yak/1.heic", "yak/2.heic", "yak/x.json", "emu/notes.txt",
+        "__MACOSX/yak/1.heic" if as_zip else ".old/1.heic",
+    ]  # fmt: skip
+    path = zipped(tmp_path / "d.zip", names) if as_zip else write(tmp_path / "d", *names)
+    source = open_source(path)
+    listing = source.listing()
+    source.close()
+    assert [e.name for e in listing.entries] == ["cat/1.png", "dog/1.png"]
+    assert [fault.partition("; images are .bmp, .gif, .jpeg, ")[0] for fault in listing.faults] == [
+        "folder 'yak' has no image but 2 files in formats that are not read (.heic)",
+        "beside the images there are 3 files in formats that are not read (.avif, .heic)",
+    ]
+
+
+def test_a_source_of_nothing_but_other_formats_says_so(tmp_path):
+    words = r"no images \(folder 'cat' has no image but 1 files in formats.*\.dng.*images are"
+    with pytest.raises(DataError, match=words):
+        open_source(write(tmp_path, "cat/1.dng")).listing()
+
+
 @pytest.mark.parametrize(
     "name", ["../cat/1.png", "/etc/cat/1.png", "c:/cat/1.png", "a\\..\\b/1.png"]
 )
