@@ -66,6 +66,8 @@ def _header(file: IO[bytes], at: int) -> bytes:
     """Return the header at an offset; empty at the end."""
     file.seek(at)
     header = file.read(BLOCK)
+    if not header:
+        raise DamagedTar("it ends without the zeros of a tar's end")
     if not header.strip(b"\0"):
         return b""
     if len(header) < BLOCK:

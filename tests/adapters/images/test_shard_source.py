@@ -35,6 +35,7 @@ def found(listing):
 
 
 def indexed(data):
+    data += bytes(BLOCK)
     return list(members(io.BytesIO(data), len(data)))
 
 
@@ -96,6 +97,7 @@ def header(name=b"a.png", size=b"00000000000\0", kind=b"0"):
         (header(kind=b"x", size=b"00000000004\0") + b"99 a".ljust(BLOCK), "a record"),
         (header()[:-1] + b"!", "the checksum"),
         (b"no tar", "within a header"),
+        (b"", "without the zeros"),
     ],
 )
 def test_a_header_that_lies_ends_the_reading_and_keeps_what_was_before(data, why):
@@ -204,6 +206,18 @@ def test_a_shard_that_ends_early_is_used_up_to_there(tmp_path):
     (tmp_path / "y.tar").write_bytes(b"this is no tar")
     with pytest.raises(DataError, match="no images with labels.*its damage: it ends within a head"):
         open_source(tmp_path / "y.tar").listing()
+
+
+def test_a_shard_that_is_cut_between_members_is_used_with_a_sentence(tmp_path):
+    path = shard(tmp_path / "x.tar", *pairs("1", "2"), form=tarfile.USTAR_FORMAT)
+    os.truncate(path, path.read_bytes().index(b"2.png"))
+    source = open_source(path)
+    listing = source.listing()
+    assert [e.name for e in listing.entries] == ["x.tar/1.png"]
+    assert source.read(listing.entries[0]) == png(0)
+    assert listing.faults == (
+        "shard 'x.tar' is used up to its damage: it ends without the zeros of a tar's end",
+    )
 
 
 def test_a_shard_that_was_rewritten_or_removed_is_noticed(tmp_path):
