@@ -39,6 +39,9 @@ from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
 
+_UNPACKERS = {
+    ".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd",
+}  # fmt: skip
 _UTF8 = 0x800  # flag of a zip member whose name says that it is UTF-8
 _DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 with contextlib.suppress(ImportError):  # some Pythons are built without it
@@ -169,9 +172,9 @@ class ZipSource(_Files):
         try:
             self._zip = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise DataError(f"{path} is not a readable zip file ({error}).", action=LAYOUT) from (
-                error
-            )
+            raise DataError(
+                f"{path} is not a readable zip file ({error}).", action=_instead(path)
+            ) from error
         # zipfile fails on a member without a name, so it is left out.
         named = (i for i in self._zip.infolist() if i.filename)
         self._infos = {_name_of(i): i for i in named if not i.is_dir()}
@@ -216,6 +219,15 @@ class ZipSource(_Files):
         if not _holds_folders(members, few_astray=True):
             return members
         return [replace(m, parts=m.parts[1:]) for m in members]
+
+
+def _instead(path: Path) -> str:
+    """Return the advice for a file that is no zip."""
+    if unpack := _UNPACKERS.get(path.suffix.lower()):
+        return f"Compressed files cannot be read in place: unpack it ({unpack} {path.name})."
+    if is_image(path.name):
+        return f"It is one image: give the folder of its class folders. {LAYOUT}"
+    return LAYOUT
 
 
 def _name_of(info: zipfile.ZipInfo) -> str:

@@ -323,6 +323,22 @@ def test_a_missing_path_and_a_file_that_is_no_zip_are_told_the_layout(tmp_path):
         assert "FOLDER/<class>/<image>" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("x.tar.gz", "unpack it (gunzip x.tar.gz)."),
+        ("x.TGZ", "unpack it (gunzip x.TGZ)."),
+        ("x.tar.zst", "unpack it (unzstd x.tar.zst)."),
+        ("photo.JPG", "It is one image: give the folder of its class folders."),
+    ],
+)
+def test_a_file_of_another_kind_comes_with_advice(tmp_path, name, advice):
+    (tmp_path / name).write_bytes(b"no zip")
+    with pytest.raises(DataError) as caught:
+        open_source(tmp_path / name)
+    assert advice in str(caught.value)
+
+
 def test_loose_images_beside_classes_are_a_fault(tmp_path):
     listing = open_source(write(tmp_path, "cat/1.png", "2.png")).listing()
     assert [e.name for e in listing.entries] == ["cat/1.png"]
