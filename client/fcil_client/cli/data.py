@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import (
     Format,
     chosen,
@@ -18,6 +20,8 @@ from fcil_protocol.process.terminal import (
     printable,
     say_at_times,
 )
+
+_SIDES = ("train", "test", "undivided")  # columns, from left to right
 
 
 def data(
@@ -72,11 +76,18 @@ def data(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a set's size, and one line for each thing that is left out."""
+    """Print a set's size, its classes by side, and one line for each thing that is left out."""
     sides: Counter[str] = sum(map(Counter, row["classes"].values()), Counter())
     typer.echo(f"{printable(row['path'])}, a {row['form']}")
     parts = ", ".join(f"{count:,} {side}" for side, count in sorted(sides.items(), reverse=True))
     images, classes = count_of(row["images"], "image"), count_of(len(row["classes"]), "class")
     typer.echo(f"{images} of {classes}: {parts}")
+    by_side = (Column(side, partial(_count, side), right=True) for side in _SIDES if sides[side])
+    show_table(console(), row["classes"].items(), (Column("class", 0, wraps=True), *by_side))
     for fault in row["faults"]:
         typer.echo(f"warning: {printable(fault)}", err=True)
+
+
+def _count(side: str, one: tuple[str, dict[str, int]]) -> str:
+    """Return the cell of a class and a side."""
+    return f"{one[1].get(side, 0):,}"

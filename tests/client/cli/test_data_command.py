@@ -34,14 +34,23 @@ def write_set(folder):
 
 
 def test_it_shows_classes_sides_and_what_is_left_out(called, tmp_path):
-    (tmp_path / "1.png").write_bytes(png())
-    Path("list.csv").write_text("path,label,split\n1.png,Lynx,train\n2.png,Lynx,test\n")
+    for name in ("1.png", "3.png"):
+        (tmp_path / name).write_bytes(png())
+    Path("list.csv").write_text(
+        "path,label,split\n1.png,Lynx,train\n2.png,Lynx,test\n3.png,[b]ear,test\n"
+    )
     done = called("data", "list.csv")
     assert done.exit_code == 0
-    assert done.stdout == "list.csv, a CSV list\n1 image of 1 class: 1 train\n"
+    first, second, *table = done.stdout.splitlines()
+    assert (first, second) == ("list.csv, a CSV list", "2 images of 2 classes: 1 train, 1 test")
+    assert [line.split() for line in table] == [
+        ["class", "train", "test"],
+        ["Lynx", "1", "0"],
+        ["[b]ear", "0", "1"],
+    ]
     assert "warning: line 3 of list.csv is left out" in done.stderr
     row = json.loads(called("data", "list.csv", "--json").stdout)["data"]
-    assert row["classes"] == {"Lynx": {"train": 1}}
+    assert row["classes"] == {"Lynx": {"train": 1}, "[b]ear": {"test": 1}}
     assert len(row["faults"]) == 1
 
 
