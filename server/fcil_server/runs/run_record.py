@@ -12,16 +12,19 @@ from fcil_adapters.images.named_sets import find
 from fcil_adapters.images.sources import open_source
 from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, RunFailed
 from fcil_protocol.ids import new_run_id
+from fcil_protocol.storage.atomic_files import make_private
 from fcil_server.aggregation import start
 from fcil_server.aggregation.aggregation import threads_of
-from fcil_server.aggregation.store import states_folder
+from fcil_server.aggregation.store import new_id, states_folder
 from fcil_server.federation import config as configuration
 from fcil_server.federation.directory import operator
 from fcil_server.federation.sections import RunSection, SinksSection, WebhooksSection
+from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports import run_directory
 from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.runs.fork import share_start
 from fcil_server.runs.resources import RunSetup
 
 # They belong to the server, not to the run; and an address may hold a password.
@@ -105,6 +108,43 @@ def begin_row(
         ledger.audit.add(operator(), "run_begun", run)
     more = f"; {begun.text()}" if begun is not None else ""
     notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
+    return row
+
+
+def begin_again(
+    ledger: Ledger, directory: Path, source: RunRow, *, actor: str, action: str
+) -> RunRow:
+    """Stop a run without a state, and begin another one with its settings and its start.
+
+    Args:
+        ledger: the federation's.
+        directory: the federation's.
+        source: the run.
+        actor: the caller, for the audit log.
+        action: the reason, one word for the audit log.
+
+    Raises:
+        DiskFull, StorageError: nothing was changed.
+    """
+    run, tasks = new_id(ledger), configuration.parse(source.config).tasks
+    make_private(states_folder(directory, run).parent)
+    share_start(directory, source.run_id, run)
+    with ledger.transaction():
+        ledger.runs.set_status(source.run_id, RunStatus.STOPPED)
+        row = ledger.runs.add(
+            run,
+            method=source.method,
+            method_version=source.method_version,
+            config=source.config,
+            hparams=source.hparams,
+            backbone=source.backbone,
+            schema_digest=source.schema_digest,
+            seed=source.seed,
+            environment=source.environment,
+        )
+        if tasks.schedule == "listed":
+            ClassRegistry(ledger, run).register_listed(tasks.classes)
+        ledger.audit.add(actor, action, f"{run} in place of {source.run_id}")
     return row
 
 

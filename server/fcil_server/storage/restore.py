@@ -23,14 +23,12 @@ from fcil_protocol.storage.atomic_files import (
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
-from fcil_server.aggregation.store import new_id, states_folder
-from fcil_server.federation import config as configuration
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
-from fcil_server.rounds.classes import ClassRegistry
-from fcil_server.runs.fork import fork, share_start
+from fcil_server.runs.fork import fork
 from fcil_server.runs.run_queue import RunQueue
+from fcil_server.runs.run_record import begin_again
 from fcil_server.storage.archive import CERTIFICATE, KEYS, BackupManifest, unpack_into, verify
 from fcil_server.storage.backup import KEY_FILES, key_context
 
@@ -190,7 +188,7 @@ def _settle(
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
             if newest is None:  # since the backup it may have had some, under the same numbers
-                begun = _begin_again(ledger, staged, run, actor)
+                begun = begin_again(ledger, staged, run, actor=actor, action="restore_begin")
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
@@ -207,30 +205,6 @@ def _settle(
         members = [c.name for c in ledger.clients.all() if c.may_join(ledger.now)]
         RunQueue(staged).keep_numbers(ledger)
     return Restored(manifest, forked, begun, members, withdrawn, recertified)
-
-
-def _begin_again(ledger: Ledger, staged: Path, run: RunRow, actor: str) -> RunRow:
-    """Stop a run without a state, and begin another one with its settings and its start."""
-    other, tasks = new_id(ledger), configuration.parse(run.config).tasks
-    make_private(states_folder(staged, other).parent)
-    share_start(staged, run.run_id, other)
-    with ledger.transaction():
-        ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
-        row = ledger.runs.add(
-            other,
-            method=run.method,
-            method_version=run.method_version,
-            config=run.config,
-            hparams=run.hparams,
-            backbone=run.backbone,
-            schema_digest=run.schema_digest,
-            seed=run.seed,
-            environment=run.environment,
-        )
-        if tasks.schedule == "listed":
-            ClassRegistry(ledger, other).register_listed(tasks.classes)
-        ledger.audit.add(actor, "restore_begin", f"{other} in place of {run.run_id}")
-    return row
 
 
 def _sync_all(directory: Path) -> None:
