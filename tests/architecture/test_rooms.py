@@ -132,7 +132,6 @@ KNOWN_SMALL = {
     "fcil_client.rounds.options",
     "fcil_client.swarm.summary",
     "fcil_protocol.link.dial",
-    "fcil_server.federation.addresses",
     "fcil_server.lab.dataframes",
     "fcil_server.reports.results.run_paths",
     "fcil_server.reports.sections.events",
