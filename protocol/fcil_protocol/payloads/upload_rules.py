@@ -8,6 +8,7 @@ but not a method that hides data in numbers (docs/egress.md).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 
 from fcil_protocol.payloads.builtin import TRAINING_METRICS
@@ -26,7 +27,13 @@ def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
         known: the symbols with values in the method's ``dims``.
     """
     bounded = {free for free, top in schema.at_most if top in known}.union(known)
-    faults = [f for spec in schema.tensors for f in _tensor_faults(spec, bounded)]
+    faults = declaration_faults(schema)
+    faults += [
+        f"tensor {spec.name[:80]!r}: nothing bounds its size {size[:40]!r}"
+        for spec in schema.tensors
+        for size in spec.shape
+        if isinstance(size, str) and size not in bounded
+    ]
     faults += [
         f"field {spec.name[:80]!r} is of type {spec.type[:40]!r}, allowed are "
         f"{', '.join(META_TYPES)}"
@@ -41,7 +48,14 @@ def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
     return faults
 
 
-def _tensor_faults(spec: TensorSpec, bounded: Collection[str]) -> list[str]:
+def declaration_faults(schema: PayloadSchema) -> list[str]:
+    """Return one sentence for every tensor that no payload of either direction may have."""
+    times = Counter(spec.name for spec in schema.tensors)
+    twice = [f"tensor {name[:80]!r} is declared {n} times" for name, n in times.items() if n > 1]
+    return [*twice, *(fault for spec in schema.tensors for fault in _tensor_faults(spec))]
+
+
+def _tensor_faults(spec: TensorSpec) -> list[str]:
     name = spec.name[:80]
     faults = []
     if str(spec.kind) not in {kind.value for kind in Kind}:
@@ -55,8 +69,8 @@ def _tensor_faults(spec: TensorSpec, bounded: Collection[str]) -> list[str]:
     if not math.isfinite(spec.max_abs):
         faults.append(f"tensor {name!r} has no finite bound on its values")
     faults += [
-        f"tensor {name!r}: nothing bounds its size {size[:40]!r}"
+        f"tensor {name!r}: its size {str(size)[:40]} is neither a whole number nor a symbol"
         for size in spec.shape
-        if isinstance(size, str) and size not in bounded
+        if not isinstance(size, int | str)
     ]
     return faults
