@@ -39,7 +39,13 @@ from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.late_images import classes_of
 from fcil_adapters.contract.local_images import as_digests, counted_digests, with_described
 from fcil_adapters.contract.privacy import OFF, Privacy
-from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
+from fcil_adapters.contract.registry import (
+    check_manifest,
+    load_half,
+    load_method,
+    make_hparams,
+    with_forms,
+)
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, pack, unpack
@@ -155,6 +161,7 @@ class ToyFederation:
     _counted: dict[int, State] = field(default_factory=dict)  # states that name counted images
 
     def __post_init__(self) -> None:
+        check_manifest(self.method, self.backbone.info, self.hparams)
         self.method = with_forms(self.method, self.forms)
         self.learner = load_half(self.method.learner)
         self.aggregator = load_half(self.method.aggregator)

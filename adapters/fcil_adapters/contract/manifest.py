@@ -20,6 +20,9 @@ from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
 
 
+EXCHANGE_KINDS = ("prepare", "train", "finish", "pseudo", LATE)  # that a manifest may have
+
+
 def _no_faults(_payload: Payload, _task: TaskInfo) -> list[str]:
     return []
 
@@ -29,7 +32,7 @@ class Exchange:
     """One kind of round of a method.
 
     Attributes:
-        kind: ``prepare``, ``train``, ``finish``, ``pseudo`` or ``late``.
+        kind: one of `EXCHANGE_KINDS`.
         upload: schema of a client's upload. It must hold ``n``, int64 (1,): the samples used.
         rounds: number per task; None: ``[round] rounds_per_task``.
         check: further consistency rules, one sentence per fault.

@@ -8,7 +8,8 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -21,12 +22,13 @@ from fcil_adapters.contract.backbone_info import BackboneInfo
 from fcil_adapters.contract.context import Hparams, TaskInfo
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.halves import Part
-from fcil_adapters.contract.manifest import Exchange, Method
-from fcil_protocol.errors import ConfigError, EgressRefused, MethodMismatch
+from fcil_adapters.contract.manifest import EXCHANGE_KINDS, Exchange, Method
+from fcil_adapters.contract.source_code import own_function, own_line, path_fault
+from fcil_protocol.errors import ConfigError, EgressRefused, FcilError, MethodMismatch
 from fcil_protocol.messages.messages import NO_PRIVACY, PrivacyTerms
 from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.payloads.schema import PayloadSchema
-from fcil_protocol.payloads.upload_rules import schema_faults
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.payloads.upload_rules import declaration_faults, schema_faults
 
 GROUP = "fcil.methods"
 _TORCH = ("torch", "timm", "torchvision")
@@ -267,6 +269,131 @@ def _in_forms(exchange: Exchange, forms: Forms) -> Exchange:
         return exchange.check(forms.widen(payload), task)
 
     return replace(exchange, upload=forms.schema(exchange.upload), check=check)
+
+
+@contextmanager
+def blaming(method: Method) -> Iterator[None]:
+    """Turn an unexpected exception from the lines of a method's own package into its error.
+
+    Raises:
+        ConfigError: names the method and the line; exceptions from elsewhere pass.
+    """
+    try:
+        yield
+    except FcilError:
+        raise
+    except Exception as error:  # the code of a third party may raise anything
+        place = own_line(method, error)
+        if not place:
+            raise
+        text = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"the manifest of the method {method.name!r} fails with {type(error).__name__}: "
+            f"{text}.",
+            action=f"Correct {place} if the method is yours; else install its package again.",
+        ) from error
+
+
+def check_manifest(method: Method, backbone: BackboneInfo, hparams: Hparams | None = None) -> None:
+    """Check that a manifest gives what its types say, in the first two tasks.
+
+    An author's mistake is found here, with its place, before the code that it would make fail.
+
+    Args:
+        method: as it was loaded (`with_forms` calls its functions).
+        backbone: of the run.
+        hparams: its options; None: the defaults.
+
+    Raises:
+        ConfigError: names every fault.
+    """
+    with blaming(method):
+        if faults := _default_faults(method):
+            raise _wrong(method, faults)
+        options = method.hparams() if hparams is None else hparams
+        faults = [
+            *_placed(method, "exchanges", _exchange_faults(method.exchanges(options, backbone))),
+            *_placed(method, "broadcast", _broadcast_faults(method.broadcast(options, backbone))),
+        ]
+        for task in (TaskInfo(0, (0,)), TaskInfo(1, (1,), (0,))):
+            dims = method.dims(options, backbone, task)
+            faults += _placed(method, "dims", _dims_faults(dims))
+    for half in ("learner", "aggregator", "model"):
+        fault = path_fault(getattr(method, half))
+        faults += [f"{half}: {fault}"] if fault else []
+    if faults:
+        raise _wrong(method, faults)
+
+
+def _wrong(method: Method, faults: list[str]) -> ConfigError:
+    return ConfigError(
+        f"the manifest of the method {method.name!r} is wrong: {'; '.join(dict.fromkeys(faults))}.",
+        action="Correct it if the method is yours; else install its package again.",
+    )
+
+
+def _placed(method: Method, part: str, faults: list[str]) -> list[str]:
+    place = own_function(method, getattr(method, part))
+    return [f"{part}{f' ({place})' if place else ''}: {fault}" for fault in faults]
+
+
+def _default_faults(method: Method) -> list[str]:
+    """Return the defaults that break the options' own bounds; pydantic checks given values only."""
+    try:
+        method.hparams.model_validate(method.hparams().model_dump())
+    except ValidationError as error:
+        return [f"its default: {_fault(method, e)}" for e in error.errors()]
+    return []
+
+
+def _exchange_faults(exchanges: object) -> list[str]:
+    if not isinstance(exchanges, tuple) or not all(isinstance(e, Exchange) for e in exchanges):
+        return [f"expected a tuple of Exchange, got {_shown(exchanges)}"]
+    faults = []
+    for exchange in exchanges:
+        found = _schema_faults(exchange.upload)
+        if exchange.kind not in EXCHANGE_KINDS:
+            found.append(f"its kind is none of {', '.join(EXCHANGE_KINDS)}")
+        if not any(_counts_samples(spec) for spec in exchange.upload.tensors):
+            found.append("its upload lacks the samples used, count_spec('n', 1)")
+        faults += [f"{exchange.kind!r}: {fault}" for fault in found]
+    return faults
+
+
+def _counts_samples(spec: TensorSpec) -> bool:
+    return (spec.name, spec.dtype, spec.shape, spec.optional) == ("n", "I64", (1,), False)
+
+
+def _broadcast_faults(schemas: object) -> list[str]:
+    if not isinstance(schemas, Mapping):
+        return [f"expected a mapping of PayloadSchema, got {_shown(schemas)}"]
+    return [f"{kind!r}: {f}" for kind, schema in schemas.items() for f in _schema_faults(schema)]
+
+
+def _schema_faults(schema: object) -> list[str]:
+    if not isinstance(schema, PayloadSchema):
+        return [f"expected a PayloadSchema, got {_shown(schema)}"]
+    faults = declaration_faults(schema)
+    return faults or [
+        f"tensor {spec.name!r} has its kind as text, expected Kind.{Kind(spec.kind).name}"
+        for spec in schema.tensors
+        if not isinstance(spec.kind, Kind)
+    ]
+
+
+def _dims_faults(dims: object) -> list[str]:
+    if not isinstance(dims, Mapping) or not all(isinstance(n, int) for n in dims.values()):
+        return [f"expected a dict of whole numbers, got {_shown(dims)}"]
+    return []
+
+
+def _shown(value: object) -> str:
+    """Return a value's type, with those of its elements."""
+    elements = value.values() if isinstance(value, Mapping) else value
+    name = type(value).__name__
+    if not isinstance(value, Mapping | tuple | list):
+        return name
+    return f"{name} of {', '.join(sorted({type(e).__name__ for e in elements})) or 'nothing'}"
 
 
 def check_averaging(method: Method, hparams: Hparams, rule: str) -> None:

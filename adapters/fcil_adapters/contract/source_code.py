@@ -1,4 +1,4 @@
-"""Digests of the code that makes a result (torch-free).
+"""The code that makes a result: its digests, and the lines of a method's own at fault (torch-free).
 
 A digest follows from the modules' names and bytes alone, so it is the same on every machine.
 """
@@ -6,11 +6,14 @@ A digest follows from the modules' names and bytes alone, so it is the same on e
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from fcil_adapters.contract.manifest import Method
 
@@ -61,6 +64,86 @@ def method_digest(method: Method, manifest: str) -> str:
             found[name] = path
             pending += [p for n in _imports(name, path) for p in _with_parents(n)]
     return _digest(found.items())
+
+
+def own_line(method: Method, error: BaseException) -> str:
+    """Return the innermost line of a method's own package that an error came through.
+
+    Returns:
+        ``file:line``; empty if there is none, as for the methods of fcil: those are its own.
+    """
+    packages, found = _own_packages(method), ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _top(frame.f_globals.get("__name__") or "") in packages:
+            found = f"{frame.f_code.co_filename}:{line}"
+    return found
+
+
+def own_function(method: Method, function: Callable[..., Any]) -> str:
+    """Return where a function of a method's own package begins, as ``file:line``; else empty."""
+    code = getattr(function, "__code__", None)
+    if code is None or _top(function.__module__ or "") not in _own_packages(method):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def path_fault(path: str) -> str:
+    """Return why ``package.module:name`` leads to nothing; empty if it leads to something.
+
+    The module itself is not imported: it may need torch.
+    """
+    module, _, name = path.partition(":")
+    if not (module and name):
+        return f"{path!r} does not have the form package.module:name"
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            return ""  # a package of its own that is not installed here
+        spec = None
+    except ValueError:  # a module that was run as a program
+        return ""
+    if spec is None:
+        return f"there is no module {module!r}"
+    read = getattr(spec.loader, "get_source", None)
+    source = read(module) if read is not None else None
+    try:
+        return "" if source is None else _name_fault(module, name, _bound_names(source))
+    except SyntaxError as error:
+        return f"{spec.origin}:{error.lineno}: {error.msg}"
+
+
+def _bound_names(source: str) -> set[str]:
+    """Return the names that a module binds anywhere; ``*`` if it takes all of another's."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.alias():
+                names.add(node.asname or node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return names
+
+
+def _name_fault(module: str, name: str, bound: set[str]) -> str:
+    if name in bound or "*" in bound or "__getattr__" in bound:
+        return ""
+    near = difflib.get_close_matches(name, bound, 1)
+    return f"{module!r} has no {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+
+
+def _own_packages(method: Method) -> set[str]:
+    """Return the top packages of a method's manifest and halves, without those of fcil."""
+    manifest = (method.hparams, method.exchanges, method.broadcast, method.dims)
+    modules = [getattr(part, "__module__", "") or "" for part in manifest]
+    halves = [half.partition(":")[0] for half in (method.learner, method.aggregator, method.model)]
+    return {_top(name) for name in (*modules, *halves)} - {"", *PACKAGES}
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _digest(named: Iterable[tuple[str, Path]]) -> str:

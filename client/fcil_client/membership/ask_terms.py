@@ -160,9 +160,10 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
             "wire.compact=BOOLEAN.",
         )
     method = registry.load_method(name)
-    method = registry.with_forms(method, forms_of(half, name, method.half))
     hparams = registry.make_hparams(method, options)
     backbone = backbone_by_name(str(named)) if method.needs_backbone else NO_BACKBONE
+    registry.check_manifest(method, backbone, hparams)
+    method = registry.with_forms(method, forms_of(half, name, method.half))
     registry.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
     terms = Terms(

@@ -299,6 +299,7 @@ async def _open(
     )
     try:
         info, probe = await aggregation.load_backbone()
+        registry.check_manifest(registry.load_method(config.method.name), info, hparams)
         registry.check_uploads(method, hparams, info)
         check_privacy(method.plain or method, hparams, info, config.privacy.terms)
         if config.round.mode == "async":

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from fcil_adapters.contract.registry import load_method, method_names, package_of
+from fcil_adapters.backbones.known import backbone_by_name
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract.registry import (
+    check_manifest,
+    load_method,
+    method_names,
+    package_of,
+)
 from fcil_protocol.errors import ConfigError
 
 
@@ -83,3 +90,114 @@ def test_a_method_that_comes_and_goes_while_a_program_runs_is_noticed(package, t
     assert {"first", "second"} <= set(method_names())
     shutil.rmtree(info)
     assert "second" not in method_names()
+
+
+# --- manifests that load and are wrong ------------------------------------------------------
+
+OWN = """
+from dataclasses import replace
+from pydantic import Field
+from fcil_adapters.contract import Exchange, Hparams, Kind, Method, PayloadSchema, TensorSpec
+from fcil_adapters.numerics.class_reports import count_spec
+
+
+class Options(Hparams):
+    share: float = Field(default=0.5, le=1)
+
+
+def exchanges(options, backbone):
+    peak = TensorSpec("peak", Kind.PROTOTYPE, ("c", "d"))
+    return (Exchange("train", PayloadSchema((peak, count_spec("n", 1)))),)
+
+
+def broadcast(options, backbone):
+    return {"current": PayloadSchema((TensorSpec("peak", Kind.PROTOTYPE, ("c", "d")),))}
+
+
+def dims(options, backbone, task):
+    return {"c": len(task.classes), "d": backbone.dim}
+
+
+class Learner: ...
+class Aggregator: ...
+class Model: ...
+
+
+METHOD = Method(
+    name="own", version="1", title="", citation="", hparams=Options, exchanges=exchanges,
+    broadcast=broadcast, dims=dims, learner="own_module:Learner",
+    aggregator="own_module:Aggregator", model="own_module:Model",
+)
+"""
+
+
+@pytest.fixture
+def own(package):
+    """Return a function that installs a method with one mistake, and loads it."""
+
+    def install(right="", wrong=""):
+        assert right in OWN
+        package("own_pack", "own", "own_module", OWN.replace(right, wrong, 1))
+        return load_method("own")
+
+    return install
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_manifests_of_installed_methods_are_in_order(name):
+    check_manifest(load_method(name), backbone_by_name("embedded"))
+
+
+def test_a_manifest_without_a_mistake_is_in_order(own):
+    check_manifest(own(), NO_BACKBONE)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("exchanges=exchanges", "exchanges=lambda o, b: [o]", "a tuple of Exchange, got list of"),
+        ("broadcast=broadcast", "broadcast=lambda o, b: 3", "mapping of PayloadSchema, got int"),
+        ("(peak, count", "(peak, peak, count", "'train': tensor 'peak' is declared 2 times"),
+        ("Kind.PROTOTYPE", '"prototipe"', "'peak' is of kind 'prototipe', allowed are lora"),
+        ("Kind.PROTOTYPE", '"prototype"', "has its kind as text, expected Kind.PROTOTYPE"),
+        ('"d"))\n    return (', '"d"), max_abs=1e999)\n    return (', "'peak' has no finite bound"),
+        ('("c", "d"))\n', '(1.5, "d"))\n', "size 1.5 is neither a whole number nor a symbol"),
+        ('Exchange("train"', 'Exchange("trian"', "'trian': its kind is none of prepare, train,"),
+        ('count_spec("n", 1)', 'count_spec("n", "c")', "its upload lacks the samples used"),
+        ("default=0.5", "default=5", "default: option 'share' of method own: Input should be"),
+        ("default=0.5, ", "", "default: option 'share' of method own: Field required"),
+        ("module:Learner", "module:Lerner", "no 'Lerner', did you mean 'Learner'?"),
+        ("own_module:Model", "own_modul:Model", "model: there is no module 'own_modul'"),
+        ("own_module:Model", "own_module", "'own_module' does not have the form package.mod"),
+        ("len(task.classes)", "task.classes", "expected a dict of whole numbers, got dict of int"),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_named_with_its_method(own, right, wrong, words):
+    with pytest.raises(ConfigError, match="the manifest of the method 'own' is wrong: ") as at:
+        check_manifest(own(right, wrong), NO_BACKBONE)
+    assert words in at.value.message
+    assert "if the method is yours" in at.value.action
+
+
+def test_a_mistake_in_a_schema_is_named_with_the_function_that_returns_it(own):
+    method = own('count_spec("n", 1)))),)', 'count_spec("n", 1)))))')
+    with pytest.raises(ConfigError, match=r"exchanges \(.*/own_pack/own_module.py:12\): expected"):
+        check_manifest(method, NO_BACKBONE)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "words"),
+    [
+        ("task.classes", "task.clases", 22, "AttributeError: 'TaskInfo' object has no attribute"),
+        ("(peak, count", "(peek, count", 14, "NameError: name 'peek' is not defined"),
+        ("return {", "return 1 / 0, {", 18, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_exception_in_a_manifests_function_is_the_methods_with_its_line(
+    own, right, wrong, line, words
+):
+    with pytest.raises(
+        ConfigError, match=f"the manifest of the method 'own' fails with {words}"
+    ) as at:
+        check_manifest(own(right, wrong), NO_BACKBONE)
+    assert f"/own_pack/own_module.py:{line} if the method is yours" in at.value.action

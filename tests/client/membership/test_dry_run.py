@@ -334,9 +334,10 @@ def test_options_need_a_method(data):
 
 def test_a_method_that_declares_what_may_not_leave_is_refused(data, monkeypatch):
     from fcil_adapters.contract import Exchange
+    from fcil_adapters.numerics.class_reports import count_spec
     from fcil_protocol.payloads.schema import MetaSpec, PayloadSchema
 
-    text = PayloadSchema((), (MetaSpec("note", "text"),))
+    text = PayloadSchema((count_spec("n", 1),), (MetaSpec("note", "text"),))
     bad = replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", text),))
     monkeypatch.setattr(ask_terms.registry, "load_method", lambda _name: bad)
     with pytest.raises(EgressRefused, match="'note' is of type 'text'"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,9 @@ from fcil_adapters.contract import registry
 from fcil_adapters.contract.registry import load_method, method_names
 from fcil_protocol.payloads.schema import Kind
 from fcil_server.cli.main import app
+
+
+FEDNCM = load_method("fedncm")
 
 
 def ask(*arguments: str):
@@ -62,6 +66,32 @@ def test_a_method_that_cannot_be_imported_hides_no_other(monkeypatch):
     result = CliRunner().invoke(app, ["methods", "--json"])
     assert [row["name"] for row in json.loads(result.stdout)["data"]["methods"]] == ["fedncm"]
     assert "left out: no installed package offers the method 'absent'" in result.stderr
+
+
+def _dims_of_some(options, backbone, task):
+    """Fail for options other than the defaults, as a mistake in a branch does."""
+    if options.metric == "euclidean":
+        return {"c": len(task.clases)}
+    return FEDNCM.dims(options, backbone, task)
+
+
+def test_a_mistake_in_a_manifest_is_the_methods_and_hides_no_other(monkeypatch):
+    wrong = replace(FEDNCM, learner=f"{FEDNCM.learner}s")
+    monkeypatch.setattr(registry, "load_method", {"fedncm": FEDNCM, "wrong": wrong}.__getitem__)
+    monkeypatch.setattr(registry, "method_names", lambda: ["wrong", "fedncm"])
+    assert "the manifest of the method 'fedncm' is wrong: learner: " in refused("wrong")
+    result = CliRunner().invoke(app, ["methods", "--json"])
+    assert [row["name"] for row in json.loads(result.stdout)["data"]["methods"]] == ["fedncm"]
+    assert "left out: the manifest of the method 'fedncm' is wrong" in result.stderr
+
+
+def test_a_mistake_that_options_lead_to_is_the_methods(monkeypatch):
+    mistaken = replace(FEDNCM, dims=_dims_of_some)
+    monkeypatch.setattr(registry, "load_method", lambda _name: mistaken)
+    assert ask("fedncm")
+    said = " ".join(refused("fedncm", "-c", "method.metric=euclidean").split())
+    assert "error [config_invalid]: the manifest of the method 'fedncm' fails with Attr" in said
+    assert "test_methods_command.py" in said
 
 
 def test_a_name_shows_exchanges_parts_totals_presets_and_options():

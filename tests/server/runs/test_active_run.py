@@ -14,6 +14,7 @@ import pytest
 from fcil_adapters.contract import Exchange, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
+from fcil_adapters.numerics.class_reports import count_spec
 from fcil_protocol import MetaSpec, PayloadSchema
 from fcil_protocol.errors import (
     ConfigError,
@@ -52,11 +53,22 @@ def begin_run(ledger: Ledger, settings: list[str], notify: Callable[..., None] =
 def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = PayloadSchema((), (MetaSpec("note", "text"),))
+    text = PayloadSchema((count_spec("n", 1),), (MetaSpec("note", "text"),))
     bad = replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", text),))
     monkeypatch.setattr(active_run.registry, "load_method", lambda _name: bad)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
+            begin_run(ledger, ["method.name=running_mean"])
+        assert ledger.runs.all() == []
+
+
+def test_a_manifest_that_is_wrong_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = replace(METHOD, learner="fcil_adapters.methods.running_mean:Lerner")
+    monkeypatch.setattr(active_run.registry, "load_method", lambda _name: bad)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(ConfigError, match="learner: .* has no 'Lerner'"):
             begin_run(ledger, ["method.name=running_mean"])
         assert ledger.runs.all() == []
 

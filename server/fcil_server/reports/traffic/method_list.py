@@ -69,26 +69,37 @@ def describe_methods(
         evaluate=config.run.evaluate,
     )
     rows = []
-    for found in [registry.load_method(name)] if name else _all_methods(notify):
+    for found in _methods(name, setting, notify):
         own = _config_for(found, config, overrides, named=name is not None)
         choice = None
-        if budget is not None:
-            given = f"a task of {classes} classes after {past}, {clients} clients in a round"
-            choice = choose(found, own, [setting], given, budget)
-            own = applied(own, choice.options)
-        method = registry.with_forms(found, forms_of(own.wire.half, found.name, found.half))
-        row = describe_method(method, registry.make_hparams(method, own.method.options), setting)
+        with registry.blaming(found):  # options may lead to other lines than the defaults
+            if budget is not None:
+                given = f"a task of {classes} classes after {past}, {clients} clients in a round"
+                choice = choose(found, own, [setting], given, budget)
+                own = applied(own, choice.options)
+            method = registry.with_forms(found, forms_of(own.wire.half, found.name, found.half))
+            hparams = registry.make_hparams(method, own.method.options)
+            row = describe_method(method, hparams, setting)
         row["budget"] = None if choice is None else {**choice.fields(), "fits": choice.fits}
         rows.append(row)
     return rows
 
 
-def _all_methods(notify: Callable[[str], None]) -> Iterator[Method]:
-    for name in registry.method_names():
+def _methods(
+    name: str | None, setting: TrafficSetting, notify: Callable[[str], None]
+) -> Iterator[Method]:
+    """Yield one method, or all of them that are in order, with their manifests checked."""
+    for one in [name] if name else registry.method_names():
         try:
-            yield registry.load_method(name)
-        except ConfigError as error:  # another's package, or one that is being written
+            method = registry.load_method(one)
+            registry.check_manifest(method, setting.backbone)
+        except ConfigError as error:
+            if name:
+                raise
+            # Another's package, or one that is being written.
             notify(f"{error.message} {error.action}")
+        else:
+            yield method
 
 
 def describe_method(method: Method, hparams: Hparams, setting: TrafficSetting) -> dict[str, Any]:
