@@ -36,6 +36,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.averaging import PLAIN, Averaging
 from fcil_adapters.contract.forgetting import classes_with_images
 from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.halves import learned
 from fcil_adapters.contract.late_images import classes_of
 from fcil_adapters.contract.local_images import as_digests, counted_digests, with_described
 from fcil_adapters.contract.privacy import OFF, Privacy
@@ -255,11 +256,16 @@ class ToyFederation:
             sent = self._from_uncounted(ctx, exchange, k)
         else:
             own = self.clients[k].of(self.task.classes)
-            _, sent = self.learner.run(ctx, State(), self.parts(), own)
+            _, sent = self._learn(ctx, State(), own)
         payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))
         _check(f"upload of client {k}", exchange.upload.check(payload, self.dims))
         _check(f"upload of client {k}", exchange.check(payload, self.task))
         return self.forms.widen(payload)
+
+    def _learn(self, ctx: Context, state: State, images: ToyImages) -> tuple[State, Payload]:
+        """Let the learner work, and check that it returns a state and a payload."""
+        result = self.learner.run(ctx, state, self.parts(), images)
+        return learned(self.method.name, result)
 
     def _from_unlabelled(self, ctx: Context, k: int) -> Payload:
         """Have client k look at its unlabelled images, each until it is counted."""
@@ -269,8 +275,7 @@ class ToyFederation:
         free = [i for i, digest in enumerate(digests) if digest not in used]
         images = ToyImages(offered.pictures[free], np.full(len(free), -1, dtype=np.int64))
         ctx = replace(ctx, digests=as_digests([digests[i] for i in free]))
-        sent: Payload
-        self._counted[k], sent = self.learner.run(ctx, state, self.parts(), images)
+        self._counted[k], sent = self._learn(ctx, state, images)
         return sent
 
     def _from_uncounted(self, ctx: Context, exchange: Exchange, k: int) -> Payload:
@@ -282,10 +287,7 @@ class ToyFederation:
         new = [i for i, digest in enumerate(digests) if digest not in used]
         enough = np.flatnonzero(np.bincount(own.labels[new]) >= exchange.least_images)
         new = [i for i in new if own.labels[i] in enough]
-        sent: Payload
-        state, sent = self.learner.run(
-            ctx, state, self.parts(), ToyImages(own.pictures[new], own.labels[new])
-        )
+        state, sent = self._learn(ctx, state, ToyImages(own.pictures[new], own.labels[new]))
         described, seen = classes_with_images(sent, classes), as_digests([digests[i] for i in new])
         self._counted[k] = with_described(state, described, own.labels[new], seen)
         return sent

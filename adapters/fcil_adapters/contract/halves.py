@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fcil_adapters.contract.context import Context, State
 from fcil_adapters.contract.local_images import ImageSet
+from fcil_protocol.errors import WorkerError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Array, Payload
 
@@ -153,3 +154,26 @@ class Model(Protocol):
     def compose(self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Any) -> Predictor:
         """Build the predictor; the backbone stays untouched (adapter views only)."""
         ...
+
+
+def learned(method: str, result: object) -> tuple[State, Payload]:
+    """Return what a learner's `run` has returned: its state and the upload.
+
+    Args:
+        method: its name.
+        result: a pair of both, if the learner keeps to its type.
+
+    Raises:
+        WorkerError: it is something else.
+    """
+    match result:
+        case (Payload() as state, Payload() as upload):
+            return state, upload
+        case tuple():
+            got = f"({', '.join(type(part).__name__ for part in result)})"
+        case _:
+            got = type(result).__name__
+    raise WorkerError(
+        f"the learner of {method} returned {got}; run must return (State, Payload).",
+        action="Correct the method's learner.",
+    )

@@ -14,6 +14,7 @@ from fcil_adapters.contract import Context, Exchange, exemplars, local_images, r
 from fcil_adapters.contract.context import TrainingMetrics
 from fcil_adapters.contract.exemplars import Exemplars
 from fcil_adapters.contract.forgetting import classes_with_images
+from fcil_adapters.contract.halves import learned
 from fcil_adapters.contract.late_images import classes_of, tasks_of
 from fcil_adapters.images.cache import CachedImages
 from fcil_adapters.worker import loop as worker_ops
@@ -105,7 +106,7 @@ class ClientWorker:
             ctx, faults = replace(ctx, exemplars=shown), lost
         told: list[TrainingMetrics] = []
         ctx = replace(ctx, trained=told.append)
-        new_state, upload = learner.run(ctx, held, parts, images)
+        new_state, upload = learned(method.name, learner.run(ctx, held, parts, images))
         exemplars.check_state(new_state, most)
         declared = method.exchanges(ctx.hparams, ctx.backbone_info)
         if exchange.keeps_state and any(e.unlabelled for e in declared):

@@ -15,6 +15,7 @@ import pytest
 from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.backbones.probes import compare_probes
+from fcil_adapters.contract import registry
 from fcil_adapters.contract.averaging import Averaging
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.contract.registry import find_exchange, load_method
@@ -23,7 +24,7 @@ from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import Call, context_fields, context_from
 from fcil_adapters.worker.models import LoadedModels
 from fcil_client.rounds.worker import ClientWorker
-from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, WireError
+from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, WireError, WorkerError
 from fcil_protocol.payloads.builtin import EVALUATE_SCHEMA
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 
@@ -56,6 +57,19 @@ def means(classes, values, side=8):
     mean = np.repeat(np.float32(values)[:, None] / 255, side * side, axis=1)
     count = np.ones(len(classes), np.int64)
     return Payload({"mean": mean, "count": count, "classes": np.array(classes, np.int64)})
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [(None, "NoneType"), (Payload(), "Payload"), ((Payload(), {}), r"\(Payload, dict\)")],
+)
+def test_a_learner_that_returns_no_pair_is_named(folder, monkeypatch, returned, named):
+    careless = SimpleNamespace(run=lambda *_: returned)
+    monkeypatch.setattr(registry, "load_half", lambda _path: careless)
+    fields = run_fields(folder, context(MEAN), {"dark": 0, "light": 1})
+    words = rf"^the learner of running_mean returned {named}; run must return \(State, Payload\)"
+    with pytest.raises(WorkerError, match=words):
+        Direct(ClientWorker())("run", fields, [Payload()])
 
 
 def test_a_scan_counts_by_side_and_tells_what_changed(folder):
