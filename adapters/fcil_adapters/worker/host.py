@@ -23,6 +23,7 @@ from typing import IO
 from fcil_adapters.contract import Progress
 from fcil_adapters.resources.memory_limit import own_memory
 from fcil_adapters.worker.exit_reason import End, exit_error
+from fcil_adapters.worker.loop import SEE_LOG
 from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import AsyncPipe, Blobs, Fields
 from fcil_adapters.worker.suspend import Suspension
@@ -233,7 +234,8 @@ class WorkerHost:
                 stall_timer.mark_waiting(ours=False)
                 await pipe.send(told, blobs)
             elif "error" in message:
-                reported = from_code(message["error"], message["message"], message["action"])
+                action = self._with_log(message["action"])
+                reported = from_code(message["error"], message["message"], action)
                 # The request came ahead of its use, so the worker may report another cause than
                 # this failure.
                 same = failure is not None and failure.code == reported.code
@@ -301,6 +303,10 @@ class WorkerHost:
                 shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
                 os.truncate(self._log, 0)
                 self._said_from = 0
+
+    def _with_log(self, action: str) -> str:
+        """Return a worker's advice with the file that it means; the worker does not know it."""
+        return action if self._log is None else action.replace(SEE_LOG, f"See {self._log}.")
 
     def _log_size(self) -> int:
         with contextlib.suppress(OSError):  # there is none yet

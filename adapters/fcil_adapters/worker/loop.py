@@ -20,15 +20,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fcil_adapters.contract import Context, Method, Progress, TaskInfo
+from fcil_adapters.contract import Context, Method, Progress, TaskInfo, registry
 from fcil_adapters.contract.averaging import Averaging
 from fcil_adapters.contract.backbone_info import backbone_fields, backbone_from_fields
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.privacy import Privacy
+from fcil_adapters.contract.source_code import own_line
 from fcil_adapters.resources import memory_limit, priority
 from fcil_adapters.worker.memory_files import Blob
 from fcil_adapters.worker.pipe import Blobs, Fields, Pipe
-from fcil_protocol.errors import FcilError, InternalError, OutOfMemory, WireError, from_code
+from fcil_protocol.errors import (
+    ConfigError,
+    FcilError,
+    InternalError,
+    OutOfMemory,
+    WireError,
+    WorkerError,
+    from_code,
+)
 from fcil_protocol.payloads.schema import Kind
 from fcil_protocol.process.child import die_with_parent, end_with_parent, parent_pipe
 
@@ -41,6 +50,8 @@ _NO_MEMORY = (
     "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "can't start new thread", "could not create a memory object",
 )  # fmt: skip
+
+SEE_LOG = "See the worker's log."  # an action, in which the daemon names the file
 
 Reply = tuple[Fields, Blobs]
 
@@ -96,6 +107,11 @@ class Call:
 
     def __post_init__(self) -> None:
         self.alive = Life(self.pipe)
+
+    @property
+    def method(self) -> str:
+        """Name of the method that it is about; empty if it is about none."""
+        return str(self.fields.get("method", ""))
 
     def progress(self, progress: Progress) -> None:
         """Report progress to the daemon, at most every `PROGRESS_S`, and the end."""
@@ -180,7 +196,7 @@ def _answer(
         call.alive()
         fields, blobs = operation(call)
     except Exception as error:
-        fields, blobs = _error_fields(error), ()
+        fields, blobs = _error_fields(error, "" if call is None else call.method), ()
     else:
         fields = {"result": fields}
     if call is not None:
@@ -188,15 +204,16 @@ def _answer(
     return fields, blobs
 
 
-def _error_fields(error: Exception) -> Fields:
+def _error_fields(error: Exception, method: str = "") -> Fields:
+    """Return the fields of an error, for the pipe; ``method`` is the one that the call names."""
     if not isinstance(error, FcilError):
         traceback.print_exc(file=sys.stderr)
         sys.stderr.flush()
-        error = _named(error)
+        error = _named(error, method)
     return {"error": error.code, "message": error.message, "action": error.action}
 
 
-def _named(error: Exception) -> FcilError:
+def _named(error: Exception, method: str = "") -> FcilError:
     kind, text = type(error).__name__, " ".join(str(error).split())[:300]
     if _lacks_memory(error, text):
         return OutOfMemory(
@@ -204,7 +221,20 @@ def _named(error: Exception) -> FcilError:
             f"{memory_limit.memory_hint(text)}",
             action="Use a smaller micro-batch or fewer threads, or free memory.",
         )
-    return InternalError(f"the worker failed with {kind}: {text}", action="See the worker's log.")
+    what = f"{kind}: {text}" if text else kind
+    if place := _line_of(method, error):
+        return WorkerError(f"the method {method} failed with {what} ({place}).", action=SEE_LOG)
+    return InternalError(f"the worker failed with {what}.", action=SEE_LOG)
+
+
+def _line_of(method: str, error: Exception) -> str:
+    """Return the line of a method's own package that failed; empty if that is not to blame."""
+    if not method:
+        return ""
+    try:
+        return own_line(registry.load_method(method), error)
+    except ConfigError:  # it is not installed
+        return ""
 
 
 def _lacks_memory(error: Exception, text: str) -> bool:

@@ -67,6 +67,7 @@ class Closing:
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
     _noted_conflicts: set[int] = field(default_factory=set)  # classes that a note has named
     _tidying: asyncio.Task[None] | None = None
+    _cause: str = ""  # of the last void round
     _best: tuple[int, ...] | None = None  # number of the best state, if any; None: look it up
 
     async def close(
@@ -260,7 +261,7 @@ class Closing:
         """Close a round whose updates cannot be combined, none being at fault; the state stays."""
         context = self.context
         assert combined.failure is not None
-        why = combined.failure.message
+        why = self._cause = combined.failure.message
         with context.ledger.transaction(waits=False):
             for row in self._usable(key):
                 reason = f"the round is void, and no update is to blame: {why}"
@@ -286,7 +287,8 @@ class Closing:
         count = context.ledger.rounds.count_void(context.run)
         if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
             return ""
-        text = f"the last {count} rounds are void: their updates could not be combined"
+        cause = f": {self._cause.rstrip('.')}" if self._cause else ""
+        text = f"the last {count} rounds are void: their updates could not be combined{cause}"
         action = "Fix the causes that the notes and worker.log name (memory, the method), then: "
         if not context.attended:
             raise RunFailed(

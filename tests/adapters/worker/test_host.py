@@ -157,9 +157,7 @@ def test_a_traceback_stays_in_the_log_which_only_its_owner_reads(tmp_path):
             return str(caught.value)
 
     text = run(go())
-    assert text == (
-        "the worker failed with ValueError: something with two lines See the worker's log."
-    )
+    assert text == (f"the worker failed with ValueError: something with two lines. See {log}.")
     assert "Traceback" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 

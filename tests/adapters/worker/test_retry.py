@@ -3,16 +3,26 @@
 import asyncio
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from adapters import half_method
+from fcil_adapters.contract import registry
 from fcil_adapters.worker.host import WorkerHost
 from fcil_adapters.worker.loop import _named
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, Effort, batch_of, persist
 from fcil_adapters.worker.watchdog import LONGEST_STEP_S, SLOW_TIMES, StallTimer, oom_kills
-from fcil_protocol.errors import DataError, InternalError, OutOfMemory, WorkerDied, WorkerStalled
+from fcil_protocol.errors import (
+    DataError,
+    InternalError,
+    OutOfMemory,
+    WorkerDied,
+    WorkerError,
+    WorkerStalled,
+)
 
 HERE = str(Path(__file__).parents[1])
 MB = 1_000_000
@@ -182,6 +192,22 @@ def test_a_lack_of_memory_is_known_in_all_its_forms(error):
 )
 def test_another_failure_is_not_taken_for_one_of_memory(error):
     assert type(_named(error)) is InternalError
+
+
+def test_a_failure_in_a_methods_own_lines_names_the_method_and_the_line(monkeypatch):
+    monkeypatch.setattr(registry, "load_method", lambda _name: half_method.METHOD)
+    with pytest.raises(AttributeError) as raised:
+        half_method.Aggregator().aggregate(None, None, [None])
+    error = _named(raised.value, "half_method")
+    assert type(error) is WorkerError
+    words = r"the method half_method failed with AttributeError: .* \(/.*/half_method.py:\d+\)\."
+    assert re.fullmatch(words, error.message)
+    assert error.action == "See the worker's log."
+
+
+def test_a_failure_elsewhere_is_not_the_methods(monkeypatch):
+    monkeypatch.setattr(registry, "load_method", lambda _name: half_method.METHOD)
+    assert _named(KeyError(), "half_method").message == "the worker failed with KeyError."
 
 
 # --- silence --------------------------------------------------------------------------------

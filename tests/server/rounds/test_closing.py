@@ -228,7 +228,7 @@ def test_a_server_that_nobody_attends_ends_instead(scene):
     scene.kit.attended = False
     scene.void()
     scene.void()
-    with pytest.raises(RunFailed, match="the last 3 rounds are void"):
+    with pytest.raises(RunFailed, match="the last 3 rounds are void: .*: division by zero"):
         scene.void()
     assert [r.why for r in scene.ledger.rounds.all(RUN)] == ["void"] * 3
 

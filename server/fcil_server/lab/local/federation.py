@@ -172,12 +172,17 @@ class LocalFederation:
         return None
 
     def last_words(self, name: str, lines: int = 5) -> str:
-        """Return the end of a process's log on one line."""
+        """Return the end of a process's log on one line; its last error alone if that is there.
+
+        The lines before an error say the same, once for each try.
+        """
         try:
             text = self.log(name).read_text(errors="replace")
         except FileNotFoundError:
             return ""
-        return " | ".join(text.strip().splitlines()[-lines:])
+        last = text.strip().splitlines()[-lines:]
+        starts = [number for number, line in enumerate(last) if line.startswith("error [")]
+        return " | ".join(last[starts[-1] :] if starts else last)
 
     def check_clients(self) -> None:
         """Raise if a client daemon ended on its own.

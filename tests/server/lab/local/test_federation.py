@@ -35,6 +35,16 @@ def test_a_server_ends_with_an_experiment_or_a_demo_that_is_killed(tmp_path: Pat
     ends_with_its_parent(SCRIPT.format(place=str(tmp_path), settings=settings()))
 
 
+def test_the_last_words_are_the_error_without_the_notes_that_say_the_same(tmp_path: Path) -> None:
+    federation = LocalFederation(tmp_path)
+    log = federation.log("server")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("1 error: why\n2 error: why\n3 done\n")
+    assert federation.last_words("server", 2) == "2 error: why | 3 done"
+    log.write_text("1 error: why\n2 error: why\nerror [run_failed]: why.\n  Do this.\n")
+    assert federation.last_words("server") == "error [run_failed]: why. |   Do this."
+
+
 class TestUntil:
     """A server that ends right after a note: whoever waited for the note still gets it."""
 
