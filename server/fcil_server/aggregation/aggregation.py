@@ -35,7 +35,7 @@ from fcil_adapters.worker.pipe import Blobs
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, Effort, persist
 from fcil_protocol.envelopes.envelope import open_to, parse_header, unwrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
-from fcil_protocol.errors import CorruptFile, FcilError, InternalError
+from fcil_protocol.errors import CorruptFile, FcilError, WorkerError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
@@ -47,6 +47,8 @@ from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.trials import Trials
 from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
+
+_CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."
 
 
 def threads_of(config: Config) -> int:
@@ -192,24 +194,26 @@ class Aggregation:
         """Return all parts of a state, as clients receive them.
 
         Raises:
-            InternalError: clients would refuse one: it violates the method's broadcast schemas, or
-                is too large.
+            WorkerError: clients would refuse one: it violates the method's broadcast schemas, or is
+                too large.
         """
         reply, blobs = await self._call("broadcast", self._fields(ctx), [state])
         most = int(self._config.wire.max_payload_mb * 1e6)
-        parts, faults = [], []
+        parts, faults, action = [], [], _CORRECT
         assert self._info is not None
         for name, blob in zip(reply["parts"], blobs, strict=True):
             part = Part(str(name), unpack(blob))
             parts.append(part)
             faults += registry.part_faults(self._method, self._hparams, self._info, ctx.task, part)
             if len(blob) > most:
+                action = f"Raise wire.max_payload_mb if the part is meant so. {_CORRECT}"
                 limit = f"{most} that wire.max_payload_mb allows"
                 faults.append(f"part {name!r}: {len(blob)} bytes, more than the {limit}")
         if faults:
-            raise InternalError(
+            raise WorkerError(
                 f"method {self._method.name} made a state whose broadcast every client would "
-                f"refuse: {'; '.join(faults[:5])}."
+                f"refuse: {'; '.join(faults[:5])}.",
+                action=action,
             )
         return tuple(parts)
 
@@ -378,8 +382,10 @@ class Aggregation:
             if t.dtype.kind == "f" and not np.isfinite(t).all()
         ]
         if bad:
-            raise InternalError(
-                f"the combined state holds NaN or infinity in {', '.join(bad[:5])}."
+            raise WorkerError(
+                f"method {self._method.name} made a state that holds NaN or infinity in "
+                f"{', '.join(bad[:5])}.",
+                action=_CORRECT,
             )
         parts = await self.broadcast(ctx, combined)
         excluded = {ClientId(c): str(why) for c, why in reply["excluded"].items()}

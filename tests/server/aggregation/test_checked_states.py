@@ -14,7 +14,7 @@ from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.registry import load_half
 from fcil_adapters.numerics.outliers import OutlierRule, screen
 from fcil_adapters.numerics.update_list import UpdateList
-from fcil_protocol.errors import InternalError
+from fcil_protocol.errors import WorkerError
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_server.aggregation.aggregation import Aggregation
 from fcil_server.aggregation.staleness import NO_OLDER_STATES
@@ -187,10 +187,24 @@ def test_a_method_that_breaks_its_own_broadcast_has_the_culprit_named(
 def test_or_nobody_where_all_do(breaking, tmp_path):
     combined, _ = of_breaking(breaking, [20, 30, 40], tmp_path)
     assert (combined.state, dict(combined.excluded)) == (None, {})
+    assert combined.failure.message.startswith("method breaking made a state whose broadcast")
+    assert combined.failure.code == "worker_failed", "it is no defect of fcil"
+    assert combined.failure.action.startswith("Correct the method's aggregator")
+
+
+def test_a_state_with_a_nan_is_the_methods_fault(breaking, monkeypatch, tmp_path):
+    none = State({"lora.x": np.full(4, np.nan, np.float32), "mean": np.zeros(2, np.float32)})
+    monkeypatch.setattr(Breaking, "aggregate", lambda *_: none)
+    combined, _ = of_breaking(breaking, [1, 1], tmp_path)
+    assert combined.failure.code == "worker_failed"
+    assert combined.failure.message == (
+        "method breaking made a state that holds NaN or infinity in lora.x."
+    )
 
 
 def test_a_broadcast_larger_than_a_client_takes_is_a_failure_like_any_other(breaking, tmp_path):
     combined, made = of_breaking(breaking, [1, 1], tmp_path, ["wire.max_payload_mb=1e-5"])
     assert "wire.max_payload_mb" in combined.failure.message
-    with pytest.raises(InternalError, match="every client would refuse: part 'current'"):
+    with pytest.raises(WorkerError, match="every client would refuse: part 'current'") as at:
         asyncio.run(made.broadcast(of_tests(), say(1)))
+    assert "wire.max_payload_mb" in at.value.action
