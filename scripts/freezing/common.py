@@ -81,7 +81,7 @@ def payload_of(tensors: Mapping[str, dict[str, Any]], meta: Mapping[str, Any]) -
     for name, t in tensors.items():
         numbers = t["first"] + t["step"] * np.arange(int(np.prod(t["shape"])))
         made[name] = numbers.astype(WIRE_DTYPES[t["dtype"]]).reshape(t["shape"])
-        assert dtype_name(made[name]) == t["dtype"]
+        assert dtype_name(name, made[name]) == t["dtype"]
     return Payload(made, dict(meta))
 
 

@@ -125,7 +125,7 @@ def describe_tensors(payload: Payload, schema: PayloadSchema) -> list[dict[str, 
             "name": name,
             "kind": kinds[name],
             "shape": list(array.shape),
-            "dtype": dtype_name(array),
+            "dtype": dtype_name(name, array),
             "bytes": int(array.nbytes),
         }
         for name, array in sorted(payload.tensors.items())

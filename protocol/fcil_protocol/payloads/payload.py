@@ -70,13 +70,19 @@ class Payload:
         return np.asarray(self.tensors[name], dtype=np.int64)
 
 
-def dtype_name(array: Array) -> str:
-    """Return the safetensors name of the array's dtype, or raise if it may not travel."""
-    for name, dtype in WIRE_DTYPES.items():
+def dtype_name(name: str, array: Array) -> str:
+    """Return the safetensors name of a tensor's dtype, or raise if it may not travel."""
+    if not isinstance(array, np.ndarray):
+        raise SchemaMismatch(
+            f"tensor {name[:80]!r}: expected a numpy array, got {type(array).__name__}.",
+            action="Convert it with np.asarray; a tensor of torch has numpy().",
+        )
+    for known, dtype in WIRE_DTYPES.items():
         if array.dtype == dtype:
-            return name
+            return known
     raise SchemaMismatch(
-        f"dtype {array.dtype} cannot be sent; allowed are {', '.join(WIRE_DTYPES)}.",
+        f"tensor {name[:80]!r}: dtype {array.dtype} cannot be sent; "
+        f"allowed are {', '.join(WIRE_DTYPES)}.",
         action="Convert the tensor to float32.",
     )
 
@@ -94,7 +100,7 @@ def pieces(payload: Payload, *, compact: bool = False) -> list[bytes | memoryvie
 
     The plain form's bytes are those that the safetensors library writes; it would copy them twice.
     """
-    dtypes = {name: dtype_name(array) for name, array in payload.tensors.items()}
+    dtypes = {name: dtype_name(name, array) for name, array in payload.tensors.items()}
     order = sorted(dtypes, key=lambda name: (_ORDER.index(dtypes[name]), name))
     arrays = {name: np.asarray(payload.tensors[name], order="C") for name in order}
     meta = json.dumps(dict(sorted(payload.meta.items())), ensure_ascii=True, allow_nan=False)

@@ -66,7 +66,7 @@ def same(a: Payload, b: Payload) -> bool:
 
 def test_every_wire_dtype_and_meta_type_survives_exactly():
     original = example()
-    assert {dtype_name(a) for a in original.tensors.values()} == set(WIRE_DTYPES)
+    assert {dtype_name(n, a) for n, a in original.tensors.items()} == set(WIRE_DTYPES)
     assert same(unpack(pack(original)), original)
     assert same(unpack(pack(original, compact=True)), original)
 
@@ -139,8 +139,13 @@ def test_sizes_and_views_are_told():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.bool_, np.uint32, "S3", object])
 def test_a_dtype_that_may_not_travel_is_refused_with_the_list_of_those_that_may(dtype):
-    with pytest.raises(SchemaMismatch, match="F32, F16, I64, I32, U8"):
+    with pytest.raises(SchemaMismatch, match="tensor 'a': dtype .* F32, F16, I64, I32, U8"):
         pack(Payload({"a": np.zeros(2, dtype=dtype)}))
+
+
+def test_what_is_no_array_is_refused_by_its_name():
+    with pytest.raises(SchemaMismatch, match="tensor 'peak': expected a numpy array, got list"):
+        pack(Payload({"peak": [1.0]}))
 
 
 # --- from outside ---------------------------------------------------------------------------
