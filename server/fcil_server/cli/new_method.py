@@ -127,7 +127,12 @@ def _check_name(name: str) -> None:
 
     from fcil_adapters.contract.registry import method_names, package_of
 
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
+    if keyword.iskeyword(name):
+        raise UsageError(
+            f"{name!r} is a keyword of Python, which cannot be the name of a package.",
+            action=f"Choose another name, such as {name.lower()}_loss.",
+        )
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise UsageError(
             "a method's name has lower-case letters, digits and single underscores, like a "
             f"Python package; got {name[: 2 * _LONGEST]!r}.",

@@ -126,8 +126,8 @@ def test_it_answers_in_json(tmp_path):
     [
         (("--new", "My Idea"), "got 'My Idea'"),
         (("--new", "1st"), "got '1st'"),
+        (("--new", "class"), "'class' is a keyword of Python"),
         (("--new", "an__idea"), "got 'an__idea'"),
-        (("--new", "lambda"), "got 'lambda'"),
         (("--new", "x" * 41), "at most 40 characters"),
         (("--new", "pilora"), "there is a method 'pilora' already, from fcil "),
         (("--new", "json"), "there is a Python module 'json' already ("),
