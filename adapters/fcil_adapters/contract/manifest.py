@@ -19,7 +19,6 @@ from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
 
-
 EXCHANGE_KINDS = ("prepare", "train", "finish", "pseudo", LATE)  # that a manifest may have
 
 

@@ -112,14 +112,23 @@ def _load(entry: EntryPoint) -> Method:
         place, action = _place_of(error), "Install its package again."
         if place:
             action = f"Correct {place} if the method is yours; else install its package again."
+        elif isinstance(error, AttributeError):  # the module is there, its manifest is not
+            action = (
+                f"Name the manifest {entry.attr} in {entry.module}, or correct the entry point in "
+                "the package's pyproject.toml and install it again."
+            )
         raise ConfigError(
             f"the method {entry.name!r} ({entry.value}) cannot be imported: "
             f"{type(error).__name__}: {error}.",
             action=action,
         ) from error
     if not isinstance(manifest, Method) or manifest.name != entry.name:
+        found = type(manifest).__name__
+        if isinstance(manifest, Method):
+            found = f"the manifest of {manifest.name!r}"
         raise ConfigError(
-            f"the entry point {entry.name!r} leads to {entry.value}, which is not its manifest.",
+            f"the entry point {entry.name!r} leads to {entry.value}, which is not its manifest: "
+            f"found {found}.",
             action="It must be a fcil_adapters.contract.Method of the same name.",
         )
     return manifest
@@ -148,11 +157,11 @@ def load_object(path: str) -> Any:
     """Return a class or function that a manifest names as ``package.module:name``.
 
     Raises:
-        ConfigError: it needs torch, and torch is not installed.
+        ConfigError: it needs torch, and torch is not installed, or the module has no such name.
     """
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _TORCH:
@@ -160,6 +169,13 @@ def load_object(path: str) -> Any:
         raise ConfigError(
             f"{module} needs {missing}, which is not installed here.",
             action="Install it: pip install 'fcil[client]'",
+        ) from error
+    try:
+        return getattr(loaded, name)
+    except AttributeError as error:
+        raise ConfigError(
+            f"a manifest names {path}, but the module has no {name!r}.",
+            action=f"Correct the manifest, or define it in {loaded.__file__}.",
         ) from error
 
 
@@ -389,10 +405,10 @@ def _dims_faults(dims: object) -> list[str]:
 
 def _shown(value: object) -> str:
     """Return a value's type, with those of its elements."""
-    elements = value.values() if isinstance(value, Mapping) else value
     name = type(value).__name__
     if not isinstance(value, Mapping | tuple | list):
         return name
+    elements = value.values() if isinstance(value, Mapping) else value
     return f"{name} of {', '.join(sorted({type(e).__name__ for e in elements})) or 'nothing'}"
 
 

@@ -9,6 +9,7 @@ from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.registry import (
     check_manifest,
+    load_half,
     load_method,
     method_names,
     package_of,
@@ -69,8 +70,22 @@ def test_a_module_that_is_missing_has_no_place_of_its_fault(package):
 
 def test_an_entry_point_of_another_name_than_the_method_is_refused(package):
     package("twin_pack", "twin", "twin_module", COPY.format("other"))
-    with pytest.raises(ConfigError, match="not its manifest"):
+    with pytest.raises(ConfigError, match="not its manifest: found the manifest of 'other'"):
         load_method("twin")
+
+
+def test_a_manifest_under_another_name_is_asked_for_by_the_one_of_the_entry_point(package):
+    package("twin_pack", "twin", "twin_module", COPY.format("twin").replace("METHOD =", "MINE ="))
+    with pytest.raises(ConfigError, match="'twin_module' has no attribute 'METHOD'") as at:
+        load_method("twin")
+    assert at.value.action.startswith("Name the manifest METHOD in twin_module, or correct")
+
+
+def test_a_half_that_was_renamed_is_named(package):
+    package("twin_pack", "twin", "twin_module", COPY.format("twin"))
+    with pytest.raises(ConfigError, match="names twin_module:Learner, but .* no 'Learner'") as at:
+        load_half("twin_module:Learner")
+    assert "/twin_pack/twin_module.py" in at.value.action
 
 
 def test_two_packages_with_one_name_are_refused_and_both_named(package):

@@ -15,7 +15,6 @@ from fcil_adapters.contract.registry import load_method, method_names
 from fcil_protocol.payloads.schema import Kind
 from fcil_server.cli.main import app
 
-
 FEDNCM = load_method("fedncm")
 
 
