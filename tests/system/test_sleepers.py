@@ -78,7 +78,7 @@ def test_a_learner_may_fail_in_every_way_and_its_daemon_takes_part_in_the_next_r
         (["hang", "hang"], {"a": "worker_stalled", "b": "counted"}),
         (["nan"], {"a": "egress_refused", "b": "counted"}),
         (["shape"], {"a": "egress_refused", "b": "counted"}),
-        (["junk"], {"a": "internal", "b": "counted"}),
+        (["junk"], {"a": "worker_failed", "b": "counted"}),
         (["raise"], {"a": "internal", "b": "counted"}),
         (["memory", "ok"], both),
         (["memory"], {"a": "out_of_memory", "b": "counted"}),  # one at a time by now
