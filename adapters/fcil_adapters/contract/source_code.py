@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import importlib.util
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,8 @@ def path_fault(path: str) -> str:
         return f"{spec.origin}:{error.lineno}: {error.msg}"
 
 
-def _bound_names(source: str) -> set[str]:
+@lru_cache(256)  # a federation of tests checks the same three halves each time
+def _bound_names(source: str) -> frozenset[str]:
     """Return the names that a module binds anywhere; ``*`` if it takes all of another's."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -124,10 +125,10 @@ def _bound_names(source: str) -> set[str]:
                 names.add(node.asname or node.name)
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
-    return names
+    return frozenset(names)
 
 
-def _name_fault(module: str, name: str, bound: set[str]) -> str:
+def _name_fault(module: str, name: str, bound: Collection[str]) -> str:
     if name in bound or "*" in bound or "__getattr__" in bound:
         return ""
     near = difflib.get_close_matches(name, bound, 1)
