@@ -19,7 +19,7 @@ from fcil_server.ledger.enums import Outcome, UpdateStatus
 from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings, write_client
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(3600)]
 
 TASKS = [["0", "1"], ["2", "3"], ["4", "5"]]
 PER_CLASS = 40
@@ -121,7 +121,7 @@ def late_and_missing(federation, case, tmp_path):
     write_client(b, (0, 1), per_class=PER_CLASS, offset=PER_CLASS)
     for name, folder in (("a", a), ("b", b)):  # both load torch at the same time
         federation.join(name, folder, "--threads", "1")
-    federation.until("task_done", text="task 0", timeout_s=300)
+    federation.until("task_done", text="task 0", timeout_s=1800)
     federation.kill_client("b")
     federation.until("left", text=":b")
     write_client(a, (2,), per_class=PER_CLASS)  # one new class alone opens no task
@@ -154,7 +154,7 @@ def test_the_default_method_learns_two_tasks(tmp_path):
         for name, offset in (("a", 0), ("b", PER_CLASS)):
             folder = write_client(tmp_path / name, range(4), per_class=20, offset=offset)
             federation.join(name, folder, "--threads", "1")
-        assert federation.server.wait(300) == 0, federation.last_words("server")
+        assert federation.server.wait(1800) == 0, federation.last_words("server")
         whole = result(federation)
     assert whole.tasks == TASKS[:2]
     assert [(t, who) for t, kind, who in whole.counted if kind == "train"] == [(0, "ab"), (1, "ab")]
@@ -178,7 +178,7 @@ def test_it_learns_likewise_and_without_what_matters_most_it_forgets_more(case, 
         listed = {"tasks.schedule": "listed", "tasks.classes": TASKS, "round.min_clients": 3}
         ask_stop(federation)
         federation.serve("--until-done", "--new-run", *arguments(case, **listed, **case.without))
-        assert federation.server.wait(300) == 0, federation.last_words("server")
+        assert federation.server.wait(1800) == 0, federation.last_words("server")
         ablated = result(federation)
         assert ablated.faa < whole.faa
         # Which images are for testing is chance; what is forgotten stands out of it all the same.

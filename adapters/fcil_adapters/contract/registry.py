@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +325,7 @@ def check_manifest(method: Method, backbone: BackboneInfo, hparams: Hparams | No
         ConfigError: names every fault.
     """
     with blaming(method):
-        if faults := _default_faults(method):
+        if hparams is None and (faults := _default_faults(method)):
             raise _wrong(method, faults)
         options = method.hparams() if hparams is None else hparams
         faults = [
@@ -363,7 +364,9 @@ def _default_faults(method: Method) -> list[str]:
 
 
 def _exchange_faults(exchanges: object) -> list[str]:
-    if not isinstance(exchanges, tuple) or not all(isinstance(e, Exchange) for e in exchanges):
+    if not isinstance(exchanges, tuple | list) or not all(
+        isinstance(e, Exchange) for e in exchanges
+    ):
         return [f"expected a tuple of Exchange, got {_shown(exchanges)}"]
     faults = []
     for exchange in exchanges:
@@ -398,7 +401,7 @@ def _schema_faults(schema: object) -> list[str]:
 
 
 def _dims_faults(dims: object) -> list[str]:
-    if not isinstance(dims, Mapping) or not all(isinstance(n, int) for n in dims.values()):
+    if not isinstance(dims, Mapping) or not all(isinstance(n, Integral) for n in dims.values()):
         return [f"expected a dict of whole numbers, got {_shown(dims)}"]
     return []
 

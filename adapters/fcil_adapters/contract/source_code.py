@@ -12,6 +12,7 @@ import importlib.util
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +91,42 @@ def own_function(method: Method, function: Callable[..., Any]) -> str:
 def path_fault(path: str) -> str:
     """Return why ``package.module:name`` leads to nothing; empty if it leads to something.
 
-    The module itself is not imported: it may need torch.
+    Nothing is imported: a module, or the package that it lies in, may need torch.
     """
     module, _, name = path.partition(":")
     if not (module and name):
         return f"{path!r} does not have the form package.module:name"
     try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            return ""  # a package of its own that is not installed here
-        spec = None
+        spec = _found_module(module)
     except ValueError:  # a module that was run as a program
         return ""
     if spec is None:
         return f"there is no module {module!r}"
     read = getattr(spec.loader, "get_source", None)
-    source = read(module) if read is not None else None
     try:
+        source = read(module) if read is not None else None
         return "" if source is None else _name_fault(module, name, _bound_names(source))
     except SyntaxError as error:
-        return f"{spec.origin}:{error.lineno}: {error.msg}"
+        return f"{spec.origin}:{error.lineno or 1}: {error.msg}"
+    except (ImportError, ValueError):  # its source cannot be read: importing it says why
+        return ""
+
+
+def _found_module(module: str) -> ModuleSpec | None:
+    """Find a module without importing the packages that it lies in, as `find_spec` would."""
+    first, *rest = module.split(".")
+    spec = importlib.util.find_spec(first)
+    for last in range(1, len(rest) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = ".".join((first, *rest[:last]))
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec
 
 
 @lru_cache(256)  # a federation of tests checks the same three halves each time
 def _bound_names(source: str) -> frozenset[str]:
-    """Return the names that a module binds anywhere; ``*`` if it takes all of another's."""
+    """Return the names that a module binds anywhere; ``*``: further ones that it does not show."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -125,6 +136,8 @@ def _bound_names(source: str) -> frozenset[str]:
                 names.add(node.asname or node.name)
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
+            case ast.Name(id="globals" | "vars" | "setattr" | "exec"):
+                names.add("*")
     return frozenset(names)
 
 

@@ -26,6 +26,7 @@ from fcil_adapters.images.image_source import (
     ClassNames,
     ImageEntry,
     ImageSource,
+    LeftOut,
     Listing,
     SourcePart,
     is_image,
@@ -38,6 +39,7 @@ from fcil_adapters.images.image_source import (
 from fcil_adapters.images.list_source import ListSource
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
+from fcil_protocol.process.terminal import count_of
 
 _UNPACKERS = {
     ".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd",
@@ -262,20 +264,22 @@ class _OtherFormats:
 
     def sentences(self) -> Iterator[str]:
         """Yield a sentence for each folder without images, and one for all others."""
-        beside = Counter[str]()
+        beside, left = Counter[str](), LeftOut()
         for folder, suffixes in sorted(self._found.items()):
             if folder in self._with_images:
                 beside += suffixes
             else:
                 name = "/".join(folder) or "."
-                yield f"folder {name[:200]!r} has no image but {_unread(suffixes)}"
+                left.add(f"folder {name[:200]!r}", f"no image but files {_unread(suffixes)}")
+        yield from left.sentences()
         if beside:
-            yield f"beside the images there are {_unread(beside)}"
+            count = count_of(beside.total(), "file")
+            yield f"left out: {count} beside the images {_unread(beside)}"
 
 
-def _unread(suffixes: Counter[str]) -> str:
+def _unread(suffixes: Iterable[str]) -> str:
     names, known = ", ".join(sorted(suffixes)), ", ".join(sorted(IMAGE_SUFFIXES))
-    return f"{suffixes.total()} files in formats that are not read ({names}); images are {known}"
+    return f"in formats that are not read ({names}); images are {known}"
 
 
 def _hidden(parts: tuple[str, ...]) -> bool:

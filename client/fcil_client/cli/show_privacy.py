@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fcil_client.state.home import Home
-from fcil_client.state.privacy_budget import PrivacyLedger, summary
+from fcil_client.state.privacy_budget import LIMIT_DELTA, PrivacyLedger, summary
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import console
 from fcil_protocol.process.terminal import count_of, printable
@@ -21,8 +21,8 @@ def one_privacy(home: Home, status: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CorruptFile, ConfigError: the ledger cannot be read, or not be summed up.
     """
-    spent = summary(PrivacyLedger(home.directory))
     terms = status.get("privacy")
+    spent = summary(PrivacyLedger(home.directory), terms["delta"] if terms else LIMIT_DELTA)
     return {
         "client": status["client"],
         "name": status["name"],

@@ -37,7 +37,9 @@ from fcil_protocol.trust.keys import PublicKeys
 
 LOG = logging.getLogger("fcil_client")
 STILL_S = 10.0  # between two notes that a backbone is still being loaded
-QUIET_S = 5.0  # without events, before a folder is compared with its state when some were lost
+# A folder some of whose events were lost is compared with its state after so long, or without
+# events for as long.
+QUIET_S = 5.0
 
 
 def defect(error: Exception) -> InternalError:
@@ -59,6 +61,7 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
     found = _watch(places)
     seen: int | None = None  # state of the places at the last scan after lost events
     lost = False  # events were lost since
+    due = 0.0  # when the comparison is, if they never pause
     while True:
         try:
             paths = {path for _, path in await anext(found)}
@@ -67,8 +70,12 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
         except ExceptionGroup as group:
             if not group.subgroup(is_about_a_name):
                 raise
-            found, lost = _watch(places), True
-            continue
+            found = _watch(places)
+            if not lost:
+                lost, due = True, time.monotonic() + QUIET_S
+            if time.monotonic() < due:
+                continue
+            paths = set()
         # Removed, or the system's limit of watches is reached.
         except (OSError, RuntimeError) as error:
             before, places = places, await asyncio.to_thread(_folders, data)

@@ -82,7 +82,8 @@ def dry_run(
         preview = replace(preview, terms=replace(preview.terms, training_metrics=False))
     terms = preview.terms
     least = max(terms.privacy.min_count, limits.min_count)
-    declined = _declined(terms.privacy, limits)
+    asked = preview.source not in ("method", "default")  # else no server has set any terms
+    declined = _declined(terms.privacy, limits) if asked else ""
     possible = (inventory if enrolled else _either_side(inventory)).announceable(least)
     return {
         "data": str(data.resolve()),

@@ -148,8 +148,8 @@ def _sound(charge: Charge) -> Charge:
     """
     if not all(isinstance(name, str) for name in (*charge.classes, *charge.statistics)):
         raise TypeError("names")
-    if not 0 < charge.noise_multiplier < math.inf:
-        raise ValueError("noise")
+    if not (0 < charge.noise_multiplier < math.inf and 0 < charge.delta < 1):
+        raise ValueError("noise or delta")
     return charge
 
 
@@ -282,11 +282,11 @@ def _refuse_beyond(limit: float, epsilon: float, of: str) -> None:
         )
 
 
-def summary(ledger: PrivacyLedger) -> dict[str, Any]:
+def summary(ledger: PrivacyLedger, delta: float = LIMIT_DELTA) -> dict[str, Any]:
     """Return the spent epsilon, per run and in total, as plain data.
 
     Of a run at the delta of its terms, the largest if they changed; in total at that of the
-    client's own limit.
+    client's own limit in a run of terms with ``delta``.
     """
     charges = ledger.read()
     runs: dict[str, list[Charge]] = defaultdict(list)
@@ -296,7 +296,7 @@ def summary(ledger: PrivacyLedger) -> dict[str, Any]:
         "runs": [
             {"run": run, **_sum(some, max(c.delta for c in some))} for run, some in runs.items()
         ],
-        "all": _sum(charges, limit_delta(charges)) if charges else None,
+        "all": _sum(charges, min(limit_delta(charges), delta)) if charges else None,
     }
 
 

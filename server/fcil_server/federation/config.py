@@ -97,17 +97,21 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     try:
         return validate(fields)
     except ConfigError as error:
-        if path is not None and _is_faulty(path):
-            error.message = f"in {path}: {error.message}"
+        own = "" if path is None else _faults_of(path)
+        if own and own == error.message:
+            error.message = f"in {path}: {own}"
+        elif own:
+            error.message += f" Of these, {path} has: {own}"
         raise
 
 
-def _is_faulty(path: Path) -> bool:
+def _faults_of(path: Path) -> str:
+    """Return the faults of a file alone; "" if it has none."""
     try:
         validate(_read(path))
-    except ConfigError:
-        return True
-    return False
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fcil_protocol.errors import KeyFileError, UsageError
+from fcil_protocol.errors import ConfigError, KeyFileError, UsageError
 from fcil_protocol.storage.atomic_files import (
     make_private,
     scratch,
@@ -188,7 +188,10 @@ def _settle(
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
             if newest is None:  # since the backup it may have had some, under the same numbers
-                begun = begin_again(ledger, staged, run, actor=actor, action="restore_begin")
+                try:
+                    begun = begin_again(ledger, staged, run, actor=actor, action="restore_begin")
+                except ConfigError:  # this version refuses its settings; the rest is restored
+                    ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"

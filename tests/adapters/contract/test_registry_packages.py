@@ -146,6 +146,9 @@ METHOD = Method(
 """
 
 
+ONE = 'Exchange("train", PayloadSchema((peak, count_spec("n", 1))))'  # of them
+
+
 @pytest.fixture
 def own(package):
     """Return a function that installs a method with one mistake, and loads it."""
@@ -192,6 +195,30 @@ def test_a_mistake_in_a_manifest_is_named_with_its_method(own, right, wrong, wor
         check_manifest(own(right, wrong), NO_BACKBONE)
     assert words in at.value.message
     assert "if the method is yours" in at.value.action
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (f"return ({ONE},)", f"return [{ONE}]"),
+        ("len(task.classes)", "__import__('numpy').int64(len(task.classes))"),
+        ("class Learner: ...", "globals()['Learner'] = object"),
+        ("own_module:Learner", "own_gpu.learner:Learner"),
+    ],
+)
+def test_other_ways_to_say_it_are_in_order(own, right, wrong, tmp_path):
+    """Among them a half in a package that cannot be imported here, such as one for GPUs."""
+    method = own(right, wrong)
+    where = tmp_path / "own_pack" / "own_gpu"
+    where.mkdir()
+    (where / "__init__.py").write_text("raise RuntimeError('no driver')")
+    (where / "learner.py").write_text("class Learner: ...")
+    check_manifest(method, NO_BACKBONE)
+
+
+def test_an_option_that_is_given_needs_no_default(own):
+    method = own("default=0.5, ", "")
+    check_manifest(method, NO_BACKBONE, method.hparams(share=0.25))
 
 
 def test_a_mistake_in_a_schema_is_named_with_the_function_that_returns_it(own):

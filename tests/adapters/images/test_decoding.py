@@ -360,13 +360,15 @@ def test_files_in_formats_that_are_not_read_are_counted_and_a_folder_of_them_is_
     source.close()
     assert [e.name for e in listing.entries] == ["cat/1.png", "dog/1.png"]
     assert [fault.partition("; images are .bmp, .gif, .jpeg, ")[0] for fault in listing.faults] == [
-        "folder 'yak' has no image but 2 files in formats that are not read (.heic)",
-        "beside the images there are 3 files in formats that are not read (.avif, .heic)",
+        "folder 'yak' is left out: no image but files in formats that are not read (.heic)",
+        "left out: 3 files beside the images in formats that are not read (.avif, .heic)",
     ]
 
 
 def test_a_source_of_nothing_but_other_formats_says_so(tmp_path):
-    words = r"no images \(folder 'cat' has no image but 1 files in formats.*\.dng.*images are"
+    words = (
+        r"no images \(folder 'cat' is left out: no image but files in formats.*\.dng.*images are"
+    )
     with pytest.raises(DataError, match=words):
         open_source(write(tmp_path, "cat/1.dng")).listing()
 

@@ -112,6 +112,12 @@ def test_a_second_spelling_is_left_out_on_both_sides(tmp_path):
     assert said.startswith("line 3 of list.csv and 1 more are left out: its label 'OK' cannot be ")
 
 
+def test_the_spelling_of_the_training_images_counts(tmp_path):
+    text = "path,label,split\na.png,ok,test\nb.png,OK,train\nc.png,OK,train\n"
+    listing = listed(tmp_path, text, "a.png", "b.png", "c.png").listing()
+    assert found(listing) == [("b.png", "OK", "train"), ("c.png", "OK", "train")]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

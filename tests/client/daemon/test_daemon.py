@@ -246,6 +246,25 @@ class TestFailures:
         asyncio.run(asyncio.wait_for(go(), 60))
         assert {str(tmp_path / "dog"), str(tmp_path / "l\xe4t")} <= {*opened[-1]}
 
+    def test_events_that_are_lost_without_a_pause_hide_no_change(self, tmp_path, monkeypatch):
+        """A file whose name is no text may be written all the time."""
+
+        async def watch(_places):
+            error = RuntimeError('Unable to decode path "/x/\\xFF.png" to string')
+            raise ExceptionGroup("", [error])
+            yield
+
+        monkeypatch.setattr(jobs, "QUIET_S", 0.0)
+        monkeypatch.setattr(jobs, "_watch", watch)
+        heard = jobs.changes(tmp_path, lambda *said: pytest.fail(str(said)))
+
+        async def go():
+            assert await anext(heard) == set()
+            (tmp_path / "cat").mkdir()
+            assert await anext(heard) == set()
+
+        asyncio.run(asyncio.wait_for(go(), 60))
+
     def test_the_shards_of_a_pattern_are_watched_one_by_one(self, tmp_path, monkeypatch):
         given = []
 

@@ -133,7 +133,11 @@ def test_the_clients_own_limits_count(tmp_path, capsys):
     assert row["tasks"][0]["held"] == ["cat"]
     show_dry_run(row)
     assert "fewer than 3 images stay out (--min-count)" in capsys.readouterr().out
-    row = dry_run(tmp_path, preview, FOLDER, enrolled=True, limits=PrivacyLimits(min_masked=5))
+    masked = PrivacyLimits(min_masked=5)
+    row = dry_run(tmp_path, preview, FOLDER, enrolled=True, limits=masked)
+    assert row["declined"] == "", "no server has set terms"
+    asked = replace(preview, source="hello")
+    row = dry_run(tmp_path, asked, FOLDER, enrolled=True, limits=masked)
     assert kinds(row["tasks"][0]) == ["evaluate"]
     show_dry_run(row)
     assert "declines all rounds but evaluations: the server's terms have no masks" in (

@@ -130,7 +130,13 @@ def test_half_a_line_of_a_crash_was_no_charge_and_does_not_stay(tmp_path):
     assert [c.classes for c in ledger.read()] == [("cat",), ("dog",)]
 
 
-@pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"classes":1,"statistics":[]}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}", b"[]", b"nonsense", b'{"classes":1,"statistics":[]}',
+        json.dumps({**vars(Charge("t", "r", 0, "train", 0, (), (), 2.0, 3.0, 0.0))}).encode(),
+    ],
+)  # fmt: skip
 def test_a_damaged_ledger_stops_releases(tmp_path, line):
     (tmp_path / privacy_budget.NAME).write_bytes(line + b"\n")
     with pytest.raises(CorruptFile, match="not known"):
@@ -186,6 +192,8 @@ def test_the_clients_own_limit_holds_at_a_delta_that_no_server_can_raise(tmp_pat
     assert (told["runs"][0]["delta"], told["all"]["delta"]) == (0.9, DELTA)
     assert told["runs"][0]["epsilon"] < 0.1 < told["all"]["epsilon"]
     assert told["all"]["epsilon"] == pytest.approx(once, abs=1e-5)
+    # In a run of such terms, what is shown is what counts.
+    assert summary(ledger, 1e-9)["all"]["epsilon"] > told["all"]["epsilon"]
 
 
 def test_weaker_terms_than_the_client_asks_for_are_refused(tmp_path):

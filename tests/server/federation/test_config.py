@@ -58,6 +58,13 @@ class TestReading:
         file.write_text('[round]\ndeadline_s = "soon"\n')
         with pytest.raises(ConfigError, match=r"^in .*federation\.toml: round\.deadline_s: "):
             load(file, ["round.min_clients=3"])
+        both = (
+            r"^round\.quorum: .*'soon'\. Of these, .*federation\.toml has: round\.quorum: .*'all'\."
+        )
+        file.write_text('[round]\nquorum = "all"\n')
+        with pytest.raises(ConfigError, match=both) as told:
+            load(file, ["round.deadline_s=soon"])
+        assert told.value.message.count("'soon'") == 1
         file.write_text("[round]\ndeadline_s = 9\n")
         with pytest.raises(ConfigError, match=r"^round\.deadline_s: "):
             load(file, ["round.deadline_s=soon"])
