@@ -9,7 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -324,22 +324,30 @@ def check_manifest(method: Method, backbone: BackboneInfo, hparams: Hparams | No
     Raises:
         ConfigError: names every fault.
     """
+    faults: list[str] = []
     with blaming(method):
-        if hparams is None and (faults := _default_faults(method)):
-            raise _wrong(method, faults)
+        if hparams is None and (wrong := _default_faults(method)):
+            raise _wrong(method, wrong)
         options = method.hparams() if hparams is None else hparams
-        faults = [
-            *_placed(method, "exchanges", _exchange_faults(method.exchanges(options, backbone))),
-            *_placed(method, "broadcast", _broadcast_faults(method.broadcast(options, backbone))),
-        ]
-        for task in (TaskInfo(0, (0,)), TaskInfo(1, (1,), (0,))):
-            dims = method.dims(options, backbone, task)
-            faults += _placed(method, "dims", _dims_faults(dims))
+        # Options that do not fit the backbone are no mistake of a manifest: the next call says so.
+        with suppress(FcilError):
+            faults += _declared_faults(method, options, backbone)
     for half in ("learner", "aggregator", "model"):
         fault = path_fault(getattr(method, half))
         faults += [f"{half}: {fault}"] if fault else []
     if faults:
         raise _wrong(method, faults)
+
+
+def _declared_faults(method: Method, options: Any, backbone: BackboneInfo) -> list[str]:
+    faults = [
+        *_placed(method, "exchanges", _exchange_faults(method.exchanges(options, backbone))),
+        *_placed(method, "broadcast", _broadcast_faults(method.broadcast(options, backbone))),
+    ]
+    for task in (TaskInfo(0, (0,)), TaskInfo(1, (1,), (0,))):
+        dims = method.dims(options, backbone, task)
+        faults += _placed(method, "dims", _dims_faults(dims))
+    return faults
 
 
 def _wrong(method: Method, faults: list[str]) -> ConfigError:

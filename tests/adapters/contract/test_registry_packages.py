@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -214,6 +215,14 @@ def test_other_ways_to_say_it_are_in_order(own, right, wrong, tmp_path):
     (where / "__init__.py").write_text("raise RuntimeError('no driver')")
     (where / "learner.py").write_text("class Learner: ...")
     check_manifest(method, NO_BACKBONE)
+
+
+def test_options_that_do_not_fit_the_backbone_are_no_mistake_of_the_manifest():
+    method = load_method("plora")
+    shallow = replace(backbone_by_name("embedded"), depth=1)
+    check_manifest(method, shallow)
+    with pytest.raises(ConfigError, match="block 1 does not exist"):
+        method.exchanges(method.hparams(), shallow)
 
 
 def test_an_option_that_is_given_needs_no_default(own):
