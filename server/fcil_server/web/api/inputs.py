@@ -5,9 +5,10 @@ Unknown names are refused.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from fcil_server.federation.roster import MAX_WHY
 
@@ -44,6 +45,20 @@ Section = Literal["run", "method", "tasks", "round", "wire", "privacy", "trust"]
 
 # 1 minute to 90 days, as `operator_text.seconds` reads it.
 _LASTS = r"^([1-9][0-9]{0,3}m|[1-9][0-9]{0,2}h|([1-9]|[1-8][0-9]|90)d)$"
+
+
+def _duration(value: str) -> str:
+    """Refuse what is no duration in words, which a pattern is not."""
+    if re.fullmatch(_LASTS, value) is None:
+        raise ValueError(
+            f"expected a duration of 1 minute to 90 days such as 30m, 24h or 7d, got {value[:40]!r}"
+        )
+    return value
+
+
+Duration = Annotated[
+    str, AfterValidator(_duration), WithJsonSchema({"type": "string", "pattern": _LASTS})
+]
 
 
 class InputModel(BaseModel):
@@ -109,7 +124,7 @@ class EnrolBody(ActBody):
     """A ticket for one new client or relay."""
 
     name: str = Field(min_length=1, max_length=128, description="of the new member")
-    lasts: str = Field("24h", pattern=_LASTS, description="1 minute to 90 days")
+    lasts: Duration = Field("24h", description="1 minute to 90 days")
     relay: bool = Field(False, description="enrol a relay for a site, not a client")
     via: str | None = Field(None, max_length=128, description="the relay it connects to")
 
