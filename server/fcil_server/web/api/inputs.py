@@ -48,7 +48,7 @@ _LASTS = r"^([1-9][0-9]{0,3}m|[1-9][0-9]{0,2}h|([1-9]|[1-8][0-9]|90)d)$"
 
 
 def _duration(value: str) -> str:
-    """Refuse what is no duration in words, which a pattern is not."""
+    """Refuse other texts with a sentence; a pattern would be answered as it is written."""
     if re.fullmatch(_LASTS, value) is None:
         raise ValueError(
             f"expected a duration of 1 minute to 90 days such as 30m, 24h or 7d, got {value[:40]!r}"
