@@ -43,7 +43,7 @@ def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
     elif done.begun is not None:
         typer.echo(f"  the run had no state yet; it begins again as run {done.begun.run_id}")
     else:
-        typer.echo("  no run was under way")
+        typer.echo(f"  {done.refused or 'no run was under way'}")
     if fresh:
         typer.echo("  its keys are new; enrol every client again (fcil-server enrol NAME)")
     else:

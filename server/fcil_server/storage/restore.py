@@ -56,6 +56,7 @@ class Restored:
         fork: the run that continues; None if there was none to continue.
         begun: the run that begins again, under this id, since it had no state yet; None if there
             was none.
+        refused: why a run without a state does not begin again: its settings; empty: none was.
         members: names of clients that may join, including any revoked after the backup.
         withdrawn: number of open tickets that were withdrawn.
         recertified: the server's keys have a newer certificate, so that clients who saw keys that
@@ -68,6 +69,7 @@ class Restored:
     members: list[str]
     withdrawn: int
     recertified: bool
+    refused: str = ""
 
 
 def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
@@ -185,13 +187,15 @@ def _settle(
         run, going = ledger.runs.newest(), (RunStatus.RUNNING, RunStatus.FAILED)
         forked: RunRow | None = None
         begun: RunRow | None = None
+        refused = ""
         if run is not None and run.status in going:
             newest = ledger.states.newest(run.run_id)
             if newest is None:  # since the backup it may have had some, under the same numbers
                 try:
                     begun = begin_again(ledger, staged, run, actor=actor, action="restore_begin")
-                except ConfigError:  # this version refuses its settings; the rest is restored
+                except ConfigError as error:  # a newer version may refuse an older one's settings
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
+                    refused = f"run {run.run_id} had no state yet and is stopped: {error.message}"
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
@@ -207,7 +211,7 @@ def _settle(
             ledger.audit.add(actor, "restore", f"backup of {manifest.created_at:.0f}")
         members = [c.name for c in ledger.clients.all() if c.may_join(ledger.now)]
         RunQueue(staged).keep_numbers(ledger)
-    return Restored(manifest, forked, begun, members, withdrawn, recertified)
+    return Restored(manifest, forked, begun, members, withdrawn, recertified, refused)
 
 
 def _sync_all(directory: Path) -> None:

@@ -27,6 +27,7 @@ from fcil_protocol.storage import atomic_files
 from fcil_protocol.trust import passphrase
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.cli.show_storage import show_restored
 from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.directory import Federation
 from fcil_server.ledger.database import Database
@@ -511,6 +512,25 @@ class TestRestore:
             assert ledger.runs.get(run).status is RunStatus.STOPPED
         start = tmp_path / "new" / "runs" / row.run_id / "start.safetensors"
         assert start.read_bytes() == b"LoRA"
+
+    def test_settings_that_are_refused_stop_that_run_alone_and_are_named(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run = new_run_id()
+        with built.ledger() as ledger:
+            ledger.runs.set_status(built.run, RunStatus.STOPPED)
+            ledger.runs.add(
+                run, method="running_mean", method_version="1", config="[round]\nold = 1\n",
+                hparams={}, backbone={}, schema_digest="0" * 64, seed=3, environment={},
+            )  # fmt: skip
+        file = backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE).file
+        done = again(file, tmp_path / "new")
+        assert done.begun is None
+        with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
+            assert ledger.runs.get(run).status is RunStatus.STOPPED
+        show_restored(done, tmp_path / "new", fresh=False)
+        said = capsys.readouterr().out
+        assert f"run {run} had no state yet and is stopped: unknown key 'round.old'" in said
 
     @pytest.mark.parametrize("status", [RunStatus.DONE, RunStatus.STOPPED])
     def test_a_run_that_was_over_is_not_forked(
