@@ -73,9 +73,11 @@ class ApiDoor:
 
 
 def parsed(answer: str) -> tuple[int, dict[str, str], dict]:
+    """Return status, headers but for the time of day, and content: the same for the same answer."""
     head, _, body = answer.partition("\r\n\r\n")
     first, *lines = head.split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
+    headers.pop("date", None)
     content = json.loads(body) if "json" in headers.get("content-type", "") else {"text": body}
     return int(first.split(" ")[1]), headers, content
 
