@@ -215,6 +215,9 @@ class MemoryDealer:
         key: the 32-byte key under which the server sees this client.
         up, down: faults of the messages to and from the server (`FaultScript`); a script continues
             over reconnects.
+
+    Attributes:
+        allowed: unread bytes that the owner last allowed.
     """
 
     def __init__(self, router: MemoryRouter, key: bytes, *, up: str = "", down: str = "") -> None:
@@ -227,6 +230,11 @@ class MemoryDealer:
         self._queue: asyncio.Queue[LinkNews | Frames] = asyncio.Queue()
         self._waiting = 0  # messages in the queue, without news
         self._connection: _Connection | None = None
+        self.allowed = 0
+
+    def allow(self, unread: int) -> None:
+        """Note how many bytes may be unread; messages in memory are not counted."""
+        self.allowed = unread
 
     @property
     def is_up(self) -> bool:

@@ -108,7 +108,6 @@ SMALL = {
     "fcil_adapters.toolkit.closed_form.model": "one of three halves, which manifests name as text",
     "fcil_adapters.worker.evaluation": "the client's predictions use it without a worker",
     "fcil_client.data.file_names": "below the manifest, so that watchers need no images",
-    "fcil_client.notes": "below all rooms: what every one of them tells",
     "fcil_client.swarm.members": "below the swarm's other modules, which else form a circle",
     "fcil_protocol.process.overrides": "one file owns -c of both programs",
     "fcil_server.ledger.labels": "one file has the words of every status",

@@ -28,7 +28,7 @@ from fcil_protocol.errors import (
     WrongClock,
     from_code,
 )
-from fcil_protocol.link.dial import ADDRESS_S, REFUSALS
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, flooded
 from fcil_protocol.link.interface import COME_AGAIN
 from fcil_protocol.link.zmq_link import LinkNews
 from fcil_protocol.messages.frames import Received, parse
@@ -116,7 +116,7 @@ class Conversation:
                 self._take(parse(news))
             except FcilError as error:
                 level = "error" if isinstance(error, TrustError) else "warning"
-                self._notes(level, f"a message was refused: {error}")
+                self._notes.now_and_then(level, level, f"a message was refused: {error}")
 
     async def _link_news(self, news: LinkNews) -> None:
         address = self._line.address
@@ -128,6 +128,9 @@ class Conversation:
         if news.state == "refused":
             again = " The client retries automatically." if news.reason == COME_AGAIN else ""
             self._notes.once(address, "error", REFUSALS[news.reason] + again)
+            return
+        if news.state == "flooded":
+            self._notes.once("flood", "warning", flooded(address))
             return
         self._line.on_connection_lost()
         self._transfers.on_connection_lost()

@@ -41,7 +41,7 @@ from fcil_protocol.storage.atomic_files import (
     write_atomic,
 )
 
-FILES_EACH = 8  # descriptors of a member: lock, socket and mailboxes; a part or an update at times
+FILES_EACH = 8  # descriptors of a member: lock, two of its socket, mailboxes; a part at times
 FILES_BASE = 128  # of the process itself
 NOTED = 50  # new members between two writes of the record
 

@@ -23,6 +23,15 @@ REFUSALS = {
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 
+
+def flooded(address: str) -> str:
+    """Return the message to a member at the terminal for a link that was cut for a flood."""
+    return (
+        f"{address} sent more than was asked for, and the connection was cut before it could fill "
+        "the memory; trying again. Ask the operator of the server or relay at this address."
+    )
+
+
 Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
 
 

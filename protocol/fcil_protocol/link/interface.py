@@ -85,6 +85,10 @@ class ClientLink(Protocol):
         """Queue a message; False if there is no live connection."""
         ...
 
+    def allow(self, unread: int) -> None:
+        """Set how many bytes the peer may send before they are read, now and after a new start."""
+        ...
+
     def close(self) -> None:
         """End the link."""
         ...
@@ -92,7 +96,10 @@ class ClientLink(Protocol):
 
 @dataclass(frozen=True)
 class LinkNews:
-    """News of a client's link: ``up``, ``down`` or ``refused`` with a reason."""
+    """News of a client's link: ``up``, ``down`` or ``refused`` with a reason.
+
+    ``flooded``: the peer sent more than it may; the link is cut, and ``down`` is next.
+    """
 
     state: str
     reason: str = ""

@@ -129,6 +129,10 @@ class Probe:
         self._last = TcpCounts()
         self.cookie = _cookie(handle)
 
+    def fileno(self) -> int:
+        """Return the handle's descriptor; -1 once the probe is closed."""
+        return self._handle.fileno()
+
     @property
     def last(self) -> TcpCounts:
         """The counts of the last `read`."""

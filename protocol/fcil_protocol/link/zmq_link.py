@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import zmq
 
@@ -36,6 +37,7 @@ from fcil_protocol.link.interface import (
 )
 from fcil_protocol.link.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
 from fcil_protocol.link.tcp_info import TcpCounts, shut_down
+from fcil_protocol.link.unread_watch import UnreadWatch, WatchedConnection
 
 __all__ = [
     "HANDSHAKE_DOWN_BYTES",
@@ -52,7 +54,7 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
-MEMBER_BYTES = 4 << 20  # unread bytes of a member allowed beyond its requested data: a message
+MEMBER_BYTES = 4 << 20  # unread bytes of a peer allowed beyond its requested data: a message
 HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
@@ -289,12 +291,16 @@ class Links:
 
     Args:
         most: largest number of links open at once.
+
+    Attributes:
+        watch: of the links' connections.
     """
 
     def __init__(self, most: int) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Each link has its socket and the two ends of its monitor; some close while others open.
         self.context.set(zmq.MAX_SOCKETS, 4 * most + 64)
+        self.watch = UnreadWatch()
 
     def close(self) -> None:
         """End the threads; all links must be closed before."""
@@ -330,6 +336,9 @@ class Dealer:
         self._endpoint = ""
         shared = self._own or links
         assert shared is not None, "one of the two is there"
+        self._watch = shared.watch
+        self._watched: WatchedConnection | None = None
+        self._allowed = MEMBER_BYTES
         self._socket = shared.context.socket(zmq.DEALER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -338,13 +347,14 @@ class Dealer:
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
-        mask = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        mask = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        mask |= zmq.EVENT_HANDSHAKE_SUCCEEDED
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._up = False
         self._tried = False  # True if an attempt to connect was made since the last connection
         self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
-            self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
+            self._socket, self._delivered, lambda: None, self._too_long
         )
         self._monitor = self._socket.get_monitor_socket(mask)
         self._news: SocketReader[LinkNews] = SocketReader(self._monitor, self._heard, lambda: None)
@@ -361,6 +371,12 @@ class Dealer:
 
     def _heard(self, frames: list[zmq.Frame]) -> None:
         event, value = MONITOR_EVENT.unpack(frames[0].bytes)
+        if event == zmq.EVENT_CONNECTED:
+            self._unwatch()
+            self._watched = self._watch.begin(value, self._allowed, partial(self._tell, "flooded"))
+            return
+        if event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CONNECT_RETRIED):
+            self._unwatch()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
             self._tell("up")
@@ -382,6 +398,26 @@ class Dealer:
             if self._tried:
                 self._tell("down", "unreachable")
             self._tried = True
+
+    def _delivered(self, frames: list[zmq.Frame]) -> tuple[bytes, ...]:
+        if self._watched is not None:
+            self._watched.unread.read([frame_wire_bytes(len(f)) for f in frames])
+        return tuple(f.bytes for f in frames)
+
+    def _too_long(self, _frame: zmq.Frame) -> None:
+        if self._watched is not None:
+            self._watched.cut()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._watch.end(self._watched)
+            self._watched = None
+
+    def allow(self, unread: int) -> None:
+        """Set how many bytes the peer may send before they are read, now and after a new start."""
+        self._allowed = unread
+        if self._watched is not None:
+            self._watched.unread.allowed = unread
 
     def _connect_again(self) -> None:
         if self._socket.closed:
@@ -409,6 +445,7 @@ class Dealer:
 
     def close(self) -> None:
         """End the link; unsent messages are lost here, never in the outbox."""
+        self._unwatch()
         self._reader.close()
         self._news.close()
         self._socket.disable_monitor()

@@ -31,6 +31,7 @@ from fcil_protocol.errors import (
     WorkerDied,
 )
 from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages.messages import (
     Ack,
     Bye,
@@ -660,6 +661,18 @@ class TestSessions:
             assert running.tried == ["a:1", "b:2", "a:1"]
 
         play(scenario, addresses=("a:1", "b:2"))
+
+    def test_a_server_that_sends_more_than_was_asked_for_is_named_once(self, play):
+        async def scenario(server, running):
+            await server.take_in()
+            assert running.dealer.allowed == MEMBER_BYTES + 8  # what the Welcome says of credit
+            for _ in range(2):
+                running.dealer._queue.put_nowait(LinkNews("flooded"))
+                running.dealer.reconnect()
+                await server.hear(Hello)
+            assert [n.level for n in running.said("more than was asked for")] == ["warning"]
+
+        play(scenario)
 
     def test_a_server_of_this_machine_that_has_moved_is_followed_at_the_next_try(
         self, play, monkeypatch

@@ -653,6 +653,94 @@ def test_what_is_read_counts_against_no_allowance_however_much_it_is() -> None:
     run(test)
 
 
+# --- who is flooded by a server --------------------------------------------------------------
+
+
+async def flooded(router: Router, dealer: Dealer, frames: list[bytes], times: int) -> None:
+    """Send a client that reads nothing more than it may; the link is cut, made again, and works."""
+    got = await echo(router, dealer, b"here I am")
+    for _ in range(times):
+        assert router.send(got.route, frames)
+    seen: list[LinkNews | tuple[bytes, ...]] = []
+    while not seen or seen[-1] != LinkNews("up"):
+        seen.append(await asyncio.wait_for(dealer.recv(), 60))
+    assert [one for one in seen if isinstance(one, LinkNews)] == [
+        LinkNews("flooded"),
+        LinkNews("down"),
+        LinkNews("up"),
+    ]
+    assert (await heard(router)).frames == ()
+    await echo(router, dealer, b"here again")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
+def test_a_client_cuts_a_server_that_sends_more_than_it_reads() -> None:
+    async def test() -> None:
+        async with server() as (router, port), client(port) as alice:
+            await up(alice)
+            alice.allow(500_000)
+            await flooded(router, alice, [bytes(100_000)], 90)  # what is read ahead included
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
+def test_a_client_cuts_a_server_whose_message_hardly_ends() -> None:
+    """None of its frames is delivered before the last one: that takes as much memory as they."""
+
+    async def test() -> None:
+        async with server() as (router, port), client(port) as alice:
+            await up(alice)
+            await flooded(router, alice, [bytes(2 << 20)] * 50, 1)
+
+    run(test)
+
+
+def test_a_client_cuts_a_server_that_sends_a_message_of_too_many_frames() -> None:
+    async def test() -> None:
+        async with server() as (router, port), client(port) as alice:
+            await up(alice)
+            await flooded(router, alice, [b""] * (MAX_FRAMES + 1), 1)
+
+    run(test)
+
+
+def test_what_a_client_reads_counts_against_no_allowance_however_much_it_is() -> None:
+    async def test() -> None:
+        async with server() as (router, port), client(port) as alice:
+            await up(alice)
+            alice.allow(300_000)
+            got = await echo(router, alice, b"here I am")
+            for _ in range(40):
+                assert router.send(got.route, [bytes(200_000)])
+                assert await asyncio.wait_for(alice.recv(), 60) == (bytes(200_000),)
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
+def test_a_link_that_is_refused_or_closed_is_not_watched() -> None:
+    """A watched connection that libzmq has closed stays half open."""
+
+    async def test() -> None:
+        shared = Links(2)
+        async with server() as (router, port):
+            async with (
+                client(port, links=shared) as alice,
+                client(port, STRANGER, links=shared) as stranger,
+            ):
+                await up(alice)
+                assert await news(stranger) == LinkNews("refused", "unknown_client")
+                await echo(router, alice, b"x")
+                assert len(shared.watch._watched) == 1
+            assert shared.watch._watched == {}
+            assert shared.watch._poll is None
+            assert (await heard(router)).frames == ()
+        shared.close()
+
+    run(test)
+
+
 # --- listening ------------------------------------------------------------------------------
 
 

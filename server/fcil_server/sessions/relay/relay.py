@@ -18,10 +18,12 @@ from importlib.metadata import version
 from typing import Any
 
 import fcil_protocol
+from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
-from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial, flooded
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
+from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
@@ -192,6 +194,8 @@ class Relay:
         elif news.state == "refused":
             again = " The relay retries automatically." if news.reason == COME_AGAIN else ""
             self._note("error", REFUSALS[news.reason] + again)
+        elif news.state == "flooded":
+            self._note("warning", flooded(address))
         else:
             await self._end_session()
             away = "no server answers at" if news.reason else "the connection was lost to"
@@ -247,6 +251,9 @@ class Relay:
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = message.server_nonce
+        # As the server allows its relays: the windows of all that are behind them, and their own.
+        behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
+        self._uplink.allow(MEMBER_BYTES + min(message.credit, MAX_WINDOW_BYTES) + behind)
         self._server = server
         if message.certificate.hex() != self._record.certificate:
             self._record = replace(self._record, certificate=message.certificate.hex())

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fcil_protocol.envelopes.window import TOTAL_BYTES
 from fcil_protocol.errors import BadSignature, CorruptFile, WireError
 from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages.frames import encode, parse
 from fcil_protocol.messages.messages import Ack, Chunk, Nack, Parts, Progress, RoundClosed, Want
 from fcil_protocol.messages.signed_session import Channel
@@ -15,7 +17,7 @@ from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.testing import HIGH_WATER, flip_bit
 from fcil_server.sessions.relay import session as relay_session
 from fcil_server.sessions.relay.session import MAX_OUT
-from server.relay_kit import CHUNK, opens, play, until
+from server.relay_kit import CHUNK, CREDIT, opens, play, until
 
 
 def closed(number=0):
@@ -256,6 +258,18 @@ def test_without_an_uplink_nothing_listens_and_clients_come_back_after_it(tmp_pa
         client.task.cancel()
         await client.greet()
         assert len(center.channels) == 1
+
+    play(tmp_path, story)
+
+
+def test_a_server_that_sends_a_relay_more_than_was_asked_for_is_named(tmp_path):
+    async def story(center, site):
+        client = site.client(tmp_path, "c")
+        await client.greet()
+        windows = CREDIT + TOTAL_BYTES  # its own, and those of all clients behind it
+        assert site.dealer.allowed == MEMBER_BYTES + windows
+        site.dealer._queue.put_nowait(LinkNews("flooded"))
+        await until(lambda: any("more than was asked for" in text for _, text in site.notes))
 
     play(tmp_path, story)
 
