@@ -96,7 +96,7 @@ class _Files(ImageSource):
         """List the source as it is now."""
         faults: list[str] = []
         members = [m for m in self._members(faults) if _wanted(m, faults)]
-        listing = _arrange(self._rooted(members), faults)
+        listing = _arrange(self._rooted(members, faults), faults)
         if not listing.entries:
             loose = sum(len(m.parts) == 1 for m in members)
             found = f"{loose} images in no class folder" if loose else "no images"
@@ -108,8 +108,9 @@ class _Files(ImageSource):
     def _members(self, faults: list[str]) -> Iterator[_Member]:
         """Yield all files; add a sentence for each thing that cannot be used."""
 
-    def _rooted(self, members: list[_Member]) -> list[_Member]:
-        return members
+    @abstractmethod
+    def _rooted(self, members: list[_Member], faults: list[str]) -> list[_Member]:
+        """Return the files by their paths from the layout's root."""
 
 
 class FolderSource(_Files):
@@ -144,6 +145,15 @@ class FolderSource(_Files):
             return
         if stat.S_ISREG(status.st_mode):
             yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
+
+    def _rooted(self, members: list[_Member], faults: list[str]) -> list[_Member]:
+        # Not skipped as in a zip: a folder grows, and its first class may have folders.
+        if top := _wrapper(members):
+            faults.append(
+                f"folder {top[:200]!r}, the only one, is taken as a class: if the classes are "
+                f"folders in it, name {str(self.path / top)!r} instead"
+            )
+        return members
 
 
 class LooseSource(FolderSource):
@@ -214,13 +224,9 @@ class ZipSource(_Files):
                 yield _Member(name, PurePosixPath(name).parts, info.file_size, info.CRC)
         faults.extend(others.sentences())
 
-    def _rooted(self, members: list[_Member]) -> list[_Member]:
-        tops = {m.parts[0] for m in members}
-        if len(tops) != 1 or tops & {"train", "test"}:
-            return members
-        if not _holds_folders(members, few_astray=True):
-            return members
-        return [replace(m, parts=m.parts[1:]) for m in members]
+    def _rooted(self, members: list[_Member], faults: list[str]) -> list[_Member]:
+        del faults
+        return [replace(m, parts=m.parts[1:]) for m in members] if _wrapper(members) else members
 
 
 def _instead(path: Path) -> str:
@@ -348,6 +354,14 @@ def _holds_folders(members: list[_Member], *, few_astray: bool = False) -> bool:
     """Return True if a folder's images lie in folders of its own, all or (few astray) most."""
     deep = sum(len(m.parts) > 2 for m in members)
     return deep == len(members) or (few_astray and 2 * deep > len(members))
+
+
+def _wrapper(members: list[_Member]) -> str:
+    """Return the only outermost folder if its images lie in folders of its own; else ""."""
+    tops = {m.parts[0] for m in members}
+    if len(tops) != 1 or tops & {"train", "test"} or not _holds_folders(members, few_astray=True):
+        return ""
+    return tops.pop()
 
 
 def _class_entries(

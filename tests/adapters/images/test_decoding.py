@@ -258,6 +258,19 @@ def test_a_zip_reads_like_its_folder_with_or_without_a_folder_around_it(tmp_path
     source.close()
 
 
+@pytest.mark.parametrize(
+    "inside", [["cat/1.png", "dog/2.png"], ["train/cat/1.png", "note.png", "test/cat/2.png"]]
+)
+def test_an_only_folder_of_folders_is_a_class_and_named_with_what_to_give_instead(tmp_path, inside):
+    write(tmp_path, *(f"pictures/{name}" for name in inside))
+    listing = open_source(tmp_path).listing()
+    assert {e.class_name for e in listing.entries} == {"pictures"}
+    said = "folder 'pictures', the only one, is taken as a class: if the classes are folders in it, name "
+    assert listing.faults == (f"{said}'{tmp_path}/pictures' instead",)
+    write(tmp_path, "other/1.png")
+    assert open_source(tmp_path).listing().faults == ()
+
+
 def test_reading_gives_the_bytes_of_the_file(tmp_path):
     source = open_source(write(tmp_path, "cat/1.png"))
     assert source.read(next(source.entries())) == png(0)
@@ -470,9 +483,9 @@ def test_no_more_links_are_followed_than_the_limit(tmp_path, monkeypatch):
 
 def test_folders_below_the_deepest_are_passed_over_with_a_sentence(tmp_path):
     deepest = "/".join(["cat", *"d" * (folder_walk.MAX_DEPTH - 1)])
-    write(tmp_path, f"{deepest}/1.png", f"{deepest}/d/2.png")
+    write(tmp_path, f"{deepest}/1.png", f"{deepest}/d/2.png", "dog/3.png")
     listing = open_source(tmp_path).listing()
-    assert [e.name for e in listing.entries] == [f"{deepest}/1.png"]
+    assert [e.name for e in listing.entries] == [f"{deepest}/1.png", "dog/3.png"]
     said = f"1 folders are skipped, such as '{deepest}/d': they are more than 32 folders deep"
     assert listing.faults == (said,)
 
