@@ -1,14 +1,15 @@
-"""A CSV of image paths and labels; the images stay where they are.
+"""A list of image paths and labels, as CSV or JSON lines; the images stay where they are.
 
-The first line names the columns: ``path``, ``label`` and, if the sides are given, ``split`` (train
-or test). Others are ignored. Paths are relative to the CSV's folder, and lead out of it only where
-they are written as absolute.
+The first line of a CSV names the columns: ``path`` (or ``file_name``, as in the ``metadata.csv`` of
+Hugging Face), ``label`` and, if the sides are given, ``split`` (train or test). Others are ignored.
+Paths are relative to the list's folder, and lead out of it only where they are written as absolute.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -29,11 +30,30 @@ from fcil_protocol.errors import DataError
 
 MAX_LIST_BYTES = MAX_FILE_BYTES  # some three million lines
 HEADER = "Begin it with the line: path,label   or: path,label,split"
+OBJECT = 'Write one object in each line, such as {"path": "a.jpg", "label": "cat"}'
+_PATH, _HUB_PATH = "path", "file_name"
+# Hugging Face's lists of the images in a folder; they need not hold labels.
+_HUB_LISTS = ("metadata.csv", "metadata.jsonl")
+_FIRST_BYTES = 4096  # of a list, where its columns are
 _SIDES: dict[str, SourcePart] = {"train": "train", "test": "test"}
 
 
 class _Unusable(Exception):
     """Why a line is left out."""
+
+
+def is_hub_list(path: Path) -> bool:
+    """Return True if a file is a list of Hugging Face's form, with labels."""
+    if path.name not in _HUB_LISTS:
+        return False
+    try:
+        if not path.is_file():  # a pipe never ends
+            return False
+        with path.open("rb") as file:
+            start = file.readline(_FIRST_BYTES)
+    except OSError:  # the folder's images are read without it
+        return False
+    return _HUB_PATH.encode() in start and b"label" in start
 
 
 class ListSource(ImageSource):
@@ -82,7 +102,7 @@ class ListSource(ImageSource):
         return self.path.parent / name  # an absolute name is its own place
 
     def _entry(self, row: dict[str, str]) -> ImageEntry:
-        text = row["path"].strip()
+        text = row[_PATH].strip()
         path = PurePosixPath(text)
         if not text or path == PurePosixPath():
             raise _Unusable("its path is empty")
@@ -111,7 +131,9 @@ class ListSource(ImageSource):
         reader = csv.reader(text, strict=True)
         try:
             header = [name.strip().lower() for name in next(reader, [])]
-            if header.count("path") != 1 or header.count("label") != 1 or header.count("split") > 1:
+            if _PATH not in header:
+                header = [_PATH if name == _HUB_PATH else name for name in header]
+            if header.count(_PATH) != 1 or header.count("label") != 1 or header.count("split") > 1:
                 raise DataError(
                     f"{self.path} line 1 must name the columns path and label once, and may name "
                     f"split; got {','.join(header)[:120] or 'nothing'!r}.",
@@ -151,3 +173,40 @@ class ListSource(ImageSource):
                 f"{self.path} line {line} is not text in UTF-8.", action="Save the list as UTF-8."
             ) from error
         return data
+
+
+class JsonListSource(ListSource):
+    """Images that a file of JSON lines names."""
+
+    form = "JSON list"
+
+    def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield the number of each line with its fields; a label that is no text or number is "".
+
+        The text is UTF-8, so a line ends with a line feed and nowhere else.
+        """
+        for number, line in enumerate(self._data().decode("utf-8-sig").split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{self.path} line {number} cannot be read as JSON ({error}).", action=OBJECT
+                ) from error
+            path = next(
+                (k for k in (_PATH, _HUB_PATH) if isinstance(fields, dict) and k in fields), ""
+            )
+            if not path or "label" not in fields:
+                raise DataError(
+                    f"{self.path} line {number} must be an object with path (or file_name) and "
+                    f"label, got {line.strip()[:80]!r}.",
+                    action=OBJECT,
+                )
+            row = {_PATH: fields[path], "label": fields["label"]}
+            row |= {"split": fields["split"]} if "split" in fields else {}
+            yield number, {name: _text(value) for name, value in row.items()}
+
+
+def _text(value: object) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""

@@ -36,7 +36,7 @@ from fcil_adapters.images.image_source import (
     same_file,
     unreadable,
 )
-from fcil_adapters.images.list_source import ListSource
+from fcil_adapters.images.list_source import JsonListSource, ListSource, is_hub_list
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
 from fcil_protocol.process.terminal import count_of
@@ -44,6 +44,10 @@ from fcil_protocol.process.terminal import count_of
 _UNPACKERS = {
     ".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd",
 }  # fmt: skip
+_LABELS_ELSEWHERE = (
+    "in a folder, the folders are the classes. To take the labels of a list, name its file as the "
+    "data (docs/data.md)"
+)
 _UTF8 = 0x800  # flag of a zip member whose name says that it is UTF-8
 _DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 with contextlib.suppress(ImportError):  # some Pythons are built without it
@@ -82,7 +86,7 @@ def open_source(path: Path) -> ImageSource:
             return CifarSource(path, cifar)
         return ShardSource(path) if shards_in(path) else FolderSource(path)
     if path.is_file():
-        of_suffix = {".csv": ListSource, ".tar": ShardSource}
+        of_suffix = {".csv": ListSource, ".jsonl": JsonListSource, ".tar": ShardSource}
         return of_suffix.get(path.suffix.lower(), ZipSource)(path)
     if is_there(path):
         return ShardSource(path)
@@ -100,7 +104,7 @@ class _Files(ImageSource):
         if not listing.entries:
             loose = sum(len(m.parts) == 1 for m in members)
             found = f"{loose} images in no class folder" if loose else "no images"
-            why = f" ({listing.faults[0]})" if listing.faults and not loose else ""
+            why = f" ({listing.faults[0]})" if listing.faults else ""
             raise DataError(f"{self.path} holds {found}{why}.", action=LAYOUT)
         return listing
 
@@ -127,11 +131,14 @@ class FolderSource(_Files):
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        walk, others = FolderWalk(self.path), _OtherFormats()
+        walk, others, lists = FolderWalk(self.path), _OtherFormats(), LeftOut()
         for parts, files in walk:
             for file in files:
                 others.see((*parts, file))
+                if is_hub_list(self.path.joinpath(*parts, file)):
+                    lists.add(f"list {'/'.join((*parts, file))!r}", _LABELS_ELSEWHERE)
                 yield from self._member((*parts, file), faults)
+        faults.extend(lists.sentences())
         faults.extend(others.sentences())
         faults.extend(walk.sentences())
 

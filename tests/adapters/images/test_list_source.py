@@ -10,12 +10,12 @@ from fcil_adapters.images.list_source import ListSource
 from fcil_protocol.errors import DataError
 
 
-def listed(root, text, *names):
+def listed(root, text, *names, file="list.csv"):
     for seed, name in enumerate(names):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(seed))
-    path = root / "list.csv"
+    path = root / file
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return open_source(path)
 
@@ -147,3 +147,58 @@ def test_a_list_is_bounded_and_so_are_its_images(tmp_path, monkeypatch):
     monkeypatch.setattr("fcil_adapters.images.list_source.MAX_LIST_BYTES", 10)
     with pytest.raises(DataError, match="more than 0 MiB"):
         source.listing()
+
+
+def test_the_lists_of_hugging_face_have_the_column_file_name(tmp_path):
+    text = "file_name,text,label\n1.png,a cat,cat\nb/2.png,,7\n"
+    listing = listed(tmp_path, text, "1.png", "b/2.png", file="metadata.csv").listing()
+    assert found(listing) == [("1.png", "cat", None), ("b/2.png", "7", None)]
+    own = "path,label,file_name\n1.png,cat,b/2.png\n"  # a column that is ignored
+    assert found(listed(tmp_path, own).listing()) == [("1.png", "cat", None)]
+
+
+def test_json_lines_are_a_list(tmp_path):
+    text = (
+        '{"file_name": "1.png", "label": "cat\u2028", "x": [1]}\r\n\n{"label": 7, "path": "b/2.png", '
+        '"split": "test"}\n{"path": "b/2.png", "label": 7}\n{"path": "3.png", "label": null}'
+    )
+    source = listed(tmp_path, text, "1.png", "b/2.png", "3.png", file="metadata.jsonl")
+    listing = source.listing()
+    assert source.form == "JSON list"
+    assert found(listing) == [("1.png", "cat", None), ("b/2.png", "7", "test")]
+    assert [fault.partition(":")[0] for fault in listing.faults] == [
+        "line 4 of metadata.jsonl is left out",
+        "line 5 of metadata.jsonl is left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"path": ', "line 2 cannot be read as JSON"),
+        ("[" * 100_000, "line 2 cannot be read as JSON"),
+        ("7", "line 2 must be an object with path .* got '7'"),
+        ('{"path": "a.png"}', "line 2 must be an object with path"),
+        ('{"label": "cat"}', "line 2 must be an object with path"),
+    ],
+)
+def test_json_lines_that_cannot_be_read_are_an_error_with_their_line(tmp_path, line, words):
+    text = f'{{"path": "a.png", "label": "cat"}}\n{line}\n'
+    with pytest.raises(DataError, match=words):
+        listed(tmp_path, text, "a.png", file="list.jsonl").listing()
+
+
+def test_a_folder_names_the_lists_of_labels_that_it_does_not_read(tmp_path):
+    folder = tmp_path / "data"
+    listed(folder / "cat", "file_name,text\n1.png,a cat\n", "1.png", file="metadata.csv")
+    assert open_source(folder).listing().faults == ()  # captions
+    listed(folder / "dog", "label,file_name\nx,2.png\n", "2.png", file="metadata.csv")
+    listed(folder / "owl", '{"file_name": "3.png", "label": 1}', "3.png", file="metadata.jsonl")
+    (said,) = open_source(folder).listing().faults
+    assert said.startswith("list 'dog/metadata.csv' and 1 more are left out: in a folder, the ")
+    flat = tmp_path / "flat"
+    listed(flat, "file_name,label\n1.png,cat\n", "1.png", file="metadata.csv")
+    with pytest.raises(
+        DataError, match=r"holds 1 images in no class folder \(list 'metadata.csv' is"
+    ):
+        open_source(flat).listing()
