@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,7 @@ from typing import IO, ClassVar, Literal
 
 from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise_class_name
+from fcil_protocol.process.terminal import count_of
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -170,6 +172,11 @@ def is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
+def hidden(parts: tuple[str, ...]) -> bool:
+    """Return True if a path is of a file that no source reads."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+
 def suffix_of(name: str) -> str:
     """Return a suffix for a copy of an image: folders take no file without one.
 
@@ -267,3 +274,45 @@ class LeftOut:
         for reason, (first, count) in self._found.items():
             others = f" and {count - 1} more are" if count > 1 else " is"
             yield f"{first}{others} left out: {reason}"
+
+
+class OtherFormats:
+    """Files in image formats that are not read; a folder of nothing else is named.
+
+    Args:
+        holder: what holds the files.
+    """
+
+    def __init__(self, holder: str = "folder") -> None:
+        self._holder = holder
+        self._with_images: set[tuple[str, ...]] = set()
+        self._found: dict[tuple[str, ...], Counter[str]] = {}  # folder -> suffixes
+
+    def see(self, parts: tuple[str, ...]) -> None:
+        """Take the path of a file of any kind."""
+        suffix = PurePosixPath(parts[-1]).suffix.lower() if parts else ""
+        if suffix in IMAGE_SUFFIXES:
+            self._with_images.add(parts[:-1])
+        elif suffix in UNREAD_SUFFIXES and not hidden(parts):
+            self._found.setdefault(parts[:-1], Counter())[suffix] += 1
+
+    def sentences(self) -> Iterator[str]:
+        """Yield a sentence for each holder without images, and one for all others."""
+        beside, left = Counter[str](), LeftOut()
+        for folder, suffixes in sorted(self._found.items()):
+            if folder in self._with_images:
+                beside += suffixes
+            else:
+                name = "/".join(folder) or "."
+                left.add(
+                    f"{self._holder} {name[:200]!r}", f"no image but files {_unread(suffixes)}"
+                )
+        yield from left.sentences()
+        if beside:
+            count = count_of(beside.total(), "file")
+            yield f"left out: {count} beside the images {_unread(beside)}"
+
+
+def _unread(suffixes: Iterable[str]) -> str:
+    names, known = ", ".join(sorted(suffixes)), ", ".join(sorted(IMAGE_SUFFIXES))
+    return f"in formats that are not read ({names}); images are {known}"

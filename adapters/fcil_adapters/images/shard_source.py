@@ -17,10 +17,12 @@ from pathlib import Path
 
 from fcil_adapters.images.image_source import (
     IMAGE_SUFFIXES,
+    UNREAD_SUFFIXES,
     ImageEntry,
     ImageSource,
     LeftOut,
     Listing,
+    OtherFormats,
     SourcePart,
     labelled,
     oversize,
@@ -35,6 +37,7 @@ MAX_SHARDS = 100_000
 MAX_LABEL_BYTES = 64 << 10
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _LABELS = ("cls", "json")
+_SUFFIXES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 
 
 def expanded(path: Path) -> list[Path]:
@@ -103,7 +106,7 @@ class ShardSource(ImageSource):
         """List the shards as they are now; of a damaged one, the members before the damage."""
         shards = shards_in(self.path) if self.path.is_dir() else expanded(self.path)
         sides = {shard.name: side_of(shard.name) for shard in shards}
-        left, faults = LeftOut(), list[str]()
+        left, others, faults = LeftOut(), OtherFormats("shard"), list[str]()
         entries: list[ImageEntry] = []
         for shard in shards:
             side = sides[shard.name]
@@ -111,10 +114,10 @@ class ShardSource(ImageSource):
                 left.add(f"shard {shard.name!r}", "others are named train or test, and it is not")
                 continue
             try:
-                entries += self._entries(shard, side, left, faults)
+                entries += self._entries(shard, side, left, others, faults)
             except OSError as error:
                 left.add(f"shard {shard.name!r}", f"it cannot be read ({error.strerror})")
-        return labelled(entries, [*left.sentences(), *faults], self.path)
+        return labelled(entries, [*left.sentences(), *others.sentences(), *faults], self.path)
 
     def read(self, entry: ImageEntry) -> bytes:
         """Return a member's bytes."""
@@ -145,7 +148,9 @@ class ShardSource(ImageSource):
         """Return the places of a shard's images; a worker reads before anything is listed."""
         with self._lock:
             if shard not in self._indexes:
-                samples, _ = self._samples(self._root / shard, LeftOut(), labels=False)
+                samples, _ = self._samples(
+                    self._root / shard, LeftOut(), OtherFormats(), labels=False
+                )
                 self._keep(shard, samples)
             return self._indexes[shard]
 
@@ -154,14 +159,19 @@ class ShardSource(ImageSource):
         self._indexes[shard] = {image.name: image for image in images if image is not None}
 
     def _entries(
-        self, shard: Path, side: SourcePart | None, left: LeftOut, faults: list[str]
+        self,
+        shard: Path,
+        side: SourcePart | None,
+        left: LeftOut,
+        others: OtherFormats,
+        faults: list[str],
     ) -> Iterator[ImageEntry]:
         status = shard.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe never ends
             left.add(f"shard {shard.name!r}", "it is no file")
             return
         stamp = status.st_mtime_ns
-        samples, damage = self._samples(shard, left, labels=True)
+        samples, damage = self._samples(shard, left, others, labels=True)
         with self._lock:
             self._keep(shard.name, samples)
         if damage:
@@ -178,7 +188,7 @@ class ShardSource(ImageSource):
                 yield ImageEntry(name, sample.label, side, sample.image.size, stamp)
 
     def _samples(
-        self, shard: Path, left: LeftOut, *, labels: bool
+        self, shard: Path, left: LeftOut, others: OtherFormats, *, labels: bool
     ) -> tuple[dict[str, _Sample], str]:
         """Return a shard's samples by key, and why it was not read to its end."""
         samples: dict[str, _Sample] = {}
@@ -189,6 +199,8 @@ class ShardSource(ImageSource):
                     folder, slash, last = name.rpartition("/")
                     stem, _, kind = last.partition(".")
                     kind = kind.lower()
+                    if stem and f".{kind}" in _SUFFIXES:
+                        others.see((shard.name, last))
                     if not stem or (f".{kind}" not in IMAGE_SUFFIXES and kind not in _LABELS):
                         continue
                     if name.startswith("/") or ".." in name.split("/"):

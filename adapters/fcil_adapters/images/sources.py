@@ -12,7 +12,6 @@ import stat
 import zipfile
 import zlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -20,15 +19,15 @@ from pathlib import Path, PurePosixPath
 from fcil_adapters.images.cifar_source import CifarSource, cifar_in
 from fcil_adapters.images.folder_walk import FolderWalk
 from fcil_adapters.images.image_source import (
-    IMAGE_SUFFIXES,
     LAYOUT,
-    UNREAD_SUFFIXES,
     ClassNames,
     ImageEntry,
     ImageSource,
     LeftOut,
     Listing,
+    OtherFormats,
     SourcePart,
+    hidden,
     is_image,
     oversize,
     read_bounded,
@@ -39,7 +38,6 @@ from fcil_adapters.images.image_source import (
 from fcil_adapters.images.list_source import JsonListSource, ListSource, is_hub_list
 from fcil_adapters.images.shard_source import ShardSource, expanded, shards_in
 from fcil_protocol.errors import DataError
-from fcil_protocol.process.terminal import count_of
 
 _UNPACKERS = {
     ".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd",
@@ -131,7 +129,7 @@ class FolderSource(_Files):
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        walk, others, lists = FolderWalk(self.path), _OtherFormats(), LeftOut()
+        walk, others, lists = FolderWalk(self.path), OtherFormats(), LeftOut()
         for parts, files in walk:
             for file in files:
                 others.see((*parts, file))
@@ -218,7 +216,7 @@ class ZipSource(_Files):
         self._zip.close()
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        others = _OtherFormats()
+        others = OtherFormats()
         for name, info in self._infos.items():
             others.see(PurePosixPath(name).parts)
             if not is_image(name):
@@ -260,47 +258,8 @@ def _escapes(name: str) -> bool:
     return not first or ":" in first or "\\" in name or ".." in parts
 
 
-class _OtherFormats:
-    """Files in image formats that are not read; a folder of nothing else is named."""
-
-    def __init__(self) -> None:
-        self._with_images: set[tuple[str, ...]] = set()
-        self._found: dict[tuple[str, ...], Counter[str]] = {}  # folder -> suffixes
-
-    def see(self, parts: tuple[str, ...]) -> None:
-        """Take the path of a file of any kind."""
-        suffix = PurePosixPath(parts[-1]).suffix.lower() if parts else ""
-        if suffix in IMAGE_SUFFIXES:
-            self._with_images.add(parts[:-1])
-        elif suffix in UNREAD_SUFFIXES and not _hidden(parts):
-            self._found.setdefault(parts[:-1], Counter())[suffix] += 1
-
-    def sentences(self) -> Iterator[str]:
-        """Yield a sentence for each folder without images, and one for all others."""
-        beside, left = Counter[str](), LeftOut()
-        for folder, suffixes in sorted(self._found.items()):
-            if folder in self._with_images:
-                beside += suffixes
-            else:
-                name = "/".join(folder) or "."
-                left.add(f"folder {name[:200]!r}", f"no image but files {_unread(suffixes)}")
-        yield from left.sentences()
-        if beside:
-            count = count_of(beside.total(), "file")
-            yield f"left out: {count} beside the images {_unread(beside)}"
-
-
-def _unread(suffixes: Iterable[str]) -> str:
-    names, known = ", ".join(sorted(suffixes)), ", ".join(sorted(IMAGE_SUFFIXES))
-    return f"in formats that are not read ({names}); images are {known}"
-
-
-def _hidden(parts: tuple[str, ...]) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
-
-
 def _wanted(member: _Member, faults: list[str]) -> bool:
-    if _hidden(member.parts):
+    if hidden(member.parts):
         return False
     if too_large := oversize(member.name, member.size):
         faults.append(too_large)

@@ -172,6 +172,23 @@ def test_an_image_whose_label_is_no_class_is_left_out_by_its_name(tmp_path):
     assert said.startswith(f"image 'x.tar/1.png' and 1 more are left out: {why}")
 
 
+def test_images_in_formats_that_are_not_read_are_counted_and_a_shard_of_them_is_named(tmp_path):
+    shard(tmp_path / "x.tar", *pairs("1"), ("2.HEIC", b"x"), ("2.cls", b"cat"), ("3.seg.heic", b"x"),
+          (".4.heic", b"x"))  # fmt: skip
+    shard(tmp_path / "y.tar", ("a/1.avif", b"x"), ("a/1.cls", b"dog"))
+    listing = open_source(tmp_path).listing()
+    assert found(listing) == [("x.tar/1.png", "cat", None)]
+    assert [fault.partition("; images are .bmp, .gif, .jpeg, ")[0] for fault in listing.faults] == [
+        "shard 'y.tar' is left out: no image but files in formats that are not read (.avif)",
+        "left out: 1 file beside the images in formats that are not read (.heic)",
+    ]
+    words = (
+        r"holds no images with labels \(shard 'y.tar' is left out: no image but files in formats"
+    )
+    with pytest.raises(DataError, match=words):
+        open_source(tmp_path / "y.tar").listing()
+
+
 def test_members_that_point_outside_are_left_out_and_so_are_second_images(tmp_path):
     path = shard(
         tmp_path / "x.tar",
