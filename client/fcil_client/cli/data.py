@@ -46,6 +46,7 @@ def data(
     with errors(form):
         from fcil_adapters.images import named_sets
         from fcil_adapters.images.decoding import open_source
+        from fcil_client.data.split import untrained_notes
 
         if download and not named_sets.is_name(name):
             raise UsageError(
@@ -64,13 +65,14 @@ def data(
         counts: dict[str, Counter[str]] = {}
         for entry in listing.entries:
             counts.setdefault(entry.class_name, Counter())[entry.part or "undivided"] += 1
+        untrained = sorted(label for label, sides in counts.items() if sides.keys() == {"test"})
         row = {
             "data": name,
             "path": str(path),
             "form": source.form,
             "images": len(listing.entries),
             "classes": {label: dict(sides) for label, sides in sorted(counts.items())},
-            "faults": list(listing.faults),
+            "faults": [*listing.faults, *untrained_notes(untrained)],
         }
         emit(row, form, lambda: show(row))
 

@@ -9,7 +9,7 @@ class needed for training or for tests.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from fcil_protocol.errors import ConfigError
 
 Side = Literal["train", "select", "test"]
 SIDES: tuple[Side, ...] = ("train", "select", "test")
+MOST_NAMED = 8  # classes in one sentence
 
 
 class Fractions(NamedTuple):
@@ -103,6 +104,17 @@ def split(
     return result
 
 
+def untrained_notes(names: Sequence[str]) -> list[str]:
+    """Return one sentence about classes without an image to train on; none without a class."""
+    if not names:
+        return []
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    named = ", ".join(map(repr, names[:MOST_NAMED])) + more
+    which = f"class {named} has" if len(names) == 1 else f"classes {named} have"
+    why = "those here serve for tests or tuning, and a task needs a client with training images"
+    return [f"{which} no image to train on: {why}"]
+
+
 def _by_hash(at: float, fractions: Fractions, *, tested: bool) -> Side:
     train, select, _ = fractions
     if tested:
@@ -128,12 +140,13 @@ def _help_small_classes(
         return position(digest, salt), digest
 
     moved: set[str] = set()  # the same image may be in two classes
+    untrained = []
     for name, digests in sorted(by_class.items()):
         here = {result.sides[d] for d in digests}
         free = digests - given - recorded.keys() - moved
         if "train" not in here:
             if not free:
-                result.notes.append(f"class {name!r} has no image to train on")
+                untrained.append(name)
                 continue
             moved.add(lowest := min(free, key=place))
             result.sides[lowest] = "train"
@@ -144,6 +157,7 @@ def _help_small_classes(
         elif "test" not in here and free and len(digests) * tested >= 1:
             moved.add(highest := max(free, key=place))
             result.sides[highest] = "test"
+    result.notes += untrained_notes(untrained)
 
 
 def _leave_out(images: list[tuple[ImageEntry, str]], given: set[str], result: Split) -> None:

@@ -49,9 +49,10 @@ def test_it_shows_classes_sides_and_what_is_left_out(called, tmp_path):
         ["[b]ear", "0", "1"],
     ]
     assert "warning: line 3 of list.csv is left out" in done.stderr
+    assert "warning: class '[b]ear' has no image to train on: " in done.stderr
     row = json.loads(called("data", "list.csv", "--json").stdout)["data"]
     assert row["classes"] == {"Lynx": {"train": 1}, "[b]ear": {"test": 1}}
-    assert len(row["faults"]) == 1
+    assert len(row["faults"]) == 2
 
 
 def test_a_name_is_the_same_data_to_every_command(called, tmp_path):

@@ -191,7 +191,19 @@ def test_a_recorded_test_image_does_not_move_when_its_class_shrinks(tmp_path):
     (root / f"cat/{train}.png").unlink()
     after = scanned(root, cache)
     assert sides(after)[f"cat/{test}.png"] == "test"
-    assert "class 'cat' has no image to train on" in after.notes
+    (said,) = after.notes
+    assert said.startswith(
+        "class 'cat' has no image to train on: those here serve for tests or tuning, "
+    )
+
+
+def test_classes_that_have_only_test_images_are_named_in_one_sentence(tmp_path):
+    fill(tmp_path / "train", "cat", range(4))
+    for number in range(9):
+        fill(tmp_path / "test", f"dog{number}", [10 + number])
+    (said,) = scanned(tmp_path).notes
+    assert said.startswith("classes 'dog0', 'dog1', ")
+    assert "'dog7' and 1 more have no image to train on: " in said
 
 
 def test_an_image_that_comes_back_is_on_its_old_side(tmp_path):
