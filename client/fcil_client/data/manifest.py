@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from fcil_adapters.images.decoding import ImageEntry, ImageSource, decode, diges
 from fcil_adapters.resources import machine
 from fcil_client.data.split import SIDES, Fractions, Side, split
 from fcil_protocol.errors import CorruptFile, DataError, StorageError
+from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 FORMAT = 1
@@ -172,6 +174,28 @@ def diff(old: ImageManifest, new: ImageManifest) -> list[str]:
         elif came or went:
             parts = [f"{_images(came)} more"] * bool(came) + [f"{_images(went)} fewer"] * bool(went)
             sentences.append(f"class {name!r}: {', '.join(parts)}")
+    return sentences
+
+
+def renames(old: ImageManifest, new: ImageManifest) -> list[str]:
+    """Return one sentence per class whose images are now in a class of another, new name."""
+    before, after = _contents(old), _contents(new)
+    known = {class_key(name) for name in before}
+    places: dict[str, list[str]] = {}  # digest -> new classes with such an image
+    for name, contents in sorted(after.items()):
+        for content in contents if class_key(name) not in known else ():
+            places.setdefault(content, []).append(name)
+    sentences = []
+    for name in sorted(before.keys() - after.keys()):
+        found = Counter(other for content in before[name] for other in places.get(content, ()))
+        for other, same in found.most_common(1):
+            if 2 * same > len(before[name]):
+                sentences.append(
+                    f"the images of class {name!r} are in class {other!r} now: to the federation "
+                    "another class, unless it knows that name. If both are one, go back to the old "
+                    "name, or ask the operator for: fcil-server classes alias "
+                    f"{shlex.join([other, name])}"
+                )
     return sentences
 
 

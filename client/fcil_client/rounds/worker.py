@@ -60,10 +60,11 @@ class ClientWorker:
         """
         before = manifests.load(manifest_path(call.fields), call.fields["salt"])
         manifest = self._held.scan(call)
+        renames = manifests.renames(before, manifest) if before is not None else []
         return {
             "counts": {side: manifest.counts(side) for side in SIDES},
             "faults": list(manifest.faults),
-            "notes": list(manifest.notes),
+            "notes": [*manifest.notes, *renames],
             "digest": manifest.digest,
             "changes": manifests.diff(before, manifest) if before is not None else [],
         }, ()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fcil_adapters.images.decoding import digest, open_source
 from fcil_client.data import manifest as manifest_module
-from fcil_client.data.manifest import ImageManifest, diff, load, scan
+from fcil_client.data.manifest import ImageManifest, diff, load, renames, scan
 from fcil_client.data.split import Fractions, position
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, DiskFull
 
@@ -371,6 +371,23 @@ def test_differences_are_told_by_class(tmp_path):
     ]
     assert diff(old, old) == []
     assert diff(ImageManifest(), old) == ["new class 'cat': 3 images", "new class 'dog': 2 images"]
+
+
+def test_a_renamed_class_is_named_with_what_to_do(tmp_path):
+    root = fill(tmp_path, "cat", range(3))
+    fill(root, "dog", range(10, 14))
+    fill(root, "owl", range(20, 24))
+    old = scanned(root)
+    (root / "dog").rename(root / "big dog")
+    (root / "big dog/10.png").unlink()
+    fill(root, "big dog", [30])
+    (root / "cat").rename(root / "CAT")  # the same class
+    for image in (root / "owl").iterdir():
+        image.rename(root / "CAT" / image.name)  # into a class that was there
+    (said,) = renames(old, scanned(root))
+    assert said.startswith("the images of class 'dog' are in class 'big dog' now: ")
+    assert said.endswith("ask the operator for: fcil-server classes alias 'big dog' dog")
+    assert renames(old, old) == renames(ImageManifest(), old) == []
 
 
 @pytest.mark.parametrize("fractions", [(0, 0.5, 0.5), (0.5, 0.5, 0.5), (1.2, -0.2, 0)])

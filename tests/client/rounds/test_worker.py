@@ -91,6 +91,11 @@ def test_a_scan_counts_by_side_and_tells_what_changed(folder):
     assert worker.sent[0] == {"progress": {"done": 1, "total": 33, "loss": None}}
     third, _ = Direct(ClientWorker())("scan", data_fields(folder))
     assert (third["digest"], third["changes"]) == (second["digest"], [])
+    for side in ("train", "test"):
+        (folder / side / "other").rename(folder / side / "another")
+    (said,) = worker("scan", data_fields(folder))[0]["notes"]
+    assert said.startswith("the images of class 'other' are in class 'another' now: ")
+    assert worker("scan", data_fields(folder))[0]["notes"] == []
 
 
 def test_the_learner_gets_exactly_the_train_images_of_the_named_classes(folder):
