@@ -10,7 +10,7 @@ import typer
 from fcil_adapters.contract import exemplars
 from fcil_client.cli.show_privacy import describe_limits
 from fcil_client.state import current_model, sent_journal
-from fcil_client.state.home import Home
+from fcil_client.state.home import Home, client_command
 from fcil_client.swarm import status as swarm_status
 from fcil_protocol.errors import FcilError, Starting, StorageError, Timeout, Unreachable
 from fcil_protocol.messages.messages import PrivacyTerms
@@ -135,7 +135,7 @@ def one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
 
 def show_status(rows: list[dict[str, Any]]) -> None:
     """Print what clients are doing."""
-    away = False
+    away = []
     if not rows:
         typer.echo("No folder of this user is enrolled. Join with: fcil-client join --data FOLDER")
     for row in rows:
@@ -151,12 +151,10 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             continue
         if not row["running"]:
             waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
-            slot = row["seat"].rpartition("-")[2]
-            part = f" --partition FILE --slot {int(slot)}" if slot.isdecimal() else ""
-            data = printable(row["data"])
-            typer.echo(f"  not running{waiting}; start: fcil-client join --data {data}{part}")
+            start = client_command("join", row["data"], seat=row["seat"])
+            typer.echo(f"  not running{waiting}; start: {start}")
             _show_model(row)
-            away = True
+            away.append(row)
             continue
         typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
         doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
@@ -185,10 +183,9 @@ def show_status(rows: list[dict[str, Any]]) -> None:
         typer.echo(f"  counted  {count_of(row['counted'], 'update')} since the start")
         _show_model(row)
     if away:
-        typer.echo(
-            "To drop a client whose server is gone permanently: "
-            "fcil-client leave --data FOLDER --without-server"
-        )
+        data, seat = (away[0]["data"], away[0]["seat"]) if len(away) == 1 else ("FOLDER", "")
+        leave = client_command("leave", data, "--without-server", seat=seat)
+        typer.echo(f"To drop a client whose server is gone permanently: {leave}")
 
 
 def _show_model(row: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +14,7 @@ from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import (
     Format,
     chosen,
+    command,
     count_of,
     emit,
     errors,
@@ -181,16 +181,21 @@ def split(
         row = partition_summary(made, out, picture, export)
         emit(row, form, lambda: show(made, row), rows=row["holdings"])
         say(f"{out} is written. The server needs its tasks, and each client its slot:")
-        for command in _commands(shlex.quote(str(data)), shlex.quote(str(out))):
-            say(f"  {command}")
+        for line in _commands(data, out):
+            say(f"  {line}")
 
 
-def _commands(data: str, out: str) -> tuple[str, ...]:
+def _commands(data: Path, out: Path) -> tuple[str, ...]:
     """Return the commands to start with a partition."""
+    from fcil_client.state.home import client_command
+
+    serve = command("fcil-server", "serve", "--partition", out)
+    join = client_command("join", data, "--partition", str(out), "--slot", "K")
+    swarm = client_command("swarm", data, "--partition", str(out))
     return (
-        f"fcil-server serve --partition {out}   # --until-done: exit after the last task",
-        f"fcil-client join --data {data} --partition {out} --slot K   # each on its own",
-        f"fcil-client swarm --data {data} --partition {out}           # or all in one process",
+        f"{serve}   # --until-done: exit after the last task",
+        f"{join}   # each on its own",
+        f"{swarm}           # or all in one process",
     )
 
 

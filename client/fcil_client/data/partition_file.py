@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from fcil_adapters.images.decoding import Listing
 from fcil_client.data.split import SIDES, Fractions, Side
 from fcil_protocol.errors import CorruptFile, DataError, UsageError
+from fcil_protocol.process.terminal import command
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 FORMAT = 1
@@ -221,10 +222,10 @@ def load(path: Path) -> Partition:
     """
     with storage_errors("read the partition", path):
         if not path.is_file():
-            raise DataError(
-                f"there is no partition {path}.",
-                action="Make one: fcil-client split --data DATA --clients N --out FILE",
+            make = command(
+                "fcil-client", "split", "--data", "DATA", "--clients", "N", "--out", path
             )
+            raise DataError(f"there is no partition {path}.", action=f"Make one: {make}")
         status = path.stat()
     # Two files of the same size may be written within one tick of the clock.
     return _load(path, (status.st_ino, status.st_mtime_ns, status.st_size))

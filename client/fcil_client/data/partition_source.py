@@ -11,6 +11,7 @@ from fcil_client.data import partition_file
 from fcil_client.data.partition_file import Partition, listing_digest
 from fcil_client.data.split import SIDES, Fractions
 from fcil_protocol.errors import DataError
+from fcil_protocol.process.terminal import command
 
 
 class SharedData:
@@ -94,7 +95,8 @@ class SharedData:
             raise DataError(
                 f"the partition gives slot {slot} the image {min(missing)!r}, which is not in "
                 f"{self.source.path}.",
-                action="Make the partition again: fcil-client split",
+                action="Make the partition again, with the options of before: "
+                f"{command('fcil-client', 'split', '--data', self.source.path)}",
             )
 
     def close(self) -> None:

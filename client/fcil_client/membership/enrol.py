@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fcil_client.state.home import Enrolment, Home, state_home
+from fcil_client.state.home import Enrolment, Home, client_command, state_home
 from fcil_protocol.errors import (
     FcilError,
     LinkError,
@@ -25,7 +25,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.process import control_socket
-from fcil_protocol.process.terminal import printable
+from fcil_protocol.process.terminal import command, printable
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 
@@ -117,7 +117,7 @@ def no_server(data: Path, server: str | None) -> FcilError:
     return Unreachable(
         f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
         action="Start one with: fcil-server serve. To join one on another machine, ask its "
-        "operator for a ticket: fcil-client join --ticket FILE",
+        f"operator for a ticket: {client_command('join', data, '--ticket', 'FILE')}",
     )
 
 
@@ -291,9 +291,10 @@ def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
     try:
         reply = control_socket.ask(join.directory, "enrol_local", name=name, keys=public)
     except Unreachable as error:
+        start = command("fcil-server", "serve", "--dir", join.directory)
         raise Unreachable(
             f"the server {join.name} left a join file but does not answer.",
-            action="Start it again with: fcil-server serve",
+            action=f"Start it again with: {start}",
         ) from error
     certificate = Certificate.from_bytes(bytes.fromhex(reply["certificate"]))
     if certificate.federation != join.federation:

@@ -179,7 +179,8 @@ class RoundWork:
         if exchange.unlabelled and self._options.unlabelled is None:
             raise DataError(
                 "this client offers no unlabelled images.",
-                action="Name a folder of them: fcil-client join --unlabelled FOLDER",
+                action="Name a folder of them: "
+                f"{self._home.command('join', '--unlabelled', 'FOLDER')}",
             )
 
     def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
@@ -443,8 +444,8 @@ class RoundWork:
             raise PrivacyRefused(
                 "the owner of this client has pinned other clients, so it trains in masked rounds "
                 "alone, and those of this run are not masked.",
-                action="Unpin them (fcil-client peers --unpin) if that is enough, or ask the "
-                "operator for privacy.secure = 'masks'.",
+                action=f"Unpin them ({self._home.command('peers', '--unpin', 'FINGERPRINT')}) if "
+                "that is enough, or ask the operator for privacy.secure = 'masks'.",
             )
 
     def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:

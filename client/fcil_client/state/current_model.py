@@ -271,7 +271,7 @@ def _none_yet(home: Home) -> DataError:
     return DataError(
         f"the client of {what} has no model yet: it has not fetched one.",
         action="It arrives with the first round after something was learned; let the client take "
-        f"part: fcil-client join --data {what}",
+        f"part: {home.command('join')}",
     )
 
 

@@ -35,9 +35,10 @@ from pathlib import Path
 import platformdirs
 
 from fcil_adapters.images import named_sets
-from fcil_protocol.errors import CorruptFile, WireError
+from fcil_protocol.errors import CorruptFile, StorageError, WireError
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payloads.payload import Payload, pieces, unpack
+from fcil_protocol.process.terminal import command
 from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
 
 SALT_BYTES = 16
@@ -48,6 +49,21 @@ FORMER = "left.json"  # identity of a former client, next to the journal that it
 def state_home() -> Path:
     """Return the user's state directory for fcil (``XDG_STATE_HOME`` moves it)."""
     return Path(platformdirs.user_state_dir("fcil", appauthor=False))
+
+
+def client_command(verb: str, data: Path | str, *words: str, seat: str = "") -> str:
+    """Return the command about the client of a data folder, for its owner to copy.
+
+    Args:
+        verb: of ``fcil-client``.
+        data: the folder, or what else `--data` takes.
+        words: further ones; capital letters are for the owner to replace.
+        seat: its seat among clients that share the folder; empty: it is alone.
+    """
+    number = seat.rpartition("-")[2]
+    slot = ["--slot", str(int(number))] if number.isdecimal() else []
+    partition = ["--partition", "FILE"] if slot and verb == "join" else []
+    return command("fcil-client", verb, "--data", data, *partition, *slot, *words)
 
 
 def data_digest(data: Path, seat: str = "") -> str:
@@ -107,6 +123,14 @@ class Home:
         names = [data_digest(data, seat or "")] + [data_digest(data, "*")] * (seat is None)
         found = {path.parent for n in names for path in state_home().glob(f"*/{n}/client.json")}
         return [cls(directory) for directory in sorted(found)]
+
+    def command(self, verb: str, *words: str) -> str:
+        """Return the command about this client; ``FOLDER`` where its enrolment cannot be read."""
+        enrolment = None
+        with contextlib.suppress(CorruptFile, StorageError):  # what reads it next reports it
+            enrolment = self.enrolment()
+        data = enrolment.data if enrolment else "FOLDER"
+        return client_command(verb, data, *words, seat=self.seat)
 
     @property
     def seat(self) -> str:
@@ -250,8 +274,8 @@ class Home:
             got = "others" if len(data) == expected else f"{len(data)}"
             raise CorruptFile(
                 f"{path} is damaged: expected {expected} bytes that are consistent, got {got}.",
-                action="Restore it from a backup. Without one, leave (fcil-client leave) and join "
-                "again as a new client; the journal of what left the device stays.",
+                action=f"Restore it from a backup. Without one, leave ({self.command('leave')}) "
+                "and join again as a new client; the journal of what left the device stays.",
             )
         return salt
 

@@ -26,6 +26,7 @@ from fcil_protocol.trust.keys import FINGERPRINT_DIGITS, fingerprint_of
 NAME = "peers.json"
 MOST_PEERS = 10_000
 LEAST_DIGITS = 16  # of a fingerprint: fewer could be found by trying keys
+_LISTED = "Without --pin and --unpin, the same command lists them."
 _WHOLE = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
 
 
@@ -129,7 +130,7 @@ class PeerBook:
             raise UsageError(
                 f"the fingerprint {fingerprint[:40]!r} has {len(wanted)} digits, expected "
                 f"{LEAST_DIGITS} or more.",
-                action="fcil-client peers lists them.",
+                action=_LISTED,
             )
         found = [p for p in peers if p.fingerprint.startswith(wanted)]
         if not found and pinned and _WHOLE.fullmatch(wanted):
@@ -138,7 +139,7 @@ class PeerBook:
             raise UsageError(
                 f"{len(found)} peers have a fingerprint that begins with {fingerprint[:40]!r}, "
                 "expected one.",
-                action=f"fcil-client peers lists them; give {LEAST_DIGITS} digits or more, or all "
+                action=f"{_LISTED} Give {LEAST_DIGITS} digits or more, or all "
                 f"{FINGERPRINT_DIGITS} of a peer that was not met yet.",
             )
         rest = [p for p in peers if p != found[0]]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -295,6 +296,11 @@ def count_of(count: int, what: str) -> str:
 def printable(text: str) -> str:
     """Return a peer's text without control characters, for a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def command(*words: object) -> str:
+    """Return a command line for the person at the terminal to copy, with its words in quotes."""
+    return printable(shlex.join(map(str, words)))
 
 
 def say(text: str) -> None:

@@ -116,6 +116,9 @@ def test_a_folder_whose_name_is_no_text_is_like_any_other(tmp_path, monkeypatch)
 def test_a_client_that_does_not_run_can_be_dropped_and_status_says_how(made):
     words = CliRunner().invoke(cli.app, ["status"]).output
     assert words.count("fcil-client leave --data FOLDER --without-server") == 1
+    (made["other"].directory / "client.json").unlink()
+    words = CliRunner().invoke(cli.app, ["status"]).output
+    assert f"fcil-client leave --data {made['well'].enrolment().data} --without-server" in words
 
 
 def test_to_leave_is_confirmed(made, tmp_path):

@@ -452,8 +452,8 @@ def test_who_a_client_is_and_what_it_lacks(changes, expected):
 
 def test_no_folder_and_a_strange_folder_are_told_how_to_join_and_have_nothing_else():
     for given, word, why in (
-        (MemberFacts(), "join", "no folder of this user is enrolled"),
-        (MemberFacts(data="x"), "--ticket", "the folder is not enrolled"),
+        (MemberFacts(), "join --data FOLDER", "no folder of this user is enrolled"),
+        (MemberFacts(data="x"), "join --data x, with --ticket", "the folder is not enrolled"),
     ):
         found = look(clients=[ClientFacts(given, NetworkFacts(ServerFacts(Skip("no server"))))])
         assert found["membership.enrolment"].level is Level.WARNING
@@ -527,6 +527,7 @@ def test_why_nobody_answers_is_told_apart(number, word, action):
     assert (found.level, found.code) == (Level.FAILURE, "unreachable")
     assert word in found.text
     assert action in found.remedy
+    assert "LEAVE" not in found.remedy
     both = net(bad, GOOD)["network.reach"]
     assert both.level is Level.WARNING
 
@@ -636,7 +637,7 @@ def test_a_daemon_that_runs_hangs_or_is_away_is_told_apart():
     assert {finding.level for finding in daemon(STATUS).values()} == {Level.OK}
     hangs = daemon(hangs=True)["daemon.running"]
     assert (hangs.level, hangs.code) == (Level.FAILURE, "timeout")
-    away = daemon(data="/images")["daemon.running"]
+    away = daemon(start="fcil-client join --data /images")["daemon.running"]
     assert away.level is Level.WARNING
     assert "join --data /images" in away.remedy
 

@@ -212,6 +212,7 @@ class TestNobodyThere:
         with pytest.raises(Unreachable, match="not enrolled") as error:
             find(data, None)
         assert "fcil-server serve" in error.value.action
+        assert f"fcil-client join --data {data} --ticket FILE" in error.value.action
         with pytest.raises(Unreachable, match="'lab'"):
             find(data, "lab")
 
@@ -219,7 +220,7 @@ class TestNobodyThere:
         # Not any LinkError: `join` waits for this one.
         with pytest.raises(Unreachable, match="lab.*does not answer") as error:
             find(data, None)
-        assert "fcil-server serve" in error.value.action
+        assert error.value.action.endswith(f"fcil-server serve --dir {server.directory}")
         assert Home.known(data) == []
 
 

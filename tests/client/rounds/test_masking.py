@@ -44,12 +44,14 @@ def test_a_client_that_has_pinned_others_sends_no_update_of_its_own(
 ):
     """A server could offer it a run without masks, in which nothing else asks for the pins."""
     fit(monkeypatch)
+    home.save_enrolment(enrolment)
     work, book = make(home, enrolment, tmp_path), PeerBook(home.directory)
     work._refuse_unmasked(TERMS)
     book.pin(PINNED, pinned=True)
     with pytest.raises(PrivacyRefused, match="trains in masked rounds alone") as refused:
         asyncio.run(work.run(ORDER, TERMS, SERVER.public, lambda *_: None))
-    assert "fcil-client peers --unpin" in refused.value.action
+    unpin = f"fcil-client peers --data {enrolment.data} --unpin FINGERPRINT"
+    assert unpin in refused.value.action
     work._refuse_unmasked(replace(TERMS, privacy=MASKS))
     book.pin(PINNED, pinned=False)
     work._refuse_unmasked(TERMS)

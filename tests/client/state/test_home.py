@@ -6,12 +6,20 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fcil_client.state.home import Enrolment, Home, data_digest, find_data, state_home
+from fcil_client.state.home import (
+    Enrolment,
+    Home,
+    client_command,
+    data_digest,
+    find_data,
+    state_home,
+)
 from fcil_protocol.errors import CorruptFile, DataError, StorageError
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.payloads.payload import Payload, pack
@@ -318,3 +326,16 @@ def test_a_data_path_that_is_not_there_is_told_with_the_layout(tmp_path: Path) -
         find_data(str(tmp_path / "missing"))
     assert "<class>" in error.value.action
     assert find_data(str(tmp_path)) == tmp_path
+
+
+def test_a_command_about_a_client_names_its_folder_and_slot(home: Home, data: Path) -> None:
+    assert home.command("leave") == "fcil-client leave --data FOLDER"
+    home.save_enrolment(replace(ME, data="/my data"))
+    assert home.command("leave", "--yes") == "fcil-client leave --data '/my data' --yes"
+    part = Home.of(FED, data, "0123abcd-007")
+    part.save_enrolment(ME)
+    assert part.command("peers") == "fcil-client peers --data /data/images --slot 7"
+    assert part.command("join").endswith(" --data /data/images --partition FILE --slot 7")
+    assert client_command("peers", data, seat="no-slot") == f"fcil-client peers --data {data}"
+    (home.directory / "client.json").write_bytes(b"{")
+    assert home.command("leave") == "fcil-client leave --data FOLDER"

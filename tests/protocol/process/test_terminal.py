@@ -14,7 +14,16 @@ import typer
 
 from fcil_protocol.errors import DataError, FcilError, PortInUse, Unreachable, all_errors
 from fcil_protocol.process import defects
-from fcil_protocol.process.terminal import Format, Lines, chosen, emit, errors, printable, run_app
+from fcil_protocol.process.terminal import (
+    Format,
+    Lines,
+    chosen,
+    command,
+    emit,
+    errors,
+    printable,
+    run_app,
+)
 
 
 def shown() -> None:
@@ -344,3 +353,8 @@ def test_both_command_lines_tell_their_version(
         importlib.import_module(name).main()
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"fcil {version('fcil')}\n"
+
+
+def test_a_command_to_copy_has_its_words_in_quotes():
+    assert command("x", "--data", Path("a b"), "FILE") == "x --data 'a b' FILE"
+    assert command("x", "\udce9\n") == "x '��'"

@@ -26,8 +26,7 @@ def running(facts: DaemonFacts) -> Finding:
         remedy = "It is suspended (kill -CONT) or waiting for a disk; see its log and dmesg."
         return failure("the client is running but does not answer", remedy, Timeout)
     if facts.status is None:
-        remedy = f"Start it: fcil-client join --data {printable(facts.data)}"
-        return warning("the client is not running", remedy)
+        return warning("the client is not running", f"Start it: {facts.start}")
     work = f"{facts.status['work']} {facts.status.get('round') or ''}".strip()
     return ok(f"the client is running: link {facts.status['link']}, {work}")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.home import Enrolment, Home, client_command
 from fcil_protocol.errors import FcilError
 from fcil_protocol.trust.ticket import Ticket
 
@@ -245,6 +245,7 @@ class NetworkFacts:
     server: ServerFacts
     addresses: Sequence[AddressFacts] = ()
     relay: bool = False
+    leave: str = client_command("leave", "FOLDER", "--without-server")  # if the server is gone
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class DaemonFacts:
     status: Mapping[str, Any] | None  # its own; None: it does not run, or does not answer
     installed: str  # version of fcil that this doctor is of
     hangs: bool = False  # it runs and does not answer
-    data: str = ""  # the client's folder
+    start: str = ""  # the command that starts it
 
 
 @dataclass(frozen=True)

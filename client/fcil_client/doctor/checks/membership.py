@@ -5,7 +5,7 @@ from __future__ import annotations
 from fcil_client.doctor.checks.facts import ClientFacts, MemberFacts, Skip, TicketFacts
 from fcil_client.doctor.checks.findings import Finding, failure, of_error, ok, skipped, warning
 from fcil_client.doctor.checks.register import of_clients, of_facts
-from fcil_client.state.home import Enrolment
+from fcil_client.state.home import Enrolment, client_command
 from fcil_protocol.errors import (
     BadTicket,
     FcilError,
@@ -42,9 +42,10 @@ def enrolment(facts: MemberFacts) -> Finding:
         return ok(f"{printable(e.name)} of federation {e.federation[:12]}, {e.data}")
     if facts.former:
         text = f"{printable(facts.former)} has left its federation"
-        remedy = "To come back, ask the operator for a ticket: fcil-client join --ticket FILE"
+        back = client_command("join", facts.data or "FOLDER", "--ticket", "FILE")
+        remedy = f"To come back, ask the operator for a ticket: {back}"
         return failure(text, remedy, UnknownClient)
-    join = "fcil-client join --data FOLDER"
+    join = client_command("join", facts.data or "FOLDER")
     if facts.directory:
         return warning(f"{facts.directory} was created but never enrolled", f"Join with: {join}")
     if not facts.data:

@@ -20,14 +20,13 @@ from fcil_protocol.errors import FcilError, Unreachable
 
 CLOCK_S = 60.0  # of difference that is worth a word: certificates and tickets are told by days
 
-# Why nobody answers, and what that usually is.
+# Why nobody answers, and what that usually is; LEAVE is `NetworkFacts.leave`.
 REASONS: dict[int, tuple[str, str]] = {
     errno.ECONNREFUSED: (
         "refused: the machine answers, but nothing listens on this port",
         (
             "Start the server, or correct the port; for clients on other machines its `listen` "
-            "must not be 127.0.0.1. If the server is gone permanently: fcil-client leave --data "
-            "FOLDER --without-server"
+            "must not be 127.0.0.1. If the server is gone permanently: LEAVE"
         ),
     ),
     errno.EHOSTUNREACH: (
@@ -86,7 +85,8 @@ def reach(facts: NetworkFacts) -> Finding:
     bad = [(a.address, *_reason(a.number)) for a in tried if a.took_s is None]
     if not bad:
         return ok(some(good))
-    text, remedy = some(f"{address}: {why}" for address, why, _ in bad), bad[0][2]
+    text = some(f"{address}: {why}" for address, why, _ in bad)
+    remedy = bad[0][2].replace("LEAVE", facts.leave)
     if good:
         return warning(f"{text}; {some(good)}", f"{remedy} The other one is used.")
     return failure(text, remedy, Unreachable)

@@ -52,7 +52,7 @@ def look(home: Home) -> ClientFacts:
     """Gather the facts about one client without disturbing its session."""
     member = look_member(home)
     enrolment = member.enrolment if isinstance(member.enrolment, Enrolment) else None
-    daemon = look_daemon(home, enrolment.data if enrolment else "")
+    daemon = look_daemon(home)
     way, terms = NetworkFacts(ServerFacts(Skip("the folder is not enrolled"))), None
     if enrolment is not None:
         enrolment = moved(enrolment) or enrolment  # as the client itself finds its server
@@ -63,7 +63,8 @@ def look(home: Home) -> ClientFacts:
             server = ServerFacts(Skip("no server answers there"))
         else:
             server, terms = network.say_hello(home, enrolment)
-        way = NetworkFacts(server, addresses, bool(enrolment.link_key))
+        leave = home.command("leave", "--without-server")
+        way = NetworkFacts(server, addresses, bool(enrolment.link_key), leave)
     return ClientFacts(
         member=member,
         network=way,
@@ -87,6 +88,7 @@ def look_member(home: Home) -> MemberFacts:
         valid = _or_error(lambda: _validity(home, known))
     return MemberFacts(
         directory=str(home.directory),
+        data=former.data if former else "",
         enrolment=enrolment,
         former=former.name if former else "",
         fingerprint=keys.public.fingerprint if isinstance(keys, PrivateKeys) else keys or "",
@@ -116,7 +118,7 @@ def _validity(home: Home, enrolment: Enrolment) -> tuple[float, float]:
     return float(certificate.not_before), float(certificate.not_after)
 
 
-def look_daemon(home: Home, data: str = "") -> DaemonFacts:
+def look_daemon(home: Home) -> DaemonFacts:
     """Ask a client's daemon how it is."""
     status, hangs = None, False
     try:
@@ -125,7 +127,7 @@ def look_daemon(home: Home, data: str = "") -> DaemonFacts:
         hangs = True
     except Unreachable:
         pass
-    return DaemonFacts(status, version("fcil"), hangs, data)
+    return DaemonFacts(status, version("fcil"), hangs, home.command("join"))
 
 
 def _as_the_daemon_says(daemon: DaemonFacts) -> ServerFacts:
