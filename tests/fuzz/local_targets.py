@@ -18,7 +18,7 @@ from fcil_adapters.contract import Preprocessing, registry
 from fcil_adapters.images import decoding as images
 from fcil_adapters.images import image_source
 from fcil_adapters.images.cifar_source import CIFAR_100, CifarSource
-from fcil_adapters.images.list_source import ListSource
+from fcil_adapters.images.list_source import JsonListSource, ListSource
 from fcil_adapters.images.shard_source import ShardSource
 from fcil_adapters.images.sources import ZipSource
 from fcil_adapters.worker.pipe import Pipe, _encode
@@ -270,3 +270,14 @@ def list_seeds():
 def image_list(data):
     file("images.png", picture("PNG"))
     return checked(ListSource(file("images.csv", data)))
+
+
+def json_list_seeds():
+    yield b'{"file_name": "images.png", "label": "cat"}\n'
+    yield '\ufeff{"path": "images.png", "label": 7, "split": "test"}\r\n\n{"path": 1, "label": null}'.encode()
+
+
+@target("json-list", json_list_seeds, max_bytes=4096)
+def json_image_list(data):
+    file("images.png", picture("PNG"))
+    return checked(JsonListSource(file("images.jsonl", data)))
