@@ -11,8 +11,9 @@ from __future__ import annotations
 import operator
 import os
 import re
+import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,6 +260,7 @@ class Run:
     """One run of a real federation as its reports show it; it may still be active."""
 
     _data: RunData
+    _flows: Sequence[sqlite3.Row]
 
     @property
     def id(self) -> str:
@@ -282,7 +284,7 @@ class Run:
     @property
     def bytes(self) -> pd.DataFrame:
         """Content of ``bytes.csv``: a line for each flow of each round, client and cause."""
-        return frame(run_directory.byte_records(self._data), run_directory.BYTE_COLUMNS)
+        return frame(map(dict, self._flows), run_directory.BYTE_COLUMNS)
 
     @property
     def accuracy(self) -> pd.DataFrame:
@@ -313,6 +315,6 @@ def open_run(place: AnyPath, run: str | None = None) -> Run:
     need_pandas()
     # Resolved, since the name "." does not identify a run.
     directory, named = locate_run(_path("place", place).resolve())
-    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-        wanted = str(run) if run else named
-        return Run(collect(ledger, ledger.runs.named(wanted).run_id))
+    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger, ledger.database.moment():
+        found = ledger.runs.named(str(run) if run else named).run_id
+        return Run(collect(ledger, found), ledger.bytes.records(found))

@@ -303,19 +303,19 @@ def report(
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.reports import comparison, run_directory
-        from fcil_server.reports.results.run_data import collect
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
             row = ledger.runs.named(run)
             folder = directory / "runs" / row.run_id
-            run_directory.write(ledger, row.run_id, folder, states=StateStore(folder / "states"))
-            data = run_directory.summary(collect(ledger, row.run_id))["data"]
+            states = StateStore(folder / "states")
+            shown = run_directory.write(ledger, row.run_id, folder, states=states)
+            data = run_directory.summary(shown)["data"]
             if beside:
                 runs = comparison.read([folder, *beside])
                 data["compared"] = [str(p) for p in comparison.write(runs, folder)]
                 emit(data, form, lambda: show_comparison(runs, folder))
                 return
-            emit(data, form, lambda: show_report(ledger, row.run_id, folder))
+            emit(data, form, lambda: show_report(shown, folder))
 
 
 @app.command()

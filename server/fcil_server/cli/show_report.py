@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fcil_protocol.formats import NOTHING, duration, format_bytes, percent, points
-from fcil_protocol.ids import RunId
 from fcil_protocol.process.tables import Column, console, least_width, show, show_table, table
 from fcil_protocol.process.terminal import Format, count_of, emit
 from fcil_server.ledger.enums import Direction
@@ -34,12 +33,11 @@ _CELL = len("100 ")  # of a matrix in whole percents, and of its task's number
 _SIDES = len("task 100 100.0 ")
 
 
-def summary_tables(ledger: Ledger, run: RunId, out: Console) -> list[Table]:
+def summary_tables(data: RunData, out: Console) -> list[Table]:
     """Return what `fcil-server report` and the demo print: matrix, headline numbers, bytes.
 
     The matrix is folded to the width of ``out``: further columns are a table below.
     """
-    data = collect(ledger, run)
     return [*matrix_tables(data.metrics, out), _headline_table(data), _bytes_table(data)]
 
 
@@ -166,24 +164,23 @@ def show_comparison(runs: comparison.Named, folder: Path) -> None:
     out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)
 
 
-def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
+def show_report(data: RunData, folder: Path) -> None:
     """Print a run's numbers and the path of its files."""
     out = console()
-    for part in summary_tables(ledger, run, out):
+    for part in summary_tables(data, out):
         show(out, part)
-    row = ledger.runs.get(run)
-    if row is not None and row.environment.get("budget"):
-        out.print(row.environment["budget"]["text"], soft_wrap=True)
+    if budget := data.run.environment.get("budget"):
+        out.print(budget["text"], soft_wrap=True)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)
 
 
 def show_demo(demo: Demo, form: Format) -> None:
     """Print the numbers of a demo that has come to its end, or give them as JSON."""
     with Ledger(demo.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.runs.named(None).run_id
+        data = collect(ledger, ledger.runs.named(None).run_id)
 
-        def show() -> None:
-            show_report(ledger, run, demo.federation / "runs" / run)
-            typer.echo(f"took {demo.took_s:.0f} s")
+    def show() -> None:
+        show_report(data, demo.federation / "runs" / data.run.run_id)
+        typer.echo(f"took {demo.took_s:.0f} s")
 
-        emit(run_directory.summary(collect(ledger, run))["data"], form, show)
+    emit(run_directory.summary(data)["data"], form, show)

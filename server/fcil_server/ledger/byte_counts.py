@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -24,6 +25,17 @@ _BOTH_WAYS = (
     "client, sum(wire * (direction = 'up')) AS up, sum(wire * (direction = 'down')) AS down"
 )
 _OF_CLIENTS = "client IS NOT NULL AND source = 'predicted' GROUP BY client"
+
+_RECORDS = (
+    "SELECT b.run, r.seq, b.task, b.kind, b.round, b.client, "
+    "coalesce(c.name, b.client) AS client_name, b.direction, b.cause, b.source, "
+    "b.tensor, b.sealed, b.application, b.wire, b.retransmitted, b.link FROM bytes AS b "
+    "LEFT JOIN rounds AS r ON r.run = b.run AND r.task = b.task AND r.kind = b.kind "
+    "AND r.round = b.round AND r.closed_at IS NOT NULL "
+    "LEFT JOIN clients AS c ON c.client_id = b.client WHERE b.run = ? OR b.run IS NULL "
+    "ORDER BY r.seq IS NULL, r.seq, b.run IS NULL, "
+    "b.task, b.kind, b.round, b.client, b.direction, b.cause, b.source"
+)
 
 LEVELS = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
 SUMS = ", ".join(f"sum({level}) AS {level}" for level in LEVELS)  # of rows of table bytes
@@ -66,6 +78,14 @@ class ByteTable:
             "ORDER BY task, kind, round, client, direction, cause, source"
         )
         return self._db.all(ByteCount, sql, (run,))
+
+    def records(self, run: RunId) -> list[sqlite3.Row]:
+        """Return a run's counts in order of its closed rounds; then those of no run.
+
+        With each are its round's number (``seq``) and its client's name. SQLite joins and sorts
+        them: Python takes five times as long for them, and there may be a million.
+        """
+        return self._db.rows(_RECORDS, (run,))
 
     def of_round(self, key: RoundKey, client: ClientId | None = None) -> list[ByteCount]:
         """Return the counts of one round, of all clients or of one.

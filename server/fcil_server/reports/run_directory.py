@@ -13,9 +13,9 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +27,6 @@ from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.aggregation.store import StateRecord, StateStore, check_state
 from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.rows import ByteCount
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.reports.results.run_data import RunData, collect, shown_environment
@@ -73,8 +72,8 @@ def write(
     *,
     states: StateStore | None = None,
     plots: bool = True,
-) -> list[Path]:
-    """Rewrite all files of a run's directory, each atomically, and return their paths.
+) -> RunData:
+    """Rewrite all files of a run's directory, each atomically, and return what they show.
 
     ``states`` is the source of the final model; without it, and before the first state, there is
     none. Pictures are drawn if ``plots`` is true and matplotlib is installed.
@@ -87,13 +86,15 @@ def write(
         static_page,  # its templates are loaded only when needed
     )
 
-    data = collect(ledger, run)
+    with ledger.database.moment():
+        data = collect(ledger, run)
+        flows = ledger.bytes.records(run)
     with storage_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = _final(ledger, run, states)
     files: dict[str, bytes] = {
         ROUNDS: b"".join(_json_line(v.line()) for v in data.rounds),
-        "bytes.csv": bytes_csv(data).encode(),
+        "bytes.csv": bytes_csv(flows).encode(),
         "accuracy_matrix.csv": matrix_csv(data.metrics).encode(),
         "environment.json": _json(environment(data)),
         "report.html": static_page.report(data).encode(),
@@ -111,7 +112,7 @@ def write(
     files["summary.json"] = _json(content)  # the last one: its presence proves that of the others
     for name, content_bytes in files.items():
         write_atomic(directory / name, content_bytes)
-    return [directory / name for name in sorted(files)]
+    return data
 
 
 def _final(ledger: Ledger, run: RunId, states: StateStore | None) -> StateRecord | None:
@@ -251,25 +252,13 @@ def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str
     }
 
 
-def bytes_csv(data: RunData) -> str:
-    """Return ``bytes.csv``."""
+def bytes_csv(flows: Iterable[sqlite3.Row]) -> str:
+    """Return ``bytes.csv``; ``flows`` are the ledger's records, with `BYTE_COLUMNS` in order."""
     out = io.StringIO()
-    table = csv.DictWriter(out, BYTE_COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(byte_records(data))
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(BYTE_COLUMNS)
+    table.writerows(flows)
     return out.getvalue()
-
-
-def byte_records(data: RunData) -> Iterator[dict[str, Any]]:
-    """Yield one record per flow, in order of rounds; then those of no round."""
-    seq: dict[object, int] = {v.round.key: v.round.seq for v in data.rounds}
-    placed = [(seq.get(_round_of(f)), f) for f in (*data.flows, *data.outside)]
-    placed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0))  # stable otherwise
-    for number, flow in placed:
-        name = data.name_of(flow.client) if flow.client else None
-        record = {**vars(flow), "seq": number, "client_name": name}
-        values = ((column, record[column]) for column in BYTE_COLUMNS)
-        yield {column: v.value if isinstance(v, Enum) else v for column, v in values}
 
 
 def round_records(data: RunData) -> Iterator[dict[str, Any]]:
@@ -297,10 +286,6 @@ def matrix_csv(m: Metrics | None) -> str:
     return out.getvalue()
 
 
-def _round_of(flow: ByteCount) -> object:
-    return (flow.run, flow.task, flow.kind, flow.round)
-
-
 def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
@@ -321,9 +306,9 @@ def _all_bytes(data: RunData) -> dict[str, Any]:
         **{d.value: asdict(data.bytes_of(d)) for d in Direction},
         "by_cause": {
             c.value: {d.value: asdict(data.bytes_of(d, c)) for d in Direction}
-            for c in sorted({f.cause for f in data.flows})
+            for c in sorted({cause for _, cause in data.sums.totals if cause is not None})
         },
-        "outside_run": {d.value: asdict(data.bytes_outside(d)) for d in Direction},
+        "outside_run": {d.value: asdict(data.outside[d]) for d in Direction},
     }
 
 

@@ -163,7 +163,7 @@ def test_the_docs_name_every_column(measured, federation):
 
 
 def test_what_the_docs_read_is_there(federation, tmp_path, monkeypatch):
-    place, data = federation
+    place, data, _ = federation
     scope: dict[str, object] = {"api": api}
     small = load_experiment(ROOT / "experiments" / "cifar100-small.toml")
     write_results(tmp_path / "results" / small.name, {"PILoRA/beta=0.05/1": 22.0}, small)
@@ -279,21 +279,22 @@ def test_a_mapping_gets_the_folder_of_its_title(tmp_path, monkeypatch, title, na
 def federation(tmp_path):
     with sample_run.build(tmp_path / "ledger.sqlite") as ledger:
         data = collect(ledger, sample_run.RUN)
-    return tmp_path, data
+        flows = ledger.bytes.records(sample_run.RUN)
+    return tmp_path, data, flows
 
 
 def test_a_runs_tables_hold_what_its_files_hold(federation):
-    place, data = federation
+    place, data, flows = federation
     run = api.open_run(place)
     assert run.id == sample_run.RUN
     assert repr(run) == f"<Run {sample_run.RUN}: pilora, done>"
     assert run.summary == run_directory.summary(data)["data"]
-    written = list(csv.DictReader(io.StringIO(run_directory.bytes_csv(data))))
-    flows = run.bytes
-    assert len(flows) == len(written) > 10
-    assert list(flows.columns) == list(written[0])
-    assert flows["wire"].sum() == sum(int(line["wire"]) for line in written)
-    assert set(flows["direction"]) == {"up", "down"}
+    written = list(csv.DictReader(io.StringIO(run_directory.bytes_csv(flows))))
+    table = run.bytes
+    assert len(table) == len(written) > 10
+    assert list(table.columns) == list(written[0])
+    assert table["wire"].sum() == sum(int(line["wire"]) for line in written)
+    assert set(table["direction"]) == {"up", "down"}
     lines = [view.line() for view in data.rounds]
     rounds = run.rounds
     assert rounds["counted"].to_list() == [len(line["counted"]) for line in lines]
@@ -310,7 +311,7 @@ def test_a_runs_tables_hold_what_its_files_hold(federation):
 
 
 def test_a_run_is_found_by_its_directory_or_the_beginning_of_its_id(federation, monkeypatch):
-    place, _ = federation
+    place, *_ = federation
     directory = place / "runs" / sample_run.RUN
     directory.mkdir(parents=True)
     assert api.open_run(directory).id == sample_run.RUN

@@ -78,7 +78,7 @@ def fail(error: Exception) -> None:
 
 def terminal(ledger: Ledger) -> str:
     console = Console(width=100, file=io.StringIO())
-    for table in summary_tables(ledger, RUN, console):
+    for table in summary_tables(collect(ledger, RUN), console):
         show(console, table)
     return console.file.getvalue()
 
@@ -97,7 +97,8 @@ class TestFiles:
     def test_pictures_are_left_out_where_they_are_not_wanted(
         self, ledger: Ledger, tmp_path: Path
     ) -> None:
-        names = {f.name for f in run_directory.write(ledger, RUN, tmp_path, plots=False)}
+        run_directory.write(ledger, RUN, tmp_path, plots=False)
+        names = {f.name for f in tmp_path.iterdir()}
         assert names >= {"summary.json", "report.html"}
         assert not [name for name in names if name.endswith((".png", ".svg"))]
 
@@ -167,6 +168,20 @@ class TestFiles:
             "handshake",
             "900",
         )
+
+    def test_flows_name_their_round_and_their_client(self, ledger: Ledger, written: Path) -> None:
+        """Each count of the ledger is a line, and it is the only one of its kind."""
+        found = [tuple(r.values()) for r in read_csv(written / "bytes.csv")]
+        seq = {row.key: row.seq for row in ledger.rounds.all(RUN)}
+        names = {c.client_id: c.name for c in ledger.clients.all()}
+        expected = [
+            (f.run, seq.get((f.run, f.task, f.kind, f.round)), f.task, f.kind, f.round, f.client)
+            + (names[f.client], f.direction, f.cause, f.source, f.tensor, f.sealed)
+            + (f.application, f.wire, f.retransmitted, f.link)
+            for f in (*ledger.bytes.all(RUN), *ledger.bytes.all(None))
+        ]
+        as_text = [tuple("" if v is None else str(v) for v in flow) for flow in expected]
+        assert sorted(found) == sorted(as_text)
 
     def test_the_flows_stand_in_the_order_of_rounds(self, written: Path) -> None:
         seqs = [int(r["seq"]) for r in read_csv(written / "bytes.csv") if r["seq"]]
@@ -258,8 +273,8 @@ class TestFiles:
         assert str(Path.home()) not in json.dumps(found)
 
     def test_a_run_without_any_round_can_be_reported(self, empty: Ledger, tmp_path: Path) -> None:
-        files = run_directory.write(empty, RUN, tmp_path / "run", states=StateStore(tmp_path / "s"))
-        assert {f.name for f in files} == {
+        run_directory.write(empty, RUN, tmp_path / "run", states=StateStore(tmp_path / "s"))
+        assert {f.name for f in (tmp_path / "run").iterdir()} == {
             "rounds.jsonl", "bytes.csv", "accuracy_matrix.csv", "summary.json", "report.html",
             "environment.json",
         }  # fmt: skip
@@ -332,7 +347,7 @@ class TestReport:
         some = data.rounds[0].round.key
         flows = [
             f
-            for f in data.flows
+            for f in ledger.bytes.all(RUN)
             if f.source is not CountSource.KERNEL or (f.run, f.task, f.kind, f.round) == some
         ]
         for d in Direction:

@@ -219,7 +219,7 @@ def frozen(data: RunData) -> History:
         classes=data.classes,
         rounds=tuple(round_line(view, clients) for view in data.rounds),
         totals=data.sums.totals,
-        outside={d: data.bytes_outside(d) for d in Direction},
+        outside=data.outside,
         pooled=data.pooled,
         central=data.central,
         best=data.best,

@@ -16,7 +16,6 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.enums import Cause, CountSource, Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import (
-    ByteCount,
     ClassRow,
     ClientRow,
     Event,
@@ -42,7 +41,7 @@ class RunData(Measured):
         pooled: metrics over the clients' test images; ``central`` over the server's folder.
         best: the best tested state.
         sums: of all rounds, the open one too, and of the run's bytes outside its rounds.
-        flows: the run's byte counts; ``outside``: the federation's that belong to no run.
+        outside: the federation's bytes that belong to no run, by direction.
         events: the run's newest warnings and errors, the newest first.
     """
 
@@ -55,8 +54,7 @@ class RunData(Measured):
     central: Metrics | None
     best: StateResult | None
     sums: Sums
-    flows: tuple[ByteCount, ...]
-    outside: tuple[ByteCount, ...]
+    outside: Mapping[Direction, Bytes]
     events: tuple[Event, ...] = ()
 
     @cached_property
@@ -68,10 +66,6 @@ class RunData(Measured):
         """Sum the run's bytes in one direction, of one cause or of all."""
         return self.sums.totals.get((direction, cause), Bytes())
 
-    def bytes_outside(self, direction: Direction) -> Bytes:
-        """Sum the federation's bytes in one direction that belong to no run."""
-        return Bytes.total(f for f in self.outside if f.direction is direction)
-
     def seconds(self) -> dict[str, float]:
         """Return the run's seconds from its start to its last closed round, and per phase."""
         ends = [v.round.closed_at for v in self.rounds if v.round.closed_at is not None]
@@ -81,11 +75,6 @@ class RunData(Measured):
             for phase, seconds in view.round.phases.items():
                 total[phase] = total.get(phase, 0.0) + seconds
         return total
-
-    def name_of(self, client: str) -> str:
-        """Return a client's name, or its id if it has none."""
-        row = self.clients.get(ClientId(client))
-        return client if row is None else row.name
 
 
 def collect(ledger: Ledger, run_id: RunId) -> RunData:
@@ -114,6 +103,7 @@ def _collect(ledger: Ledger, run_id: RunId) -> RunData:
     sums = reader.rest(run_id)
     for view in views:
         sums.add(reader.sums(view))
+    outside = reader.rest(None).totals
     closed = tuple(view for view in views if view.round.closed_at is not None)
     return RunData(
         run=run,
@@ -125,8 +115,7 @@ def _collect(ledger: Ledger, run_id: RunId) -> RunData:
         central=metrics.central(evaluations, increments),
         best=ledger.evaluations.best(run_id),
         sums=sums,
-        flows=tuple(ledger.bytes.all(run_id)),
-        outside=tuple(ledger.bytes.all(None)),
+        outside={d: outside.get((d, None), Bytes()) for d in Direction},
         events=tuple(ledger.events.newest(run_id, limit=_EVENTS, notable=True)[::-1]),
     )
 
