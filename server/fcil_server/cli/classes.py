@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, say
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_protocol.process.terminal import Format, chosen, emit, say
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors
 
 app = typer.Typer(
     cls=verbs_in_panels({}), help="The class names of the newest run.", no_args_is_help=True
@@ -29,7 +29,7 @@ def ls(
 ) -> None:
     """List class names with their ids, tasks and origin, and the names that wait."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.rounds.class_changes import class_list
@@ -103,7 +103,7 @@ def _change(
     directory: Path, change: str, names: list[str], form: Format, json_flag: bool, said: str
 ) -> None:
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         changed = _apply(directory, {"change": change, "names": names})
         text = said + (", ".join(changed["names"]) or "nothing")
         emit(changed, form, lambda: say(text))

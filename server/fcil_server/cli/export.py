@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, say
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, say
 from fcil_server.cli.completion import complete_weights
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption, errors
 
 if TYPE_CHECKING:
     from fcil_adapters.export.exported_model import ExportInfo
@@ -98,7 +98,7 @@ def export(
     Works while the server runs. Without --task or --state it exports the newest state.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_adapters.export.load import wanted_form
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger

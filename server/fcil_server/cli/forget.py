@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable, say
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, printable, say
 from fcil_server.cli.completion import complete_client
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption, errors, with_dir
 
 if TYPE_CHECKING:
     from fcil_server.runs.forget import Forgotten
@@ -47,7 +47,7 @@ def forget(
     The server must be stopped; when it starts again, it and its clients continue the new run.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         import asyncio
 
         from fcil_server.federation.directory import Federation, find_directory, operator
@@ -64,10 +64,10 @@ def forget(
         finally:
             federation.close()
         data = {**asdict(done), "revoked": revoke}
-        emit(data, form, lambda: _show_forgotten(done, revoked=revoke))
+        emit(data, form, lambda: _show_forgotten(done, directory, revoked=revoke))
 
 
-def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
+def _show_forgotten(done: Forgotten, directory: Path, *, revoked: bool) -> None:
     tasks = ", ".join(map(str, done.tasks))
     name = printable(done.name)
     images = count_of(done.images, "image")
@@ -105,7 +105,7 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
     else:
         lines.append(f"{name} was no member any more.")
     for line in lines:
-        typer.echo(line)
+        typer.echo(with_dir(line, directory))
 
 
 @app.command()
@@ -122,7 +122,7 @@ def erase(
     keeps updates, `forget` it first. Works whether or not the server runs.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_server.federation.directory import find_directory
         from fcil_server.federation.roster import ever_named
@@ -133,7 +133,7 @@ def erase(
             row = ever_named(ledger, name)
             lines = preview_erasure(ledger, directory, row)
         for line in lines:
-            say(f"{line}.")
+            say(with_dir(f"{line}.", directory))
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
@@ -143,7 +143,7 @@ def erase(
                 )
             typer.confirm(f"Erase {printable(row.name)} permanently?", abort=True, err=True)
         done = _erase(directory, row.client_id)
-        emit(done, form, lambda: _show_erased(done))
+        emit(done, form, lambda: _show_erased(done, directory))
 
 
 def _erase(directory: Path, client: str) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
         return {**asdict(done), "stays": [*done.stays, *more]}
 
 
-def _show_erased(done: dict[str, Any]) -> None:
+def _show_erased(done: dict[str, Any], directory: Path) -> None:
     typer.echo(f"{printable(done['name'])} is {done['pseudonym']} from now on.")
     for title in ("gone", "stays"):
         for line in done[title]:
-            typer.echo(f"{title}: {printable(line)}")
+            typer.echo(with_dir(f"{title}: {printable(line)}", directory))

@@ -17,7 +17,8 @@ from fcil_protocol.process.cli_options import (
     verbs_in_panels,
 )
 from fcil_protocol.process.log_file import LogOptions
-from fcil_protocol.process.terminal import Format, chosen, emit, errors, run_app
+from fcil_protocol.process.terminal import Format, chosen, emit, run_app
+from fcil_protocol.process.terminal import errors as terminal_errors
 from fcil_server.cli import (
     classes as cli_classes,
 )
@@ -47,7 +48,9 @@ from fcil_server.cli.options import (
     DirOption,
     RunOption,
     SetOption,
+    errors,
     with_budget,
+    with_dir,
 )
 from fcil_server.cli.serve_options import (
     ApiOption,
@@ -144,7 +147,7 @@ def serve(
 
     When it starts again, it resumes the same round.
     """
-    with errors():
+    with errors(directory):
         import asyncio
 
         from fcil_server.federation.config import load
@@ -184,12 +187,14 @@ def serve(
                         check_resumes(plan, federation.ledger)
                 flags = {"new_run": new_run, "until_done": until_done}
                 flags["drain_on_term"] = drain_on_term
-                asyncio.run(_serve(federation, file, start, **flags))
+                asyncio.run(_serve(federation, file, start, directory, **flags))
             finally:
                 federation.close()
 
 
-async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
+async def _serve(
+    federation: Any, log: LogFile | None, start: Start, directory: Path, **flags: bool
+) -> None:
     from fcil_protocol.process.log_file import DaemonOutput
     from fcil_protocol.process.supervisor import Service
     from fcil_server.daemon.journal import Journal
@@ -198,7 +203,7 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
     said, service = DaemonOutput(log), Service(log)
 
     def say(note: JournalNote) -> None:
-        said(note.at, note.level, note.text, note.code)
+        said(note.at, note.level, with_dir(note.text, directory), note.code)
         service.news()
 
     def listening(context: ServerContext) -> None:
@@ -230,11 +235,11 @@ def status(
 ) -> None:
     """Show the federation's current state, whether or not its server runs."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.cli.show_status import show_status
 
         data = _status(directory, alive=alive)
-        emit(data, form, lambda: show_status(data))
+        emit(data, form, lambda: show_status(data, directory))
 
 
 def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
@@ -269,7 +274,7 @@ def rounds(
 ) -> None:
     """List the rounds of a run: participants, duration and bytes."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.cli.show_rounds import rounds_csv, show_rounds
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -297,7 +302,7 @@ def report(
 ) -> None:
     """Rewrite a run's directory (tables, plots, report.html) and show its results."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.aggregation.store import StateStore
         from fcil_server.cli.show_report import show_comparison, show_report
         from fcil_server.federation.directory import find_directory
@@ -331,7 +336,7 @@ def demo(
 ) -> None:
     """Learn the digits 0 to 9 in five tasks with a real server and real clients, offline."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with terminal_errors(form):
         from fcil_server.cli.show_report import show_demo
         from fcil_server.lab.local.demo import run_demo
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_protocol.process.terminal import Format, chosen, emit
 from fcil_server.cli.completion import complete_member
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors
 
 app = typer.Typer()
 
@@ -56,7 +56,7 @@ def enrol(
     makes an older one useless.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.storage.atomic_files import write_atomic
         from fcil_server.federation.operator_text import local_only_warning, seconds, start_command
@@ -133,7 +133,7 @@ def rotate_keys(
     that are offline can find it again.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.federation.directory import Federation, find_directory, operator
 
         federation = Federation.open_stopped(find_directory(directory))
@@ -154,7 +154,7 @@ def clients(
 ) -> None:
     """List members and open tickets: enrolled, last seen, rounds, bytes, refusals."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import FcilError
         from fcil_protocol.process import control_socket
         from fcil_server.cli.show_members import show_members
@@ -170,7 +170,7 @@ def clients(
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             rows, open_tickets = member_rows(ledger, live), ticket_rows(ledger)
         data = {"clients": rows, "tickets": open_tickets}
-        emit(data, form, lambda: show_members(rows, open_tickets), rows=rows)
+        emit(data, form, lambda: show_members(rows, open_tickets, directory), rows=rows)
 
 
 @app.command()
@@ -198,7 +198,7 @@ def revoke(
     into states cannot be taken out.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
         from fcil_server.federation.allow_list import AllowList

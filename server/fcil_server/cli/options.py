@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fcil_protocol.errors import FcilError
 from fcil_protocol.formats import read_size
+from fcil_protocol.process import terminal
 from fcil_server.cli.completion import complete_run, complete_setting
 
 DEFAULT_DIRECTORY = Path("federation")
@@ -31,6 +37,34 @@ BudgetOption = Annotated[
     str | None,
     typer.Option(help="Byte budget per client and round, up and down together, such as '2 MB'."),
 ]
+
+# A command for a federation's directory; the others have none, or another --dir.
+_COMMAND = re.compile(
+    r"\bfcil-server (?!(?:demo|methods|relay|restore)\b)"
+    r"(?:(?:classes|run|token) )?[a-z]+(?:-[a-z]+)*"
+)
+
+
+def with_dir(text: str, directory: Path) -> str:
+    """Name the directory in the commands of a sentence, unless it is the default.
+
+    So sentences are written where no directory is known.
+    """
+    if directory == DEFAULT_DIRECTORY:
+        return text
+    where = shlex.quote(str(directory))
+    return _COMMAND.sub(lambda command: f"{command[0]} --dir {where}", text)
+
+
+@contextmanager
+def errors(directory: Path, form: terminal.Format = terminal.Format.TEXT) -> Iterator[None]:
+    """Do as `terminal.errors`; commands in an error's action name the directory."""
+    with terminal.errors(form):
+        try:
+            yield
+        except FcilError as error:
+            error.action = with_dir(error.action or type(error).default_action(), directory)
+            raise
 
 
 def read_budget(text: str) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, emit, errors
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_protocol.process.terminal import Format, chosen, emit
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerContext
@@ -40,7 +40,7 @@ def page(
 ) -> None:
     """Print a link that signs one browser in to the dashboard; valid once, for 24 hours."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.process import control_socket
         from fcil_server.federation.directory import find_directory
@@ -51,7 +51,8 @@ def page(
         if sign_out:
             _sign_out(directory)
             emit({"signed_out": True}, form, lambda: None)
-            typer.echo("All sessions have ended. For a new link: fcil-server page", err=True)
+            ended = "All sessions have ended. For a new link: fcil-server page"
+            typer.echo(with_dir(ended, directory), err=True)
             return
         told = control_socket.ask(directory, "page_link")
         if open_it and _opened(told["url"]):

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
 
 app = typer.Typer()
 
@@ -83,7 +83,7 @@ def stop(
 ) -> None:
     """Stop the server of the federation in DIR and wait for its end; the open round is kept."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.process import control_socket
         from fcil_protocol.storage.lock_holder import holding_pid, wait_until_over
@@ -112,13 +112,13 @@ def _order(
 ) -> None:
     """Send a command to the running server, and show its answer."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.process import control_socket
         from fcil_server.federation.operator_text import describe_done
 
         told = control_socket.ask(directory, op, **fields)
         emit(told, form, lambda: None)
-        typer.echo(describe_done(op, told), err=True)
+        typer.echo(with_dir(describe_done(op, told), directory), err=True)
 
 
 runs = typer.Typer(cls=verbs_in_panels({}), help="List, queue and end runs.", no_args_is_help=True)
@@ -132,7 +132,7 @@ def run_ls(
 ) -> None:
     """List the runs of the federation, oldest first."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.reports.results.run_data import run_rows
@@ -162,7 +162,7 @@ def run_stop(
 ) -> None:
     """End the newest run for good; the next one of the queue begins, or a new one at `serve`."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
         from fcil_server.federation.directory import find_directory, operator, stopped_ledger
@@ -207,7 +207,7 @@ def run_promote(
     newest model again.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.process import control_socket
         from fcil_server.federation.directory import find_directory, operator, stopped_ledger
@@ -220,4 +220,4 @@ def run_promote(
             with stopped_ledger(directory) as ledger:
                 told = promote_offline(ledger, directory, state, operator())
         emit(told, form, lambda: None)
-        typer.echo(describe_promoted(told), err=True)
+        typer.echo(with_dir(describe_promoted(told), directory), err=True)

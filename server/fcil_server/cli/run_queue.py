@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit
 from fcil_server.cli.completion import complete_setting
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
 from fcil_server.cli.serve_options import PartitionOption
 
 ANSWER_S = 300.0  # longest wait: the server lists the images of `run.central_test`
@@ -39,7 +39,7 @@ def submit(
 ) -> None:
     """Let a run begin once those before it are complete or stopped; clients stay members."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_server.federation.config import merged
         from fcil_server.federation.partition_plan import plan_settings, read_plan
@@ -56,7 +56,7 @@ def submit(
         about = {} if plan is None else {"partition": plan.to_fields()}
         told = _ask(directory, "submit_run", title=named, settings=sections, **about)
         emit(told, form, lambda: None)
-        typer.echo(_describe(told), err=True)
+        typer.echo(with_dir(_describe(told), directory), err=True)
 
 
 def queue(
@@ -66,12 +66,12 @@ def queue(
 ) -> None:
     """List the runs that wait, in the order in which they begin."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.federation.directory import find_directory
         from fcil_server.runs.run_queue import describe_waiting
 
         rows = describe_waiting(find_directory(directory))
-        emit({"queue": rows}, form, lambda: _show(rows), rows=rows)
+        emit({"queue": rows}, form, lambda: _show(rows, directory), rows=rows)
 
 
 def cancel(
@@ -82,20 +82,21 @@ def cancel(
 ) -> None:
     """Remove a waiting run from the queue; one that has begun is ended by `run stop`."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         told = _ask(directory, "cancel_run", number=number)
         emit(told, form, lambda: None)
         typer.echo(f"Run {told['number']} is cancelled.", err=True)
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(rows: list[dict[str, Any]], directory: Path) -> None:
     from fcil_protocol.formats import ago
     from fcil_protocol.process.tables import Column, console, show_table
     from fcil_protocol.process.terminal import printable
 
     out = console()
     if not rows:
-        out.print("no run waits; submit one with: fcil-server run submit FILE")
+        none = "no run waits; submit one with: fcil-server run submit FILE"
+        out.print(with_dir(none, directory))
         return
     columns = (
         Column("number"),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fcil_protocol.formats import ago, day, format_bytes, minute
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, with_dir
 from fcil_server.ledger.labels import GONE, name_with_relay
 
 
-def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> None:
+def show_members(
+    rows: list[dict[str, Any]],
+    tickets: list[dict[str, Any]],
+    directory: Path = DEFAULT_DIRECTORY,
+) -> None:
     """Print members, the newest refusal of each, and open tickets."""
     out = console()
     if not rows:
-        out.print("no client yet; invite one with: fcil-server enrol NAME")
+        out.print(with_dir("no client yet; invite one with: fcil-server enrol NAME", directory))
     else:
         show_table(out, rows, _COLUMNS)
         for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from fcil_protocol.formats import ago, format_bytes, loss, percent
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import Column, console, show_table
 from fcil_protocol.process.terminal import count_of, printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, with_dir
 from fcil_server.ledger.labels import GONE, name_with_relay, progress_of, short_device
 
 
@@ -23,8 +25,8 @@ def _show_relay(out: Console, data: dict[str, Any]) -> None:
     out.print(f"cache       {count_of(data['cached_chunks'], 'chunk')}, {size}")
 
 
-def show_status(data: dict[str, Any]) -> None:
-    """Print the status of a server or a relay as text."""
+def show_status(data: dict[str, Any], directory: Path = DEFAULT_DIRECTORY) -> None:
+    """Print the status of a server or a relay as text; its commands name the directory."""
     out = console()
     if "relay" in data:
         _show_relay(out, data)
@@ -36,9 +38,8 @@ def show_status(data: dict[str, Any]) -> None:
     else:
         out.print(f"federation  {federation['directory']} (not running)", markup=False)
     if federation.get("page"):
-        out.print(
-            f"dashboard   {federation['page']['address']}; for a sign-in link: fcil-server page"
-        )
+        link = with_dir("for a sign-in link: fcil-server page", directory)
+        out.print(f"dashboard   {federation['page']['address']}; {link}", soft_wrap=True)
     if run:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
@@ -62,21 +63,21 @@ def show_status(data: dict[str, Any]) -> None:
         out.print(f"budget      {run['budget']['text'].removeprefix('budget ')}", soft_wrap=True)
     out.print(f"now         {_doing(now)}", markup=False)
     if now["waiting_for"]:
-        out.print(f"waits for   {printable(now['waiting_for'])}", markup=False)
-    _show_clients(out, data["clients"], now.get("answers", {}))
+        text = with_dir(printable(now["waiting_for"]), directory)
+        out.print(f"waits for   {text}", markup=False)
+    _show_clients(out, data["clients"], now.get("answers", {}), directory)
     waiting = [c["name"] for c in data["classes"] if c["waiting"]]
     placed = len(data["classes"]) - len(waiting)
     out.print(f"classes     {placed} in tasks, {len(waiting)} waiting")
     asked = [c["name"] for c in data["classes"] if not c.get("admitted", True)]
     if asked:
         names = ", ".join(printable(n) for n in asked[:8]) + (" ..." if len(asked) > 8 else "")
-        out.print(f"to admit    {names}: fcil-server classes admit")
+        out.print(f"to admit    {names}: {with_dir('fcil-server classes admit', directory)}")
     if queue := data["queue"]:
         count, refused = len(queue), sum(bool(entry["refused"]) for entry in queue)
         text = f"{count_of(count - refused, 'run')} waiting"
-        out.print(
-            f"queue       {text}{f', {refused} refused' if refused else ''}: fcil-server run queue"
-        )
+        text += f", {refused} refused" if refused else ""
+        out.print(f"queue       {text}: {with_dir('fcil-server run queue', directory)}")
 
 
 def forked_from(run: dict[str, Any]) -> str:
@@ -95,7 +96,9 @@ def _doing(now: dict[str, Any]) -> str:
     return text if mode in ("running", now["phase"]) else f"{text} ({mode})"
 
 
-def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str, str]) -> None:
+def _show_clients(
+    out: Console, clients: list[dict[str, Any]], answers: dict[str, str], directory: Path
+) -> None:
     if not clients:
         out.print("clients     none yet; join with: fcil-client join --data FOLDER")
         return
@@ -114,7 +117,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
         show_table(out, clients, columns)
     if gone:
         told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
-        out.print(f"former      {told}: fcil-server clients")
+        out.print(f"former      {told}: {with_dir('fcil-server clients', directory)}")
     for row in clients:
         if row.get("why"):
             out.print(f"{printable(row['name'])}: {printable(row['why'])}")

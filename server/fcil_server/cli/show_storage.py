@@ -9,19 +9,20 @@ from pathlib import Path
 import typer
 
 from fcil_protocol.process.terminal import count_of, printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, with_dir
 from fcil_server.storage.findings import CheckFinding, Severity
 from fcil_server.storage.restore import Restored
 
 _SIGNS = {Severity.OK: "ok     ", Severity.WARNING: "warning", Severity.FAILURE: "FAILURE"}
 
 
-def show_findings(found: Sequence[CheckFinding]) -> None:
+def show_findings(found: Sequence[CheckFinding], directory: Path = DEFAULT_DIRECTORY) -> None:
     """Print a check's findings, one per line, with the remedy below each fault."""
     for finding in found:
         about, text = printable(finding.about), printable(finding.text)
         typer.echo(f"{_SIGNS[finding.level]}  {about}: {text}")
         if finding.action:
-            typer.echo(f"         -> {printable(finding.action)}")
+            typer.echo(f"         -> {with_dir(printable(finding.action), directory)}")
     bad = sum(f.level is Severity.FAILURE for f in found)
     odd = sum(f.level is Severity.WARNING for f in found)
     typer.echo(
@@ -45,14 +46,16 @@ def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
     else:
         typer.echo(f"  {done.refused or 'no run was under way'}")
     if fresh:
-        typer.echo("  its keys are new; enrol every client again (fcil-server enrol NAME)")
+        text = "  its keys are new; enrol every client again (fcil-server enrol NAME)"
+        typer.echo(with_dir(text, directory))
     else:
         names = ", ".join(printable(name) for name in done.members) or "none"
         typer.echo(f"  members: {names}")
-        typer.echo(
+        text = (
             "  clients revoked after that are members again: revoke them before you serve "
             "(fcil-server revoke NAME)"
         )
+        typer.echo(with_dir(text, directory))
         if not done.recertified:
             typer.echo(
                 "  no root key here, so the certificate is the backup's; if the keys were rotated "
@@ -60,4 +63,4 @@ def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
             )
     if done.withdrawn:
         typer.echo(f"  {done.withdrawn} open tickets were withdrawn; make new ones")
-    typer.echo(f"Start it with: fcil-server serve --dir {directory}")
+    typer.echo(with_dir("Start it with: fcil-server serve", directory))

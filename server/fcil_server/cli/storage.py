@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit
+from fcil_protocol.process.terminal import errors as terminal_errors
 from fcil_server.cli.completion import complete_run
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
 
 app = typer.Typer()
 
@@ -28,7 +29,7 @@ def check(
     """
     form = chosen(form, json_flag)
     failed = False
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.cli.show_storage import show_findings
         from fcil_server.storage.check import check as look
         from fcil_server.storage.findings import Severity
@@ -41,7 +42,7 @@ def check(
         emit(
             {"findings": rows, "count": count},
             form,
-            lambda: show_findings(found),
+            lambda: show_findings(found, directory),
             rows=rows,
             status=status,
         )
@@ -68,7 +69,7 @@ def backup(
     Works while the server runs. Private keys are encrypted with a passphrase or left out.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.formats import format_bytes
         from fcil_server.federation.directory import find_directory, operator
@@ -129,7 +130,7 @@ def restore(
     They continue with the fork on their own.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with terminal_errors(form):
         from fcil_server.cli.show_storage import show_restored
         from fcil_server.federation.directory import operator
         from fcil_server.storage.archive import verify
@@ -176,7 +177,7 @@ def rollback(
     The server must be stopped; when it starts again, it and its clients continue the new run.
     """
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.runs.fork import choose_state, fork
 
@@ -194,10 +195,11 @@ def rollback(
         }
 
         def show() -> None:
-            typer.echo(
+            text = (
                 f"run {row.run_id} begins with state {state} of {source}, "
                 f"{count_of(rounds, 'round')}; the next `fcil-server serve` continues it."
             )
+            typer.echo(with_dir(text, directory))
 
         emit(data, form, show)
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
-from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_protocol.process.terminal import Format, chosen, emit
 from fcil_server.cli.members import check_new_file
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
 
 app = typer.Typer(cls=verbs_in_panels({}), help="Tokens of the HTTP API.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def new(
 ) -> None:
     """Make a token that lets one program use the HTTP API; it is shown once."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         from fcil_protocol.storage.atomic_files import write_atomic
         from fcil_server.federation.operator_text import seconds
 
@@ -65,7 +65,7 @@ def ls(
 ) -> None:
     """List the tokens with their roles, without their secrets."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         import time
 
         from fcil_server.federation.api_tokens import read_tokens
@@ -73,7 +73,7 @@ def ls(
 
         now = time.time()
         rows = [token.row(now) for token in read_tokens(find_directory(directory))]
-        emit({"tokens": rows}, form, lambda: _show(rows), rows=rows)
+        emit({"tokens": rows}, form, lambda: _show(directory, rows), rows=rows)
 
 
 @app.command("revoke")
@@ -85,7 +85,7 @@ def revoke(
 ) -> None:
     """Revoke a token now: its next request is refused."""
     form = chosen(form, json_flag)
-    with errors(form):
+    with errors(directory, form):
         gone = _change(directory, "token_revoke", {"name": name})
         emit(gone, form, lambda: None)
         typer.echo(f"The token {gone['name']} is revoked.", err=True)
@@ -106,13 +106,14 @@ def _change(directory: Path, op: str, fields: dict[str, Any]) -> dict[str, Any]:
             return change_tokens(directory, ledger, op, fields, operator())
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _show(directory: Path, rows: list[dict[str, Any]]) -> None:
     from fcil_protocol.formats import day
     from fcil_protocol.process.tables import Column, console, show_table
 
     out = console()
     if not rows:
-        out.print("no token yet; make one with: fcil-server token new NAME")
+        none = "no token yet; make one with: fcil-server token new NAME"
+        out.print(with_dir(none, directory))
         return
 
     def until(row: dict[str, Any]) -> str:

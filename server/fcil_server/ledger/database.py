@@ -84,7 +84,7 @@ class Database:
         if read_only and not path.is_file():
             raise StorageError(
                 f"there is no ledger at {path}.",
-                action="Name a federation directory that `fcil-server serve` has made.",
+                action="Name the directory of a federation.",
             )
         if not read_only:
             _create_private(path)

@@ -166,7 +166,7 @@ def test_without_a_terminal_it_must_be_said_and_it_says_what_can_be_done_before(
     done = run(built, "erase", NAME)
     assert done.exit_code == 4
     text = " ".join(done.output.split())
-    assert f"fcil-server forget {NAME} --run {built.run}" in text
+    assert f"fcil-server forget --dir {built.directory} {NAME} --run {built.run}" in text
     assert "Give --yes." in text
     with built.ledger() as ledger:
         assert ledger.clients.by_name(NAME) is not None
@@ -215,7 +215,7 @@ def test_a_fault_of_the_disk_names_what_to_repeat(
     text = " ".join(done.output.split())
     assert done.exit_code != 0
     assert f"The client is {PSEUDONYM} in the ledger" in text
-    assert f"fcil-server erase {PSEUDONYM}" in text
+    assert f"fcil-server erase --dir {built.directory} {PSEUDONYM}" in text
     assert run(built, "erase", PSEUDONYM, "--yes").exit_code == 0
 
 
