@@ -60,10 +60,10 @@ class Aggregation:
     """Calls of the server's worker for one run.
 
     Args:
-        log: file of the worker's own output.
         notify: receives a sentence when the worker failed and is tried again.
 
     Attributes:
+        log: file of the worker's own output.
         device: the worker's device, once it has reported it.
         described: its description of that device, for the run's environment.
         class_conflicts: class ids, each with two clients that seem to mean different things by it,
@@ -79,6 +79,7 @@ class Aggregation:
         log: Path,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self.log = log
         self.device = "cpu"
         self.described: dict[str, Any] = {}
         self.class_conflicts: list[tuple[int, ClientId, ClientId]] = []

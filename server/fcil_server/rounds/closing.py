@@ -289,7 +289,8 @@ class Closing:
             return ""
         cause = f": {self._cause.rstrip('.')}" if self._cause else ""
         text = f"the last {count} rounds are void: their updates could not be combined{cause}"
-        action = "Fix the causes that the notes and worker.log name (memory, the method), then: "
+        log = context.aggregation.log
+        action = f"Fix the causes that the notes and {log} name (memory, the method), then: "
         if not context.attended:
             raise RunFailed(
                 f"{text}.",

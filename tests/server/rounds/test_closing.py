@@ -74,7 +74,7 @@ class Scene:
             name_of=str, masked_kinds=frozenset(), is_asynchronous=lambda _: False, continues_after=lambda _: False, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
-                aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
+                log=path.with_name("worker.log"), aggregate=aggregate, class_conflicts=[], keep=self.keep, undo_keep=self.keep_not,
                 settled=lambda: self.settled.append(self.ledger.rounds.current(RUN)),
             ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=self.pruned.append),
@@ -215,7 +215,8 @@ def test_three_in_a_row_hold_the_run_with_a_sentence_and_each_further_one_does_a
     assert scene.at.mode is Mode.PAUSED
     assert "the last 3 rounds are void" in describe_pause(scene.at)
     assert scene.notes[-1][:2] == ("error", "paused")
-    assert "then: fcil-server resume" in scene.notes[-1][2]
+    log = scene.kit.aggregation.log
+    assert f"{log} name (memory, the method), then: fcil-server resume" in scene.notes[-1][2]
     # A restart counts them, too: the ledger does.
     scene.at = RunProgress(round=scene.open_round(), task=TASK, step=Step("train", 0, 9))
     scene.closing = closing.Closing(scene.kit, scene.at, scene.at.adopt)
@@ -228,8 +229,11 @@ def test_a_server_that_nobody_attends_ends_instead(scene):
     scene.kit.attended = False
     scene.void()
     scene.void()
-    with pytest.raises(RunFailed, match="the last 3 rounds are void: .*: division by zero"):
+    with pytest.raises(
+        RunFailed, match="the last 3 rounds are void: .*: division by zero"
+    ) as ended:
         scene.void()
+    assert str(scene.kit.aggregation.log) in ended.value.action
     assert [r.why for r in scene.ledger.rounds.all(RUN)] == ["void"] * 3
 
 
