@@ -39,14 +39,9 @@ from fcil_adapters.contract.half_precision import EXACT, Forms
 from fcil_adapters.contract.halves import learned
 from fcil_adapters.contract.late_images import classes_of
 from fcil_adapters.contract.local_images import as_digests, counted_digests, with_described
+from fcil_adapters.contract.manifest_checks import check_manifest
 from fcil_adapters.contract.privacy import OFF, Privacy
-from fcil_adapters.contract.registry import (
-    check_manifest,
-    load_half,
-    load_method,
-    make_hparams,
-    with_forms,
-)
+from fcil_adapters.contract.registry import load_half, load_method, make_hparams, with_forms
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, pack, unpack

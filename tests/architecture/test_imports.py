@@ -33,6 +33,7 @@ TORCH_FREE_ADAPTERS = (
     "backbones.weights",
     "contract",
     "contract.backbone_info",
+    "contract.manifest_checks",
     "contract.registry",
     "images.decoding",
     "numerics.class_means",

@@ -101,7 +101,6 @@ MAY_IMPORT = {
 # Modules under 60 lines that stay by themselves, and why.
 SMALL = {
     "fcil_adapters.contract.forgetting": "a part of the face for method authors",
-    "fcil_adapters.contract.privacy_terms": "above manifests, which need the noise of `privacy`",
     "fcil_adapters.numerics.symmetric": "below sums, Gaussians and LoRM, which all have packed triangles",
     "fcil_adapters.numerics.torch_numpy": "one file owns the bridge between torch and numpy",
     "fcil_adapters.resources.priority": "one file owns the priority of workers",

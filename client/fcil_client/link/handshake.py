@@ -21,7 +21,7 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.contract.backbone_info import backbone_from_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
-from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.contract.manifest_checks import check_privacy, check_uploads
 from fcil_adapters.masks.exchanges import in_terms
 from fcil_client.state.home import Enrolment
 from fcil_client.state.privacy_budget import check_installed
@@ -234,7 +234,7 @@ def read_terms(welcome: Welcome) -> Terms:
             f"differ: {digest[:12]} on the client, {welcome.schema_digest[:12]} on the server.",
             action=_install(welcome),
         )
-    registry.check_uploads(method, hparams, backbone)
+    check_uploads(method, hparams, backbone)
     check_privacy(method.plain or method, hparams, backbone, welcome.privacy)
     check_installed(welcome.privacy)
     return Terms(

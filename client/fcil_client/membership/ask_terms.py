@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import registry
+from fcil_adapters.contract import manifest_checks, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.half_precision import WEIGHTS, forms_of
 from fcil_client.link import handshake
@@ -162,9 +162,9 @@ def _installed(name: str, overrides: Sequence[str]) -> TermsPreview:
     method = registry.load_method(name)
     hparams = registry.make_hparams(method, options)
     backbone = backbone_by_name(str(named)) if method.needs_backbone else NO_BACKBONE
-    registry.check_manifest(method, backbone, hparams)
+    manifest_checks.check_manifest(method, backbone, hparams)
     method = registry.with_forms(method, forms_of(half, name, method.half))
-    registry.check_uploads(method, hparams, backbone)
+    manifest_checks.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
     terms = Terms(
         "", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1,

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Exchange, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
-from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.contract.manifest_checks import (
+    check_asynchronous,
+    check_averaging,
+    check_manifest,
+    check_privacy,
+    check_uploads,
+)
 from fcil_adapters.masks.exchanges import fewest_classes, in_terms
 from fcil_protocol.errors import (
     ConfigError,
@@ -299,11 +305,11 @@ async def _open(
     )
     try:
         info, probe = await aggregation.load_backbone()
-        registry.check_manifest(registry.load_method(config.method.name), info, hparams)
-        registry.check_uploads(method, hparams, info)
+        check_manifest(registry.load_method(config.method.name), info, hparams)
+        check_uploads(method, hparams, info)
         check_privacy(method.plain or method, hparams, info, config.privacy.terms)
         if config.round.mode == "async":
-            registry.check_asynchronous(method, hparams, info)
+            check_asynchronous(method, hparams, info)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
         setup = RunSetup(config, method, hparams, info, digest, aggregation)
         tell_ignored(ports.notify, method, hparams, config)
@@ -343,7 +349,7 @@ def _method_of(config: Config) -> tuple[Method, Hparams]:
     method = registry.load_method(config.method.name)
     method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
-    registry.check_averaging(method, hparams, config.trust.averaging)
+    check_averaging(method, hparams, config.trust.averaging)
     return in_terms(method, config.privacy.terms), hparams
 
 

@@ -12,8 +12,8 @@ import pytest
 from adapters.kit import Federation, Images, make_tasks, toy_backbone, toy_images
 from adapters.small import SMALL
 from fcil_adapters.contract import privacy as module
+from fcil_adapters.contract.manifest_checks import check_privacy, unprotected
 from fcil_adapters.contract.privacy import OFF, Privacy, system_normal
-from fcil_adapters.contract.privacy_terms import check_privacy, unprotected
 from fcil_adapters.contract.registry import load_method, make_hparams, method_names, schema_digest
 from fcil_adapters.toolkit.gaussians.gaussian import Gaussian, describe, factor_rows
 from fcil_adapters.toolkit.gaussians.reports import describe_with

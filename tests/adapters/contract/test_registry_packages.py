@@ -8,13 +8,8 @@ import pytest
 
 from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
-from fcil_adapters.contract.registry import (
-    check_manifest,
-    load_half,
-    load_method,
-    method_names,
-    package_of,
-)
+from fcil_adapters.contract.manifest_checks import check_manifest
+from fcil_adapters.contract.registry import load_half, load_method, method_names, package_of
 from fcil_protocol.errors import ConfigError
 
 

@@ -11,12 +11,8 @@ from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_im
 from adapters.small import SMALL
 from fcil_adapters.contract import Exchange, Kind, PayloadSchema, Update
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
-from fcil_adapters.contract.registry import (
-    check_asynchronous,
-    load_method,
-    make_hparams,
-    method_names,
-)
+from fcil_adapters.contract.manifest_checks import check_asynchronous
+from fcil_adapters.contract.registry import load_method, make_hparams, method_names
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from tiers import sampled

@@ -12,7 +12,8 @@ from adapters.kit import Federation, client_id, make_tasks, toy_images
 from adapters.numerics.test_averages import DEVICES, OneAtATime
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.averaging import Averaging, every_rule
-from fcil_adapters.contract.registry import check_averaging, load_method, make_hparams
+from fcil_adapters.contract.manifest_checks import check_averaging
+from fcil_adapters.contract.registry import load_method, make_hparams
 from fcil_adapters.numerics import averaging
 from fcil_adapters.numerics.client_weights import allowed_counts, class_weights, sample_weights
 from fcil_adapters.numerics.update_list import UpdateList

@@ -9,7 +9,7 @@ import pytest
 from client.daemon_kit import HPARAMS
 from client.round_kit import ORDER, SERVER, TERMS, fit, make
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import Exchange, TaskInfo, registry
+from fcil_adapters.contract import Exchange, TaskInfo, manifest_checks, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client.data.inventory import Inventory
@@ -130,7 +130,7 @@ def test_every_installed_method_declares_only_what_may_leave(name):
     method = registry.load_method(name)
     for preset in (None, *method.presets):
         options = registry.make_hparams(method, {"preset": preset} if preset else {})
-        registry.check_uploads(method, options, backbone_by_name("embedded"))
+        manifest_checks.check_uploads(method, options, backbone_by_name("embedded"))
 
 
 class TestRound:

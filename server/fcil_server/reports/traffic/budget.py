@@ -15,7 +15,7 @@ from typing import Any
 
 from fcil_adapters.contract import BackboneInfo, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import WEIGHTS, forms_of
-from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.contract.manifest_checks import check_averaging, check_privacy
 from fcil_adapters.contract.traffic import Economy
 from fcil_protocol.envelopes.header import chunk_bytes_for, sealed_size
 from fcil_protocol.envelopes.window import MAX_SPAN_BYTES
@@ -228,7 +228,7 @@ def _tried(
 def _cost(method: Method, config: Config, settings: Sequence[TrafficSetting]) -> Cost:
     """Return the cost of the largest round of all tasks."""
     hparams = registry.make_hparams(method, config.method.options)
-    registry.check_averaging(method, hparams, config.trust.averaging)
+    check_averaging(method, hparams, config.trust.averaging)
     check_privacy(method, hparams, settings[0].backbone, config.privacy.terms)
     formed = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
     compact = config.wire.compact

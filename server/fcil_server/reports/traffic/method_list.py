@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import Hparams, Method, registry
+from fcil_adapters.contract import Hparams, Method, manifest_checks, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.masks.exchanges import kinds_without_sums
 from fcil_protocol.errors import ConfigError, UsageError
@@ -72,7 +72,7 @@ def describe_methods(
     for found in _methods(name, setting, notify):
         own = _config_for(found, config, overrides, named=name is not None)
         choice = None
-        with registry.blaming(found):  # options may lead to other lines than the defaults
+        with manifest_checks.blaming(found):  # options may lead to other lines than the defaults
             if budget is not None:
                 given = f"a task of {classes} classes after {past}, {clients} clients in a round"
                 choice = choose(found, own, [setting], given, budget)
@@ -92,7 +92,7 @@ def _methods(
     for one in [name] if name else registry.method_names():
         try:
             method = registry.load_method(one)
-            registry.check_manifest(method, setting.backbone)
+            manifest_checks.check_manifest(method, setting.backbone)
         except ConfigError as error:
             if name:
                 raise
