@@ -7,7 +7,7 @@ and privacy terms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -17,36 +17,13 @@ from fcil_adapters.contract.backbone_info import BackboneInfo
 from fcil_adapters.contract.context import Hparams, TaskInfo
 from fcil_adapters.contract.manifest import EXCHANGE_KINDS, Exchange, Method
 from fcil_adapters.contract.registry import option_fault
-from fcil_adapters.contract.source_code import own_function, own_line, path_fault
+from fcil_adapters.contract.source_code import blaming, own_function, path_fault
 from fcil_protocol.errors import ConfigError, EgressRefused, FcilError
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 from fcil_protocol.payloads.upload_rules import declaration_faults, schema_faults
 
 _USUAL, _SINGLE = TaskInfo(0, (0, 1)), TaskInfo(0, (0,))
-
-
-@contextmanager
-def blaming(method: Method) -> Iterator[None]:
-    """Turn an unexpected exception from the lines of a method's own package into its error.
-
-    Raises:
-        ConfigError: names the method and the line; exceptions from elsewhere pass.
-    """
-    try:
-        yield
-    except FcilError:
-        raise
-    except Exception as error:  # the code of a third party may raise anything
-        place = own_line(method, error)
-        if not place:
-            raise
-        text = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"the manifest of the method {method.name!r} fails with {type(error).__name__}: "
-            f"{text}.",
-            action=f"Correct {place} if the method is yours; else install its package again.",
-        ) from error
 
 
 def check_manifest(method: Method, backbone: BackboneInfo, hparams: Hparams | None = None) -> None:

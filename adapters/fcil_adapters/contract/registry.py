@@ -25,6 +25,7 @@ from fcil_adapters.contract.context import Hparams, TaskInfo
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.halves import Part
 from fcil_adapters.contract.manifest import Exchange, Method
+from fcil_adapters.contract.source_code import blaming
 from fcil_protocol.errors import ConfigError, MethodMismatch
 from fcil_protocol.messages.messages import NO_PRIVACY, PrivacyTerms
 from fcil_protocol.payloads.payload import Payload
@@ -183,7 +184,8 @@ def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
     """Build hyper-parameters from defaults, a preset and single options, in this order.
 
     Raises:
-        ConfigError: names every unknown or wrong option at once.
+        ConfigError: names every unknown or wrong option at once, or the line of the method's own
+            package that fails with them.
     """
     options = dict(options)
     preset = options.pop("preset", None)
@@ -193,7 +195,8 @@ def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
         raise ConfigError(f"method {method.name} has no preset {preset!r}; it has: {known}.")
     merged = _merge(method.presets[preset] if preset else {}, options)
     try:
-        return method.hparams.model_validate(merged)
+        with blaming(method):
+            return method.hparams.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(
             "; ".join(option_fault(method, e) for e in error.errors()) + "."

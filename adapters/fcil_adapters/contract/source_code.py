@@ -11,12 +11,14 @@ import hashlib
 import importlib.util
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from fcil_adapters.contract.manifest import Method
+from fcil_protocol.errors import ConfigError, FcilError
 
 PACKAGES = ("fcil_protocol", "fcil_adapters", "fcil_client", "fcil_server")
 _OURS = "fcil_adapters"
@@ -78,6 +80,29 @@ def own_line(method: Method, error: BaseException) -> str:
         if _top(frame.f_globals.get("__name__") or "") in packages:
             found = f"{frame.f_code.co_filename}:{line}"
     return found
+
+
+@contextmanager
+def blaming(method: Method) -> Iterator[None]:
+    """Turn an unexpected exception from the lines of a method's own package into its error.
+
+    Raises:
+        ConfigError: names the method and the line; exceptions from elsewhere pass.
+    """
+    try:
+        yield
+    except FcilError:
+        raise
+    except Exception as error:  # the code of a third party may raise anything
+        place = own_line(method, error)
+        if not place:
+            raise
+        text = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"the manifest of the method {method.name!r} fails with {type(error).__name__}: "
+            f"{text}.",
+            action=f"Correct {place} if the method is yours; else install its package again.",
+        ) from error
 
 
 def own_function(method: Method, function: Callable[..., Any]) -> str:

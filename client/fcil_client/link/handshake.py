@@ -22,6 +22,7 @@ from fcil_adapters.contract import (
 from fcil_adapters.contract.backbone_info import backbone_from_fields, preprocessing_digest
 from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.contract.manifest_checks import check_privacy, check_uploads
+from fcil_adapters.contract.source_code import blaming
 from fcil_adapters.masks.exchanges import in_terms
 from fcil_client.state.home import Enrolment
 from fcil_client.state.privacy_budget import check_installed
@@ -213,11 +214,17 @@ def read_terms(welcome: Welcome) -> Terms:
 
     Raises:
         MethodMismatch, WireError: with both values.
+        ConfigError: the method's manifest fails; names its line.
         EgressRefused: the method would send data that may not leave a client.
     """
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is not a run id.")
-    method = registry.with_forms(_method(welcome), _forms(welcome))
+    method = _method(welcome)
+    with blaming(method):
+        return _terms_of(registry.with_forms(method, _forms(welcome)), welcome)
+
+
+def _terms_of(method: Method, welcome: Welcome) -> Terms:
     if welcome.privacy.secure not in ("off", "masks"):
         raise MethodMismatch(
             f"the server's privacy.secure is {welcome.privacy.secure[:40]!r}, which this client "

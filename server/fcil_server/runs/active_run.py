@@ -23,6 +23,7 @@ from fcil_adapters.contract.manifest_checks import (
     check_privacy,
     check_uploads,
 )
+from fcil_adapters.contract.source_code import blaming
 from fcil_adapters.masks.exchanges import fewest_classes, in_terms
 from fcil_protocol.errors import (
     ConfigError,
@@ -280,9 +281,22 @@ async def _open(
     chosen: _Followers,
 ) -> OpenRun:
     """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue."""
-    ledger = federation.ledger
     config = config_of(row, given, ports.notify)
-    choice = None
+    with blaming(registry.load_method(config.method.name)):
+        return await _open_as(config, federation, given, ports, row, entry, chosen)
+
+
+async def _open_as(
+    config: Config,
+    federation: Federation,
+    given: Config,
+    ports: RunPorts,
+    row: RunRow | None,
+    entry: QueuedRun | None,
+    chosen: _Followers,
+) -> OpenRun:
+    """Do as `_open`, with the configuration that the run has, or gets."""
+    ledger, choice = federation.ledger, None
     if row is None and config.wire.budget_mb:
         method = registry.load_method(config.method.name)
         choice = fitted(method, config, backbone_by_name(config.run.backbone))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fcil_adapters.contract import registry
+from fcil_adapters.contract.source_code import blaming
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.process.overrides import apply_override
@@ -185,7 +186,8 @@ class RunQueue:
         """
         config = check(settings, base)
         method = registry.load_method(config.method.name)
-        check_places(config.run, method, registry.make_hparams(method, config.method.options))
+        with blaming(method):
+            check_places(config.run, method, registry.make_hparams(method, config.method.options))
         if plan is not None:
             check_fits(plan, config)
         entries = self.entries()

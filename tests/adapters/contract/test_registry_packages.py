@@ -9,7 +9,13 @@ import pytest
 from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.contract.manifest_checks import check_manifest
-from fcil_adapters.contract.registry import load_half, load_method, method_names, package_of
+from fcil_adapters.contract.registry import (
+    load_half,
+    load_method,
+    make_hparams,
+    method_names,
+    package_of,
+)
 from fcil_protocol.errors import ConfigError
 
 
@@ -247,3 +253,15 @@ def test_an_exception_in_a_manifests_function_is_the_methods_with_its_line(
     ) as at:
         check_manifest(own(right, wrong), NO_BACKBONE)
     assert f"/own_pack/own_module.py:{line} if the method is yours" in at.value.action
+
+
+def test_an_exception_in_a_check_of_options_is_the_methods_with_its_line(own):
+    """pydantic takes what is no ValueError for nobody's fault."""
+    wrong = """le=1)
+
+    def model_post_init(self, _):
+        self.missing["gamma"]"""
+    method = own("le=1)", wrong)
+    with pytest.raises(ConfigError, match="the manifest of the method 'own' fails with") as at:
+        make_hparams(method, {})
+    assert "/own_pack/own_module.py:12 if the method is yours" in at.value.action

@@ -37,6 +37,7 @@ from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.run_ports import RunPorts
 
 LISTED = ["tasks.schedule=listed"]
+MASKED = ["privacy.secure=masks", "round.min_clients=5"]
 
 
 def silent(_level: str, _code: str, _text: str) -> None:
@@ -70,6 +71,37 @@ def test_a_manifest_that_is_wrong_is_refused_before_the_run_begins(
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(ConfigError, match="learner: .* has no 'Lerner'"):
             begin_run(ledger, ["method.name=running_mean"])
+        assert ledger.runs.all() == []
+
+
+def own_dims(*given: Any) -> dict[str, int]:
+    """Stand for an author's function: its module is one that the method brings."""
+    return METHOD.dims(*given)
+
+
+def fails(*_: object) -> Any:
+    """Stand for an author's function with a mistake."""
+    return {}["gamma"]
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [
+        ("averagings", []),
+        ("exchanges", ["wire.budget_mb=2"]),
+        ("statistics", ["privacy.noise_multiplier=1", "privacy.clip=1"]),
+        ("statistics", [*MASKED, "privacy.noise_multiplier=1", "privacy.clip=1"]),
+    ],
+)
+def test_an_exception_in_a_manifest_is_its_authors_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, settings: list[str]
+) -> None:
+    bad = replace(METHOD, dims=own_dims, **{part: fails})
+    monkeypatch.setattr(active_run.registry, "load_method", lambda _name: bad)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(ConfigError, match="'running_mean' fails with KeyError") as at:
+            begin_run(ledger, ["method.name=running_mean", *settings])
+        assert f"{Path(__file__).name}:" in at.value.action
         assert ledger.runs.all() == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Hparams, Method, manifest_checks, registry
 from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.contract.source_code import blaming
 from fcil_adapters.masks.exchanges import kinds_without_sums
 from fcil_protocol.errors import ConfigError, UsageError
 from fcil_server.federation.config import Config, load
@@ -72,7 +73,7 @@ def describe_methods(
     for found in _methods(name, setting, notify):
         own = _config_for(found, config, overrides, named=name is not None)
         choice = None
-        with manifest_checks.blaming(found):  # options may lead to other lines than the defaults
+        with blaming(found):  # options may lead to other lines than the defaults
             if budget is not None:
                 given = f"a task of {classes} classes after {past}, {clients} clients in a round"
                 choice = choose(found, own, [setting], given, budget)
