@@ -18,6 +18,8 @@ from fcil_protocol.payloads.schema import class_key, class_name_fault
 from fcil_protocol.process.overrides import apply_override
 from fcil_server.federation.addresses import check_listen_address, split_address
 from fcil_server.federation.sections import (
+    LEAST_NOISE,
+    MOST_NOISE,
     FederationSection,
     MethodSection,
     PartsSection,
@@ -263,6 +265,10 @@ def _cross_checks(config: Config) -> Iterator[str]:
     privacy = config.privacy
     why = "privacy.noise_multiplier" if privacy.secure == "off" else "privacy.secure = 'masks'"
     yield from _round_checks(config.round, config.least_updates, why)
+    for key in ("noise_multiplier", "clip"):
+        value = getattr(privacy, key)
+        if value and not LEAST_NOISE <= value <= MOST_NOISE:
+            yield f"privacy.{key} is {value:g}: expected 0, or {LEAST_NOISE:g} to {MOST_NOISE:g}"
     if privacy.noise_multiplier and not privacy.clip:
         yield (
             "privacy.noise_multiplier needs privacy.clip, the largest length of an image's feature "

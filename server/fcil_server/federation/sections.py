@@ -348,6 +348,13 @@ class PartsSection(Section):
     )
 
 
+# Of the noise multiplier and the clip, where they are not 0. A statistic leaves in float32, which
+# rounds away what is smaller than 6e-8 of the largest influence of an image: less noise would be
+# none. With more, epsilon is 0 after any number of rounds. Within them, noise on products, z C^2,
+# stays in float32, and the accountant's z^2 and z^-2 stay far from the ends of float64.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+
+
 class PrivacySection(Section):
     """Protection of single images."""
 
@@ -367,10 +374,12 @@ class PrivacySection(Section):
         0.0,
         ge=0,
         description="noise on statistics of images, as a multiple of one image's largest "
-        "influence (docs/privacy.md); 0: none",
+        "influence (docs/privacy.md), 1e-6 to 1e6; 0: none",
     )
     clip: float = Field(
-        0.0, ge=0, description="with noise: each image's feature is clipped to this length"
+        0.0,
+        ge=0,
+        description="with noise: each image's feature is clipped to this length, 1e-6 to 1e6",
     )
     delta: float = Field(
         1e-5, gt=0, lt=1, description="with noise: the delta for which clients state epsilon"

@@ -330,6 +330,19 @@ class TestCrossChecks:
 
     def test_noise_needs_a_clip(self) -> None:
         assert "needs privacy.clip" in fault({"privacy": {"noise_multiplier": 1}})
+
+    @pytest.mark.parametrize("value", [1e-160, 9e-7, 1.1e6, 1e160])
+    @pytest.mark.parametrize("key", ["noise_multiplier", "clip"])
+    def test_absurd_noise_is_refused(self, key: str, value: float) -> None:
+        """Float32 would round it away, or the accountant could not compute with it."""
+        noise = {"noise_multiplier": 1.0, "clip": 1.0, key: value}
+        expected = f"privacy.{key} is {value:g}: expected 0, or 1e-06 to 1e+06"
+        assert expected in fault({"privacy": noise})
+
+    @pytest.mark.parametrize("value", [1e-6, 1e6])
+    def test_the_least_and_the_most_noise_are_taken(self, value: float) -> None:
+        noise = {"noise_multiplier": value, "clip": value}
+        assert validate({"privacy": noise}).privacy.terms.noise_multiplier == value
         validate({"privacy": {"noise_multiplier": 1, "clip": 2}})
 
     @pytest.mark.parametrize(("key", "value"), [("clip", 1), ("max_epsilon", 1), ("partial", True)])
