@@ -368,7 +368,7 @@ class PrivacySection(Section):
         1,
         ge=1,
         description="a client excludes classes with fewer images: it neither announces, trains "
-        "nor sends them",
+        "nor sends them; training and test images are counted each by themselves",
     )
     noise_multiplier: float = Field(
         0.0,
