@@ -7,8 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_adapters.masks.exchanges import MASKING
-from fcil_protocol.errors import StorageError
+from fcil_adapters.masks.exchanges import MASKING, SHARES
+from fcil_adapters.masks.record import members_of
+from fcil_protocol.errors import CorruptFile, StorageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.storage.segment import Segment
@@ -178,12 +179,6 @@ def _stays(ledger: Ledger, row: ClientRow, erased: Erased, *, kept: int) -> list
         lines.append(
             "without its kept updates, no other client can be forgotten exactly in that run"
         )
-    lines += [
-        "its public signing key, and its signatures, in the stored states of masked rounds of run "
-        f"{run.run_id}, until newer states take their place"
-        for run in ledger.runs.all()
-        if any(u.kind in MASKING for u in ledger.updates.of_client(run.run_id, row.client_id))
-    ]
     lines.append(
         f"its random id {row.client_id} in the tables of rounds and bytes, and a digest of its "
         "key, so that the key is never enrolled again"
@@ -193,6 +188,40 @@ def _stays(ledger: Ledger, row: ClientRow, erased: Erased, *, kept: int) -> list
         lines.append(f"its name in {erased.audited} lines of the audit log, which only grows")
     lines.append("backups, exported models, and what other members hold")
     return lines
+
+
+def _signed_states(ledger: Ledger, directory: Path, client: ClientId) -> list[str]:
+    """Return a sentence for each run with stored states that have a client's signing key.
+
+    States in the middle of a masked round have it. Most are replaced soon; the newest of a task,
+    and those of a run that has ended, stay. A state that cannot be read may have it.
+    """
+    lines = []
+    for run in ledger.runs.all():
+        folder = directory / "runs" / run.run_id / "states"
+        sent = ledger.updates.of_client(run.run_id, client)
+        if not folder.is_dir() or not any(u.kind in MASKING for u in sent):
+            continue
+        store = StateStore(folder)
+        stored = store.numbers()
+        if held := [n for n in stored if _may_hold_key(store, n, client)]:
+            what = "state" if len(held) == 1 else "states"
+            lasts = run.status is RunStatus.RUNNING and held[-1] == stored[-1]
+            lines.append(
+                "its public signing key, and its signatures, in stored "
+                f"{what} {', '.join(map(str, held))} of run {run.run_id}"
+                + ", and in the next ones until its masked round ends"
+                * lasts
+            )
+    return lines
+
+
+def _may_hold_key(store: StateStore, number: int, client: ClientId) -> bool:
+    try:
+        state = store.load(number)
+    except CorruptFile:
+        return True
+    return client in members_of(state, SHARES)
 
 
 def _logs_with(directory: Path, name: str) -> list[str]:
@@ -232,8 +261,9 @@ def _tidy(path: Path, directory: Path, done: Erasure) -> list[str]:
                 run_directory.write(
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
-        emptied = ledger.database.try_empty_log()  # its pages hold the old content
-    stays = [] if emptied else ["its name in the ledger's log, until the server is next stopped"]
+        stays = _signed_states(ledger, directory, done.client)
+        if not ledger.database.try_empty_log():  # its pages hold the old content
+            stays.append("its name in the ledger's log, until the server is next stopped")
     if done.name != done.pseudonym and (logs := _logs_with(directory, done.name)):
         stays.append(f"its name in log files: {', '.join(logs)}")
     return stays

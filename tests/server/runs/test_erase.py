@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fcil_adapters.contract import State
+from fcil_adapters.masks.record import MaskList, MaskRecord
 from fcil_protocol.errors import DiskFull, UsageError
+from fcil_protocol.ids import ClientId
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
@@ -137,10 +141,35 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
         federation.close()
 
 
-def test_states_of_masked_rounds_are_said_to_hold_its_key(built: Built, monkeypatch) -> None:
+@pytest.mark.parametrize(("members", "said"), [((ALICE, BOB), True), ((BOB,), False), ((), False)])
+def test_stored_states_that_hold_its_key_are_named_and_no_others(
+    built: Built, monkeypatch: pytest.MonkeyPatch, members: tuple[ClientId, ...], said: bool
+) -> None:
+    """The states of a masked round that later ones have replaced hold no key any more."""
     monkeypatch.setattr(erasing, "MASKING", {"train"})
+    store = StateStore(built.directory / "runs" / built.run / "states")
+    number = store.numbers()[-1] + 1
+    state = State({"w": np.ones(1, np.float32)})
+    if members:
+        rows = (np.zeros((len(members), width), np.uint8) for width in (8, 32, 64))
+        state = MaskRecord.new(MaskList(0, members, *rows), built.run).into(state)
+    store.save(number, state, None, 0)
     done = run(built, "erase", NAME, "--yes", "--json")
-    assert "masked rounds of run r" in " ".join(json.loads(done.stdout)["data"]["stays"])
+    assert done.exit_code == 0, done.output
+    named = f"in stored state {number} of run {built.run}"
+    stays = json.loads(done.stdout)["data"]["stays"]
+    assert [named in line for line in stays if "signing key" in line] == [True] * said
+
+
+def test_a_state_that_cannot_be_read_may_hold_its_key(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasing, "MASKING", {"train"})
+    store = StateStore(built.directory / "runs" / built.run / "states")
+    number = store.numbers()[0]
+    store.path(number).write_bytes(b"torn")
+    done = run(built, "erase", NAME, "--yes")
+    assert f"in stored state {number} of run {built.run}" in done.output
 
 
 def test_the_audit_log_stays_and_says_it_by_id_alone(built: Built) -> None:
