@@ -195,6 +195,9 @@ class Line:
     def send(self, frames):
         return self.dealer.send(frames)
 
+    def allow(self, unread):
+        self.dealer.allow(unread)
+
     def close(self):
         self.dealer.close()
 
