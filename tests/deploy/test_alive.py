@@ -100,3 +100,14 @@ def test_a_relay_says_how_it_is(tmp_path):
     assert found.exit_code == 0, found.output
     for words in ("hall at 0.0.0.0:7711", "127.0.0.1:1 (connected)", "clients     3", "2 chunks"):
         assert words in found.stdout
+
+
+def test_a_relay_without_a_session_is_not_alive(tmp_path):
+    told = {"running": True, "relay": "hall", "federation": "f", "server": "127.0.0.1:1", "up": False,
+            "address": "0.0.0.0:7711", "clients": 0, "cached_chunks": 0, "cached_bytes": 0}  # fmt: skip
+    with daemon(tmp_path, told):
+        found = server_status(tmp_path)
+        asked = server_status(tmp_path, "--alive")
+    assert found.exit_code == 0, found.output
+    assert asked.exit_code == 2
+    assert "has no session with the server at 127.0.0.1:1" in asked.output

@@ -22,7 +22,6 @@ from fcil_client.cli.target_options import OwnSlotOption, PartitionOption, Serve
 from fcil_client.cli.work_options import WorkOptions
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import (
-    AliveOption,
     FormatOption,
     JsonOption,
     VersionOption,
@@ -268,7 +267,9 @@ def status(
     members: Annotated[
         bool, typer.Option("--members", help="List the members of swarms as well.")
     ] = False,
-    alive: AliveOption = False,
+    alive: Annotated[
+        bool, typer.Option("--alive", help="Fail with code 2 or 3 if no daemon answers.")
+    ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:

@@ -444,7 +444,9 @@ class Dealer:
         return True
 
     def close(self) -> None:
-        """End the link; unsent messages are lost here, never in the outbox."""
+        """End the link, once; unsent messages are lost here, never in the outbox."""
+        if self._socket.closed:
+            return
         self._unwatch()
         self._reader.close()
         self._news.close()

@@ -28,9 +28,6 @@ _WHOLE = 1000  # characters of a verb's first sentence: no ellipsis
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Format of the data on stdout.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-AliveOption = Annotated[
-    bool, typer.Option("--alive", help="Fail with code 2 or 3 if no daemon answers.")
-]
 
 
 def _tell_version(wanted: bool) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.process.cli_options import (
-    AliveOption,
     FormatOption,
     JsonOption,
     VersionOption,
@@ -229,16 +228,24 @@ async def _serve(
 @app.command()
 def status(
     directory: DirOption = DEFAULT_DIRECTORY,
-    alive: AliveOption = False,
+    alive: Annotated[
+        bool,
+        typer.Option(
+            "--alive",
+            help="Fail with code 2 or 3 if no daemon answers, or it is a relay without a session.",
+        ),
+    ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
     """Show the federation's current state, whether or not its server runs."""
     form = chosen(form, json_flag)
     with errors(directory, form):
-        from fcil_server.cli.show_status import show_status
+        from fcil_server.cli.show_status import check_alive, show_status
 
         data = _status(directory, alive=alive)
+        if alive:
+            check_alive(data)
         emit(data, form, lambda: show_status(data, directory))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fcil_protocol.errors import Unreachable
 from fcil_protocol.formats import ago, format_bytes, loss, percent
 from fcil_protocol.messages.messages import PrivacyTerms
 from fcil_protocol.process.tables import Column, console, show_table
@@ -23,6 +24,20 @@ def _show_relay(out: Console, data: dict[str, Any]) -> None:
     out.print(f"clients     {data['clients']}")
     size = format_bytes(data["cached_bytes"])
     out.print(f"cache       {count_of(data['cached_chunks'], 'chunk')}, {size}")
+
+
+def check_alive(data: dict[str, Any]) -> None:
+    """Check, for supervisors, that a daemon that answers serves: a relay needs its session.
+
+    Raises:
+        Unreachable: it is a relay without a session with its server.
+    """
+    if "relay" in data and not data["up"]:
+        raise Unreachable(
+            f"the relay {data['relay']!r} runs, but has no session with the server at "
+            f"{data['server']}, so its clients reach nothing.",
+            action="Its notes say why; it keeps trying.",
+        )
 
 
 def show_status(data: dict[str, Any], directory: Path = DEFAULT_DIRECTORY) -> None:

@@ -718,6 +718,17 @@ def test_what_a_client_reads_counts_against_no_allowance_however_much_it_is() ->
     run(test)
 
 
+def test_a_link_may_be_closed_again() -> None:
+    """A relay that stops in a pause between two connections closes one that is closed already."""
+
+    async def test() -> None:
+        async with server() as (_, port), client(port, ALICE) as alice:  # closes it, too
+            await up(alice)
+            alice.close()
+
+    run(test)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
 def test_a_link_that_is_refused_or_closed_is_not_watched() -> None:
     """A watched connection that libzmq has closed stays half open."""

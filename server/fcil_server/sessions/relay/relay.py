@@ -39,6 +39,8 @@ FATAL = frozenset({
     "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",
 })  # fmt: skip
 
+RETRY_S = 10.0  # before a session is tried again after one that could not begin
+
 # Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
 COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
 
@@ -86,6 +88,7 @@ class Relay:
         self._at = 0
         self._uplink: ClientLink
         self._said = ""
+        self._obstacle = ""  # why the last session could not begin
         self._session: RelaySession | None = None
         self._channel = Channel(keys, self._server)
         self._stopping = asyncio.Event()
@@ -173,7 +176,10 @@ class Relay:
         except (WireError, TrustError) as error:
             if error.code in FATAL:
                 raise
-            self._notify("warning", f"a message of the server was refused: {error}")
+            if self._session is None:
+                await self._begin_again(error)
+            else:
+                self._notify("warning", f"a message of the server was refused: {error}")
 
     async def _link_news(self, news: LinkNews) -> None:
         address = self._record.addresses[self._at]
@@ -205,6 +211,18 @@ class Relay:
                 self._uplink.close()
                 self._at = (self._at + 1) % len(self._record.addresses)
                 self._connect()
+
+    async def _begin_again(self, error: FcilError) -> None:
+        """Connect again after a pause: without a session, the server must not count on this relay.
+
+        The cause, such as a wrong clock, may be over by then.
+        """
+        if error.message != self._obstacle:
+            self._obstacle = error.message
+            self._notify("error", f"no session with the server began: {error} Trying again")
+        self._uplink.close()
+        await asyncio.sleep(RETRY_S)
+        self._connect()
 
     def _note(self, level: str, text: str) -> None:
         if text != self._said:  # not repeated for every attempt
@@ -269,6 +287,7 @@ class Relay:
         )
         session.open(self._open_door)
         self._session = session
+        self._obstacle = ""
         members = count_of(len(message.members), "client")
         self._note("info", f"listening on {self._address} for {members}")
 

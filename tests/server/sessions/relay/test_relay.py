@@ -1,6 +1,7 @@
 """A relay fetches once, keeps what is sealed, and is caught when it lies."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,9 +16,20 @@ from fcil_protocol.messages.messages import Ack, Chunk, Nack, Parts, Progress, R
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.testing import HIGH_WATER, flip_bit
+from fcil_server.sessions.relay import relay as relay_module
 from fcil_server.sessions.relay import session as relay_session
 from fcil_server.sessions.relay.session import MAX_OUT
 from server.relay_kit import CHUNK, CREDIT, opens, play, until
+
+
+class Clock:
+    """Stands in for the module `time` in the relay."""
+
+    def __init__(self):
+        self.now = time.time()
+
+    def time(self):
+        return self.now
 
 
 def closed(number=0):
@@ -522,6 +534,41 @@ def test_a_newer_certificate_is_kept_and_an_older_one_is_not_believed(tmp_path):
         task = asyncio.create_task(site.relay.run())
         await until(lambda: any("is known here" in text for _, text in site.notes))
         assert site.relay.status()["up"] is False
+        site.relay.stop()
+        await task
+
+    play(tmp_path, story)
+
+
+def test_a_relay_whose_clock_is_wrong_connects_again_until_it_is_right(tmp_path, monkeypatch):
+    """It says why once; connected without a session, it would pass for one that serves."""
+    monkeypatch.setattr(relay_module, "RETRY_S", 0.0)
+
+    async def story(center, site):
+        site.relay.stop()
+        await until(lambda: center.left or not center.lanes.has(site.id))
+        clock, dealers, dial = Clock(), [], site._dial
+
+        def note_dealer(*whom):
+            dealers.append(dial(*whom))
+            return dealers[-1]
+
+        monkeypatch.setattr(relay_module, "time", clock)
+        monkeypatch.setattr(site, "_dial", note_dealer)
+        site.notes.clear()
+        site.relay = site.make()
+        clock.now = 0.0
+        task = asyncio.create_task(site.relay.run())
+        await until(lambda: len(dealers) == 4)
+        assert [d.is_up for d in dealers[:3]] == [False] * 3
+        assert site.relay.status()["up"] is False
+        clock.now = time.time()
+        await site.up()
+        assert dealers[-1].is_up
+        assert center.lanes.has(site.id)
+        assert [text for level, text in site.notes if level == "error"] == [
+            next(text for _, text in site.notes if "but this clock says 1970-01-01" in text)
+        ]
         site.relay.stop()
         await task
 
