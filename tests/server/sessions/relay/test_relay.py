@@ -540,7 +540,7 @@ def test_a_newer_certificate_is_kept_and_an_older_one_is_not_believed(tmp_path):
     play(tmp_path, story)
 
 
-def test_a_relay_whose_clock_is_wrong_connects_again_until_it_is_right(tmp_path, monkeypatch):
+def test_a_relay_starts_before_its_clock_is_set_and_connects_until_it_is(tmp_path, monkeypatch):
     """It says why once; connected without a session, it would pass for one that serves."""
     monkeypatch.setattr(relay_module, "RETRY_S", 0.0)
 
@@ -556,8 +556,8 @@ def test_a_relay_whose_clock_is_wrong_connects_again_until_it_is_right(tmp_path,
         monkeypatch.setattr(relay_module, "time", clock)
         monkeypatch.setattr(site, "_dial", note_dealer)
         site.notes.clear()
-        site.relay = site.make()
         clock.now = 0.0
+        site.relay = site.make()
         task = asyncio.create_task(site.relay.run())
         await until(lambda: len(dealers) == 4)
         assert [d.is_up for d in dealers[:3]] == [False] * 3
