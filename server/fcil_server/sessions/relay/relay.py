@@ -19,7 +19,15 @@ from typing import Any
 
 import fcil_protocol
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, TOTAL_BYTES
-from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, WrongClock, from_code
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    StorageError,
+    TrustError,
+    WireError,
+    WrongClock,
+    from_code,
+)
 from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial, flooded
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
@@ -84,6 +92,7 @@ class Relay:
         except WrongClock:  # the first Admit is checked again; many devices set their clock late
             self._server = certificate.keys
         self._record = record
+        self._saved = True
         self._keys = keys
         self._address = address
         self._cache = cache
@@ -279,9 +288,11 @@ class Relay:
         behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
         self._uplink.allow(MEMBER_BYTES + min(message.credit, MAX_WINDOW_BYTES) + behind)
         self._server = server
-        if message.certificate.hex() != self._record.certificate:
+        newer = message.certificate.hex() != self._record.certificate
+        if newer:
             self._record = replace(self._record, certificate=message.certificate.hex())
-            self._keep(self._record)
+        if newer or not self._saved:
+            self._save()
         session = RelaySession(
             self._channel,
             server,
@@ -296,6 +307,18 @@ class Relay:
         self._obstacle = ""
         members = count_of(len(message.members), "client")
         self._note("info", f"listening on {self._address} for {members}")
+
+    def _save(self) -> None:
+        """Save the record; a disk that cannot take it costs no service, since each Admit has it."""
+        try:
+            self._keep(self._record)
+        except StorageError as error:
+            if self._saved:
+                again = "The relay works on and tries again at its next session."
+                self._notify("warning", f"{error} {again}")
+            self._saved = False
+        else:
+            self._saved = True
 
     async def _end_session(self) -> None:
         session, self._session = self._session, None

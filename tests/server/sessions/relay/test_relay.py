@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fcil_protocol.envelopes.window import TOTAL_BYTES
-from fcil_protocol.errors import BadSignature, CorruptFile, WireError
+from fcil_protocol.errors import BadSignature, CorruptFile, DiskFull, WireError
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages.frames import encode, parse
@@ -534,6 +534,39 @@ def test_a_newer_certificate_is_kept_and_an_older_one_is_not_believed(tmp_path):
         task = asyncio.create_task(site.relay.run())
         await until(lambda: any("is known here" in text for _, text in site.notes))
         assert site.relay.status()["up"] is False
+        site.relay.stop()
+        await task
+
+    play(tmp_path, story)
+
+
+def test_a_full_disk_costs_a_relay_no_service_and_the_certificate_is_saved_later(tmp_path):
+    async def story(center, site):
+        federation, old = center.federation, center.federation.certificate
+        while federation.certificate.serial <= old.serial:
+            federation.certificate = federation.root.certify(federation.keys.public)
+        site.relay.stop()
+        await until(lambda: not center.lanes.has(site.id))
+        disk = [DiskFull("cannot write relay.json."), DiskFull("cannot write relay.json."), None]
+
+        def keep(record):
+            fault = disk.pop(0)
+            if fault is not None:
+                raise fault
+            site.records.append(record)
+
+        site.relay = site.make(old)
+        site.relay._keep = keep
+        task = asyncio.create_task(site.relay.run())
+        for left in (2, 1, 0, 0):
+            await site.up()
+            assert len(disk) == left
+            site.dealer.reconnect()
+            await until(lambda: not site.relay.status()["up"])
+        await site.up()
+        assert [r.certificate for r in site.records] == [federation.certificate.to_bytes().hex()]
+        (warning,) = [text for _, text in site.notes if "cannot write" in text]
+        assert "tries again at its next session" in warning
         site.relay.stop()
         await task
 
