@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from fcil_protocol.errors import BadTicket, CorruptFile, UsageError
+from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, UsageError
 from fcil_protocol.ids import is_client_id
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord, redeem_ticket
@@ -34,8 +34,20 @@ def make_directory(directory: Path) -> None:
 
 
 def load_keys(directory: Path) -> PrivateKeys:
-    """Return the relay's keys, created at the first call."""
-    return PrivateKeys.load_or_new(directory / _KEYS)
+    """Return the relay's keys, created at the first call.
+
+    Raises:
+        KeyFileError: the relay is enrolled, and its keys are gone or damaged.
+    """
+    path = directory / _KEYS
+    if (directory / _RECORD).exists() and not path.exists():
+        raise KeyFileError(
+            f"the key file {path} is missing, and the relay is enrolled already; with new keys "
+            "neither the server nor its clients would know it.",
+            action="Restore it from a backup, or revoke the relay, enrol a new one in another "
+            "--dir, and give its clients new tickets.",
+        )
+    return PrivateKeys.load_or_new(path)
 
 
 def save_record(directory: Path, record: EnrolmentRecord) -> None:

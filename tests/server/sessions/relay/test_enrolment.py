@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from fcil_client.membership.enrol_with_ticket import redeem
-from fcil_protocol.errors import BadTicket, CorruptFile, UsageError
+from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, UsageError
 from fcil_protocol.ids import new_client_id
 from fcil_protocol.messages.messages import Enrolled
 from fcil_protocol.trust.keys import PrivateKeys
@@ -167,6 +167,14 @@ def test_the_relays_keys_are_its_users_alone(tmp_path):
     keys = load_keys(tmp_path)
     assert load_keys(tmp_path).public == keys.public
     assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_relay_that_lost_its_keys_makes_no_new_ones(tmp_path):
+    """The server would admit none of them, and the relay would run on without service."""
+    (tmp_path / "relay.json").touch()
+    with pytest.raises(KeyFileError, match=r"keys\.json is missing, and the relay is enrolled"):
+        load_keys(tmp_path)
+    assert not (tmp_path / "keys.json").exists()
 
 
 def test_a_ledger_from_before_relays_has_clients_only(tmp_path):
