@@ -16,15 +16,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, UsageError
+from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, UsageError, WireError
 from fcil_protocol.ids import is_client_id
 from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord, redeem_ticket
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_protocol.trust.ticket import Ticket
+from fcil_protocol.trust.ticket import Ticket, check_address
 
 _RECORD, _KEYS = "relay.json", "keys.json"
+_LOST = (
+    "Restore it from a backup, or revoke the relay, enrol a new one in another --dir, and give its "
+    "clients new tickets."
+)
 
 
 def make_directory(directory: Path) -> None:
@@ -44,8 +49,7 @@ def load_keys(directory: Path) -> PrivateKeys:
         raise KeyFileError(
             f"the key file {path} is missing, and the relay is enrolled already; with new keys "
             "neither the server nor its clients would know it.",
-            action="Restore it from a backup, or revoke the relay, enrol a new one in another "
-            "--dir, and give its clients new tickets.",
+            action=_LOST,
         )
     return PrivateKeys.load_or_new(path)
 
@@ -59,21 +63,27 @@ def load_record(directory: Path) -> EnrolmentRecord | None:
     """Return the relay's identity, or None before its enrolment.
 
     Raises:
-        CorruptFile: the file is there and cannot be read.
+        CorruptFile: the file is there and holds no record.
+        StorageError: it cannot be read.
     """
     path = directory / _RECORD
+    with storage_errors("read", path):
+        data = path.read_bytes() if path.exists() else None
+    if data is None:
+        return None
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(data)
         fields["addresses"] = tuple(fields["addresses"])
         record = EnrolmentRecord(**fields)
         if not is_client_id(record.client_id) or not record.addresses:
             raise ValueError("client_id or addresses")
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        for address in record.addresses:
+            check_address(address, "")
+        Certificate.from_bytes(bytes.fromhex(record.certificate))
+    except (ValueError, TypeError, KeyError, RecursionError, BadTicket, WireError) as error:
         raise CorruptFile(
             f"{path} is damaged ({error}).",
-            action="Remove this relay's directory and enrol it again.",
+            action=_LOST,
         ) from error
     return record
 

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from fcil_client.membership.enrol_with_ticket import redeem
-from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, UsageError
+from fcil_protocol.errors import BadTicket, CorruptFile, KeyFileError, StorageError, UsageError
 from fcil_protocol.ids import new_client_id
 from fcil_protocol.messages.messages import Enrolled
 from fcil_protocol.trust.keys import PrivateKeys
@@ -111,17 +111,34 @@ def test_a_relay_without_a_ticket_is_told_how_to_get_one(tmp_path):
 def test_a_relay_that_is_enrolled_needs_no_ticket_and_takes_no_other(center, tmp_path):
     ticket = issue(center, "site", role=Role.RELAY)
     shown = "a" * 64
+    certificate = center.federation.certificate.to_bytes().hex()
     text = (
         f'{{"client_id": "{new_client_id()}", "name": "site", "federation": "{ticket.federation}",'
-        f' "certificate": "", "addresses": ["a:1"], "ticket": "{shown}"}}'
+        f' "certificate": "{certificate}", "addresses": ["a:1"], "ticket": "{shown}"}}'
     )
     (tmp_path / "relay.json").write_text(text)
     record = load_record(tmp_path)
     assert asyncio.run(enrol(tmp_path, None, print)) == record
     with pytest.raises(UsageError, match="is the relay 'site' already"):
         asyncio.run(enrol(tmp_path, ticket, print))
-    (tmp_path / "relay.json").write_text(text[:-40])
-    with pytest.raises(CorruptFile):
+    damaged = (
+        text[:-40],
+        text.replace(certificate, ""),
+        text.replace(certificate, "no hex"),
+        text.replace(certificate, certificate[2:]),
+        text.replace('"a:1"', '"a"'),
+        text.replace('"a:1"', "1"),
+        "[]",
+    )
+    for wrong in damaged:
+        (tmp_path / "relay.json").write_text(wrong)
+        with pytest.raises(CorruptFile, match=r"relay\.json is damaged"):
+            load_record(tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_relays_record_is_named(tmp_path):
+    (tmp_path / "relay.json").mkdir()
+    with pytest.raises(StorageError, match=r"cannot read .*relay\.json"):
         load_record(tmp_path)
 
 
