@@ -217,9 +217,10 @@ def revoke(
                     reply = {"name": name, "withdrawn": True}
                 else:
                     row = roster.named(name)
-                    roster.revoke(row, why, actor, keep=keep_update)
-                    reply = {"name": row.name, "behind": roster.behind(row)}
+                    tickets = roster.revoke(row, why, actor, keep=keep_update)
+                    behind = roster.behind(row)
+                    reply = {"name": row.name, "behind": behind, "tickets": tickets}
             finally:
                 federation.close()
-        emit({"withdrawn": False, "behind": [], **reply}, form, lambda: None)
+        emit({"withdrawn": False, "behind": [], "tickets": [], **reply}, form, lambda: None)
         typer.echo(describe_done("revoke", reply), err=True)

@@ -219,8 +219,9 @@ class Commands:
             )
         row = roster.named(name, exact=fields.get("exact") is True)
         keep, why = fields.get("keep") is True, str(fields.get("why", ""))
-        self._sessions.revoke(row, keep=keep, actor=actor, why=why)
-        return {"client": row.client_id, "name": row.name, "behind": roster.behind(row)}
+        tickets = self._sessions.revoke(row, keep=keep, actor=actor, why=why)
+        behind = roster.behind(row)
+        return {"client": row.client_id, "name": row.name, "behind": behind, "tickets": tickets}
 
     async def _erase(self, fields: dict[str, Any]) -> dict[str, Any]:
         context, actor = self._context, _actor(fields)

@@ -204,16 +204,21 @@ class ClientSessions:
         """End the membership of a member that leaves."""
         self.revoke(self._row(peer), keep=True, actor=peer.name, why=LEFT_BY_ITSELF)
 
-    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = "") -> None:
-        """Take a client off the list (`Roster.revoke`) and end its connection."""
+    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = "") -> list[str]:
+        """Take a client off the list (`Roster.revoke`) and end its connection.
+
+        Returns:
+            The names on the open tickets that were withdrawn with it.
+        """
         context = self._context
-        context.roster.revoke(row, why, actor, keep=keep)
+        tickets = context.roster.revoke(row, why, actor, keep=keep)
         context.run.coordinator.on_client_revoked(row.client_id)
         peer = context.peers.by_client(row.client_id)
         if peer is not None:  # it comes back as a guest and gets the reason
             context.link.cut(peer.conn)
         text = f"{row.name} was removed from the allow list: {why or REVOKED}"
         context.journal.note("warning", "revoked", text, row.client_id)
+        return tickets
 
     def _row(self, peer: Peer) -> ClientRow:
         row = self._context.ledger.clients.get(peer.client)

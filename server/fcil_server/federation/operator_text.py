@@ -80,7 +80,9 @@ def describe_done(op: str, told: Mapping[str, Any]) -> str:
             return f"The server stops {when}."
         case "revoke":
             what = "ticket is withdrawn" if told.get("withdrawn") else "membership is revoked"
-            return f"{printable(str(told['name']))}: the {what}.{_cut_off(told.get('behind', ()))}"
+            behind, tickets = told.get("behind", ()), told.get("tickets", ())
+            done = f"{printable(str(told['name']))}: the {what}."
+            return f"{done}{_cut_off(behind)}{_withdrawn(tickets)}"
         case _:
             raise AssertionError(f"nothing is said of {op!r}")
 
@@ -89,9 +91,19 @@ def _cut_off(behind: Sequence[str]) -> str:
     """Return what becomes of the clients behind a revoked relay."""
     if not behind:
         return ""
-    names = ", ".join(printable(name) for name in behind[:_NAMED])
-    more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
     return (
-        f" {names}{more} can connect only through it: revoke each and give it a new ticket "
+        f" {_named(behind)} can connect only through it: revoke each and give it a new ticket "
         "to connect another way."
     )
+
+
+def _withdrawn(tickets: Sequence[str]) -> str:
+    """Return what becomes of the open tickets that lead through a revoked relay."""
+    if not tickets:
+        return ""
+    return f" Open tickets that lead through it are withdrawn: {_named(tickets)}."
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(printable(name) for name in names[:_NAMED]) + more

@@ -277,14 +277,19 @@ class Roster:
 
     def revoke(
         self, row: ledger_rows.ClientRow, why: str, actor: str, *, keep: bool = False
-    ) -> None:
+    ) -> list[str]:
         """Take a client off the allow-list. Its key still gets the reason, nothing else.
+
+        The open tickets that lead through it, a relay, are withdrawn.
 
         Args:
             row: the client.
             why: the reason in the message to it; empty: the usual one.
             actor: the caller, for the audit log.
             keep: its update to the open round is aggregated; else it is excluded.
+
+        Returns:
+            The names on these tickets.
         """
         why = why[:MAX_WHY] or REVOKED
         self._withdraw(row.name)  # first: repeated after a fault, the revocation finds the name
@@ -293,9 +298,12 @@ class Roster:
                 self._leave_out(row.client_id)
             self._ledger.clients.revoke(row.client_id, why)
             self._ledger.audit.add(actor, "revoke", f"{row.name}: {why}")
-        if row.curve:
-            self.allow_list.explain(row.curve)
+            tickets = self._withdraw_via(row.client_id, actor)
+        for curve in (row.curve, *(ticket.curve for ticket in tickets)):
+            if curve:
+                self.allow_list.explain(curve)
         self.changed(row.client_id if row.via is None else row.via)
+        return [ticket.name for ticket in tickets]
 
     def behind(self, row: ledger_rows.ClientRow) -> list[str]:
         """Return the names of the members that can connect only through this one, a relay."""
@@ -337,6 +345,15 @@ class Roster:
             self.changed(relay)
         return True
 
+    def _withdraw_via(self, relay: ClientId, actor: str) -> list[ledger_rows.TicketRow]:
+        """Withdraw the open tickets that lead through a relay, and return them."""
+        now = self._ledger.now
+        tickets = [t for t in self._ledger.tickets.via(relay) if t.open_s(now)]
+        for ticket in tickets:
+            self._ledger.tickets.withdraw(ticket.name)
+            self._ledger.audit.add(actor, "withdraw", ticket.name)
+        return tickets
+
     def erase(self, row: ledger_rows.ClientRow, actor: str) -> ledger_rows.Erased:
         """Take a client off the list and remove its name, keys and tests from the ledger.
 
@@ -346,7 +363,10 @@ class Roster:
             self._leave_out(row.client_id)
             erased = self._ledger.clients.erase(row.client_id)
             self._ledger.audit.add(actor, "erase", row.client_id)
+            tickets = self._withdraw_via(row.client_id, actor)
         self.allow_list.forget(row.curve)
+        for ticket in tickets:
+            self.allow_list.explain(ticket.curve)
         self.changed(row.client_id if row.via is None else row.via)
         return erased
 

@@ -336,7 +336,7 @@ class Forgetting:
         states: list[tuple[int, Digest, Digest | None]],
         actor: str,
         *,
-        revoke: Callable[[], None] | None = None,
+        revoke: Callable[[], object] | None = None,
     ) -> Forgotten:
         """Make the fork the current run, in one transaction; then remove the old states.
 

@@ -168,7 +168,7 @@ def revoke(client: str, body: inputs.RevokeBody) -> Act:
     fields = {"name": client, "exact": True, "why": body.why, "keep": body.keep_update}
 
     def view(told: Told) -> dict[str, Any]:
-        return {"withdrawn": False, "behind": [], **told}
+        return {"withdrawn": False, "behind": [], "tickets": [], **told}
 
     return Act("revoke", fields, view, refused=404, private=True)
 

@@ -320,6 +320,7 @@ class RevokedAnswer(AnswerModel):
     name: str
     withdrawn: bool = Field(description="it was an open ticket")
     behind: list[str] = Field(description="members that can connect only through it, a relay")
+    tickets: list[str] = Field(description="names on open tickets that were withdrawn with it")
 
 
 class ModeAnswer(AnswerModel):

@@ -229,5 +229,30 @@ def test_a_revocation_of_a_relay_names_the_members_behind_it(center):
         "site: the membership is revoked. a, b can connect only through it: "
         "revoke each and give it a new ticket to connect another way."
     )
+    told = {"name": "site", "behind": [], "tickets": ["c", "d"]}
+    assert describe_done("revoke", told) == (
+        "site: the membership is revoked. Open tickets that lead through it are withdrawn: c, d."
+    )
     many = {"name": "site", "behind": [f"c{n}" for n in range(10)]}
     assert "c7 and 2 more can connect only" in describe_done("revoke", many)
+
+
+@pytest.mark.parametrize("how", ["revoke", "erase"])
+def test_the_open_tickets_through_a_relay_end_with_it(center, how):
+    """Nothing passes through it any more, so they lead nowhere."""
+    _, site = center.member("site", role=Role.RELAY)
+    _, other = center.member("other", role=Role.RELAY)
+    for relay in (site, other):
+        center.ledger.clients.set_address(relay, ADDRESS)
+    center.member("joined", via="site")
+    for name, via in (("a", "site"), ("stays", "other"), ("b", "site")):
+        issue(center, name, via=via)
+    issue(center, "direct")
+    row = center.roster.named("site")
+    if how == "revoke":
+        assert center.roster.revoke(row, "", "test") == ["a", "b"]
+    else:
+        center.roster.erase(row, "test")
+    tickets, now = center.ledger.tickets, center.ledger.now
+    assert [t.name for t in tickets.all() if t.open_s(now)] == ["stays", "direct"]
+    assert center.roster.withdraw("a", "test") is False

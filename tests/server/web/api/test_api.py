@@ -500,7 +500,7 @@ ACTS = [
         "clients/alice/revoke",
         {"why": "lost", "keep_update": True},
         {"op": "revoke", "name": "alice", "exact": True, "why": "lost", "keep": True},
-        {"client": ALICE, "name": "alice", "withdrawn": False, "behind": []},
+        {"client": ALICE, "name": "alice", "withdrawn": False, "behind": [], "tickets": []},
     ),
     (
         "runs/newest/promote",
