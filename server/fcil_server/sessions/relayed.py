@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import fcil_protocol
 from fcil_protocol.errors import (
+    BadTicket,
     FcilError,
     InternalError,
     TrustError,
@@ -28,6 +29,7 @@ from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Admit, Message, Uplink, Want, nack_of
 from fcil_protocol.messages.relay_frames import Laned
 from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.ticket import check_address
 from fcil_server.federation.eligibility import refusal
 from fcil_server.federation.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.ledger import rows as ledger_rows
@@ -310,6 +312,7 @@ class RelayedLink:
         relay.peer = None  # a second uplink starts from scratch
         try:
             check_uplink(row, message, federation.id, federation.ledger.now)
+            _check_reported(message.address)
             self._must_be_heard(row.client_id)
         except FcilError as error:
             self._answer(peer, nack_of(error))
@@ -435,3 +438,15 @@ class RelayedLink:
             relay.waiting.drop()
         if relay.waiting and self._kinds.get(relay.conn) is relay:
             self._flush_later(relay)
+
+
+def _check_reported(address: str) -> None:
+    """Check the address that a relay reports: tickets through it name this address.
+
+    Raises:
+        WireError: no ticket can name it.
+    """
+    try:
+        check_address(address, "Start the relay with --listen or --advertise HOST:PORT.")
+    except BadTicket as error:
+        raise WireError(f"the relay's own address: {error.message}", action=error.action) from error

@@ -113,6 +113,21 @@ def test_answers_go_down_the_lane_until_it_ends(play):
     play(story)
 
 
+@pytest.mark.parametrize("address", ["site", "a,b:1", "a:0", "a:1\n", "[:1"])
+def test_an_address_that_no_ticket_can_name_is_refused_as_it_is_reported(play, address):
+    """Later the server would blame its own configuration for it."""
+
+    async def story(center, relay, _key):
+        await relay.greet(address=address)
+        answer = await relay.hear()
+        assert (answer.code, "expected an address HOST:PORT" in answer.text) == ("malformed", True)
+        assert "--advertise" in answer.action
+        assert not center.lanes.has(relay.id)
+        assert center.ledger.clients.get(relay.id).address == ADDRESS
+
+    play(story)
+
+
 def test_a_relay_speaks_for_those_behind_it_alone(play):
     async def story(center, relay, key):
         other, _ = center.member("elsewhere", role=Role.RELAY)
