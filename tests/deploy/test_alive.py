@@ -102,6 +102,13 @@ def test_a_relay_says_how_it_is(tmp_path):
         assert words in found.stdout
 
 
+def test_a_relay_that_does_not_run_is_not_alive(tmp_path):
+    (tmp_path / "relay.json").touch()
+    found = server_status(tmp_path, "--alive")
+    assert found.exit_code == 2
+    assert "no daemon runs" in found.output
+
+
 def test_a_relay_without_a_session_is_not_alive(tmp_path):
     told = {"running": True, "relay": "hall", "federation": "f", "server": "127.0.0.1:1", "up": False,
             "address": "0.0.0.0:7711", "clients": 0, "cached_chunks": 0, "cached_bytes": 0}  # fmt: skip

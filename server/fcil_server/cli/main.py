@@ -256,6 +256,8 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
     try:
         return control_socket.ask(directory, "status", STATUS_S)
     except (Unreachable, Starting) as error:
+        if alive:
+            raise  # of a relay's directory, too
         # Imported only now: they take longer than a running server's answer.
         from fcil_server.daemon.status import stopped_status
         from fcil_server.federation.directory import find_directory
@@ -263,7 +265,7 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
 
         find_directory(directory)
         # A command that opens a new federation has its lock for a moment before the ledger.
-        if alive or not (directory / LEDGER_NAME).exists():
+        if not (directory / LEDGER_NAME).exists():
             raise
         if isinstance(error, Starting):
             typer.echo(error.message, err=True)
