@@ -217,7 +217,7 @@ class MemoryDealer:
             over reconnects.
 
     Attributes:
-        allowed: unread bytes that the owner last allowed.
+        allowed: requested bytes that the owner last allowed.
     """
 
     def __init__(self, router: MemoryRouter, key: bytes, *, up: str = "", down: str = "") -> None:
@@ -232,9 +232,9 @@ class MemoryDealer:
         self._connection: _Connection | None = None
         self.allowed = 0
 
-    def allow(self, unread: int) -> None:
-        """Note how many bytes may be unread; messages in memory are not counted."""
-        self.allowed = unread
+    def allow(self, requested: int) -> None:
+        """Note how many bytes may be asked for; messages in memory are not counted."""
+        self.allowed = requested
 
     @property
     def is_up(self) -> bool:

@@ -195,8 +195,8 @@ class Line:
     def send(self, frames):
         return self.dealer.send(frames)
 
-    def allow(self, unread):
-        self.dealer.allow(unread)
+    def allow(self, requested):
+        self.dealer.allow(requested)
 
     def close(self):
         self.dealer.close()

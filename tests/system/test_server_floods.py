@@ -43,7 +43,7 @@ def test_a_flood_costs_a_client_little_memory_and_no_round(tmp_path, flood):
         liar.close()
         assert memory_mb(federation.clients["ann"].pid) - before < MOST_MB
         log = federation.log("ann").read_text()
-        assert log.count("sent more than was asked for") == 1
+        assert "sent more than was asked for" in log
         assert "Traceback" not in log
 
         federation.serve(*settings(**ONE_TASK))

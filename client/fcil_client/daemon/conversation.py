@@ -116,7 +116,7 @@ class Conversation:
                 self._take(parse(news))
             except FcilError as error:
                 level = "error" if isinstance(error, TrustError) else "warning"
-                self._notes.now_and_then(level, level, f"a message was refused: {error}")
+                self._notes.now_and_then("refused", level, f"a message was refused: {error}")
 
     async def _link_news(self, news: LinkNews) -> None:
         address = self._line.address
@@ -130,7 +130,7 @@ class Conversation:
             self._notes.once(address, "error", REFUSALS[news.reason] + again)
             return
         if news.state == "flooded":
-            self._notes.once("flood", "warning", flooded(address))
+            self._notes.now_and_then("flood", "warning", flooded(address))
             return
         self._line.on_connection_lost()
         self._transfers.on_connection_lost()

@@ -9,7 +9,7 @@ from fcil_client.state.home import Enrolment
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
 from fcil_protocol.errors import WireError, WrongClock
 from fcil_protocol.link.dial import Dial, dial
-from fcil_protocol.link.zmq_link import MEMBER_BYTES, ClientLink, LinkNews
+from fcil_protocol.link.zmq_link import ClientLink, LinkNews
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Bye, Decline, Hello, Message, Nack, Welcome
 from fcil_protocol.messages.signed_session import Channel
@@ -127,7 +127,7 @@ class Connection:
         self._channel.raw_digests = welcome.compact
         if welcome.session_key is not None:
             self._channel.agree_as_client(welcome.session_key)
-        self._link.allow(MEMBER_BYTES + min(welcome.credit, MAX_WINDOW_BYTES))
+        self._link.allow(min(welcome.credit, MAX_WINDOW_BYTES))
         self.server = server
         self._welcomed = True
         if welcome.clock_ms:

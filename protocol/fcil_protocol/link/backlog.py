@@ -28,12 +28,14 @@ class UnreadBytes:
 
     Attributes:
         allowed: bytes that may be unread.
+        few: of them, those whose frames do not matter: they have been requested, or are too few.
         delivered: bytes on the wire of all messages that were read.
         ahead: unread bytes at the last check.
         overhead: memory of a waiting byte besides itself, by the frames that were read last.
     """
 
     allowed: int = UNSPOKEN_BYTES
+    few: int = FEW_BYTES
     delivered: int = 0
     ahead: int = 0
     overhead: float = 0.0
@@ -62,6 +64,6 @@ class UnreadBytes:
         self._at = now
         self._forgiven = min(self._forgiven, max(0, came - before))  # never more than is unread
         self.ahead = came - self.delivered - int(self._forgiven)
-        if self.ahead <= min(self.allowed, FEW_BYTES):
+        if self.ahead <= min(self.allowed, self.few):
             return False
         return self.ahead * (1 + self.overhead) > self.allowed

@@ -85,8 +85,8 @@ class ClientLink(Protocol):
         """Queue a message; False if there is no live connection."""
         ...
 
-    def allow(self, unread: int) -> None:
-        """Set how many bytes the peer may send before they are read, now and after a new start."""
+    def allow(self, requested: int) -> None:
+        """Set how many bytes this connection's peer may be asked for at a time; 0 at its start."""
         ...
 
     def close(self) -> None:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import zmq
 
 from fcil_protocol.errors import LinkError, PortInUse
-from fcil_protocol.link.backlog import UNSPOKEN_BYTES
+from fcil_protocol.link.backlog import FEW_BYTES, UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import ConnectionCounts
 from fcil_protocol.link.descriptors import Descriptors, Silent
 from fcil_protocol.link.door import Door, spare_descriptors
@@ -316,8 +315,8 @@ class Dealer:
     Args:
         server_key: the server's 32-byte CURVE key, pinned at enrolment.
         links: resources shared with other links; None: it has threads of its own.
-        retry_s: pause before a refused connection is tried again; libzmq itself retries
-            lost ones, but never one that the gate refused.
+        retry_s: pause before a connection is tried again that was refused, or cut for a flood;
+            libzmq itself retries lost ones, but never one that the gate refused.
     """
 
     def __init__(
@@ -338,7 +337,7 @@ class Dealer:
         assert shared is not None, "one of the two is there"
         self._watch = shared.watch
         self._watched: WatchedConnection | None = None
-        self._allowed = MEMBER_BYTES
+        self._flooded = False  # its connection is cut; its end is pending
         self._socket = shared.context.socket(zmq.DEALER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -373,7 +372,7 @@ class Dealer:
         event, value = MONITOR_EVENT.unpack(frames[0].bytes)
         if event == zmq.EVENT_CONNECTED:
             self._unwatch()
-            self._watched = self._watch.begin(value, self._allowed, partial(self._tell, "flooded"))
+            self._watched = self._watch.begin(value, MEMBER_BYTES, self._cut)
             return
         if event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CONNECT_RETRIED):
             self._unwatch()
@@ -389,6 +388,11 @@ class Dealer:
             self._tell("refused", "not_fcil")
             self._loop.call_later(self._retry_s, self._connect_again)
         elif event == zmq.EVENT_DISCONNECTED:
+            if self._flooded:  # libzmq would be back in 0.2 s, and flooded again
+                self._flooded = False
+                with contextlib.suppress(zmq.ZMQError):
+                    self._socket.disconnect(self._endpoint)
+                self._loop.call_later(self._retry_s, self._connect_again)
             self._tried = False
             if self._up:
                 self._up = False
@@ -404,20 +408,30 @@ class Dealer:
             self._watched.unread.read([frame_wire_bytes(len(f)) for f in frames])
         return tuple(f.bytes for f in frames)
 
-    def _too_long(self, _frame: zmq.Frame) -> None:
+    def _cut(self) -> None:
+        self._flooded = True
+        self._tell("flooded")
+
+    def _too_long(self, frame: zmq.Frame) -> None:
         if self._watched is not None:
             self._watched.cut()
+        elif not self._flooded:  # another system than Linux
+            shut_down(int(frame.get(zmq.SRCFD)))
+            self._cut()
 
     def _unwatch(self) -> None:
         if self._watched is not None:
             self._watch.end(self._watched)
             self._watched = None
 
-    def allow(self, unread: int) -> None:
-        """Set how many bytes the peer may send before they are read, now and after a new start."""
-        self._allowed = unread
+    def allow(self, requested: int) -> None:
+        """Set how many bytes this connection's peer may be asked for at a time; 0 at its start."""
         if self._watched is not None:
-            self._watched.unread.allowed = unread
+            # With what chunks need besides their data. A small message before does not make a
+            # requested window one of small frames.
+            window = requested * 5 // 4
+            self._watched.unread.allowed = MEMBER_BYTES + window
+            self._watched.unread.few = max(FEW_BYTES, window)
 
     def _connect_again(self) -> None:
         if self._socket.closed:

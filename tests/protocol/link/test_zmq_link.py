@@ -462,6 +462,7 @@ def test_sending_never_hides_a_message_that_has_come() -> None:
         async with server() as (router, port), client(port) as alice, client(port, BOB) as bob:
             await up(alice)
             await up(bob)
+            alice.allow(1 << 30)  # she is sent much, and reads nothing
             route = (await echo(router, alice, b"a")).route
             clock = asyncio.get_running_loop().time
             for number in range(150):
@@ -676,10 +677,10 @@ async def flooded(router: Router, dealer: Dealer, frames: list[bytes], times: in
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
 def test_a_client_cuts_a_server_that_sends_more_than_it_reads() -> None:
     async def test() -> None:
-        async with server() as (router, port), client(port) as alice:
+        async with server() as (router, port), client(port, retry_s=0.05) as alice:
             await up(alice)
             alice.allow(500_000)
-            await flooded(router, alice, [bytes(100_000)], 90)  # what is read ahead included
+            await flooded(router, alice, [bytes(100_000)], 140)  # what is read ahead included
 
     run(test)
 
@@ -689,7 +690,7 @@ def test_a_client_cuts_a_server_whose_message_hardly_ends() -> None:
     """None of its frames is delivered before the last one: that takes as much memory as they."""
 
     async def test() -> None:
-        async with server() as (router, port), client(port) as alice:
+        async with server() as (router, port), client(port, retry_s=0.05) as alice:
             await up(alice)
             await flooded(router, alice, [bytes(2 << 20)] * 50, 1)
 
@@ -698,9 +699,35 @@ def test_a_client_cuts_a_server_whose_message_hardly_ends() -> None:
 
 def test_a_client_cuts_a_server_that_sends_a_message_of_too_many_frames() -> None:
     async def test() -> None:
-        async with server() as (router, port), client(port) as alice:
+        async with server() as (router, port), client(port, retry_s=0.05) as alice:
             await up(alice)
             await flooded(router, alice, [b""] * (MAX_FRAMES + 1), 1)
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
+def test_a_window_that_was_requested_after_small_messages_may_come_at_once() -> None:
+    """Before its first chunk is read, the frames that were read last are small ones."""
+
+    async def test() -> None:
+        async with server() as (router, port), client(port) as alice:
+            await up(alice)
+            window = 6 << 20
+            alice.allow(window)
+            got = await echo(router, alice, b"here I am")
+            for number in range(200):
+                assert router.send(got.route, [b"%d" % number])
+                assert await asyncio.wait_for(alice.recv(), 60) == (b"%d" % number,)
+            watched = alice._watched
+            assert watched is not None
+            assert watched.unread.overhead > 30
+            for _ in range(window >> 18):
+                assert router.send(got.route, [b"chunk", b"", bytes(1 << 18)])
+            while watched.probe.received() < window:  # nothing of it is read meanwhile
+                pass
+            watched.check()
+            assert not watched.is_cut
 
     run(test)
 
@@ -709,7 +736,6 @@ def test_what_a_client_reads_counts_against_no_allowance_however_much_it_is() ->
     async def test() -> None:
         async with server() as (router, port), client(port) as alice:
             await up(alice)
-            alice.allow(300_000)
             got = await echo(router, alice, b"here I am")
             for _ in range(40):
                 assert router.send(got.route, [bytes(200_000)])

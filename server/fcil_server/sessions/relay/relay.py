@@ -31,7 +31,6 @@ from fcil_protocol.errors import (
 from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial, flooded
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
-from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
@@ -269,6 +268,7 @@ class Relay:
             return
         match message:
             case Admit():
+                self._allow(message)
                 self._session.on_admit(message)
             case Chunk():
                 self._session.on_chunk(message, received.blobs[0])
@@ -277,6 +277,14 @@ class Relay:
             case Nack():
                 self._notify("warning", f"the server refused a message: {message.text}")
 
+    def _allow(self, message: Admit) -> None:
+        """Let the server send what is requested: the windows of all behind this relay, and its own.
+
+        As the server allows its relays.
+        """
+        behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
+        self._uplink.allow(min(message.credit, MAX_WINDOW_BYTES) + behind)
+
     def _begin(self, received: Received, message: Admit) -> None:
         certificate = Certificate.from_bytes(message.certificate)
         server = certificate.verify(self._record.federation, time.time())
@@ -284,9 +292,7 @@ class Relay:
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = message.server_nonce
-        # As the server allows its relays: the windows of all that are behind them, and their own.
-        behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
-        self._uplink.allow(MEMBER_BYTES + min(message.credit, MAX_WINDOW_BYTES) + behind)
+        self._allow(message)
         self._server = server
         newer = message.certificate.hex() != self._record.certificate
         if newer:
