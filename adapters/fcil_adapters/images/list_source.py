@@ -34,7 +34,7 @@ OBJECT = 'Write one object in each line, such as {"path": "a.jpg", "label": "cat
 _PATH, _HUB_PATH = "path", "file_name"
 # Hugging Face's lists of the images in a folder; they need not hold labels.
 _HUB_LISTS = ("metadata.csv", "metadata.jsonl")
-_FIRST_BYTES = 4096  # of a list, where its columns are
+_FIRST_BYTES = 64 << 10  # of a list, where its columns are
 _SIDES: dict[str, SourcePart] = {"train": "train", "test": "test"}
 
 
@@ -50,10 +50,14 @@ def is_hub_list(path: Path) -> bool:
         if not path.is_file():  # a pipe never ends
             return False
         with path.open("rb") as file:
-            start = file.readline(_FIRST_BYTES)
-    except OSError:  # the folder's images are read without it
-        return False
-    return _HUB_PATH.encode() in start and b"label" in start
+            first = file.readline(_FIRST_BYTES).decode("utf-8-sig", errors="replace")
+        if path.suffix == ".csv":
+            columns = [name.strip().lower() for name in next(csv.reader([first]), [])]
+        else:
+            columns = list(json.loads(first))
+    except (OSError, ValueError, TypeError, RecursionError, csv.Error):
+        return False  # the folder's images are read without it
+    return _HUB_PATH in columns and "label" in columns
 
 
 class ListSource(ImageSource):
@@ -130,13 +134,13 @@ class ListSource(ImageSource):
         text = io.TextIOWrapper(io.BytesIO(self._data()), encoding="utf-8-sig", newline="")
         reader = csv.reader(text, strict=True)
         try:
-            header = [name.strip().lower() for name in next(reader, [])]
-            if _PATH not in header:
-                header = [_PATH if name == _HUB_PATH else name for name in header]
+            names = [name.strip().lower() for name in next(reader, [])]
+            renames = {} if _PATH in names else {_HUB_PATH: _PATH}
+            header = [renames.get(name, name) for name in names]
             if header.count(_PATH) != 1 or header.count("label") != 1 or header.count("split") > 1:
                 raise DataError(
                     f"{self.path} line 1 must name the columns path and label once, and may name "
-                    f"split; got {','.join(header)[:120] or 'nothing'!r}.",
+                    f"split; got {','.join(names)[:120] or 'nothing'!r}.",
                     action=HEADER,
                 )
             for row in reader:

@@ -102,7 +102,9 @@ class _Files(ImageSource):
         if not listing.entries:
             loose = sum(len(m.parts) == 1 for m in members)
             found = f"{loose} images in no class folder" if loose else "no images"
-            why = f" ({listing.faults[0]})" if listing.faults else ""
+            # Of loose images, the other faults are no cause.
+            causes = [f for f in listing.faults if not loose or _LABELS_ELSEWHERE in f]
+            why = f" ({causes[0]})" if causes else ""
             raise DataError(f"{self.path} holds {found}{why}.", action=LAYOUT)
         return listing
 
@@ -119,6 +121,7 @@ class FolderSource(_Files):
     """Class folders on disk; links are followed, to each folder once in a class."""
 
     form = "folder"
+    _has_classes = True
 
     def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""
@@ -133,7 +136,7 @@ class FolderSource(_Files):
         for parts, files in walk:
             for file in files:
                 others.see((*parts, file))
-                if is_hub_list(self.path.joinpath(*parts, file)):
+                if self._has_classes and is_hub_list(self.path.joinpath(*parts, file)):
                     lists.add(f"list {'/'.join((*parts, file))!r}", _LABELS_ELSEWHERE)
                 yield from self._member((*parts, file), faults)
         faults.extend(lists.sentences())
@@ -163,6 +166,8 @@ class FolderSource(_Files):
 
 class LooseSource(FolderSource):
     """All images below a folder, under any names of folders; their class name is empty."""
+
+    _has_classes = False
 
     def listing(self) -> Listing:
         """List the folder as it is now; it may be empty.

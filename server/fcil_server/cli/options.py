@@ -38,10 +38,10 @@ BudgetOption = Annotated[
     typer.Option(help="Byte budget per client and round, up and down together, such as '2 MB'."),
 ]
 
-# A command for a federation's directory; the others have none, or another --dir.
+# A command for a federation's directory; the others have none, or another --dir, or name theirs.
 _COMMAND = re.compile(
     r"\bfcil-server (?!(?:demo|methods|relay|restore)\b)"
-    r"(?:(?:classes|run|token) )?[a-z]+(?:-[a-z]+)*"
+    r"(?:(?:classes|run|token) )?[a-z]++(?:-[a-z]++)*+(?! --dir\b)"
 )
 
 

@@ -143,11 +143,15 @@ def parse(text: str) -> Config:
             fields["wire"].setdefault("compact", False)
     except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
-    return validate(fields)
+    return validate(fields, begun=True)
 
 
-def validate(fields: dict[str, Any]) -> Config:
+def validate(fields: dict[str, Any], *, begun: bool = False) -> Config:
     """Check parsed fields.
+
+    Args:
+        fields: sections with their keys.
+        begun: they are of a run that has begun, perhaps before some limits were there: it goes on.
 
     Raises:
         ConfigError: one message that names the first faults.
@@ -163,6 +167,8 @@ def validate(fields: dict[str, Any]) -> Config:
             faults += _faults_without(fields, [e["loc"] for e in found])
         raise ConfigError(f"{'; '.join(faults)}.") from error
     faults_found = list(_cross_checks(config))
+    if not begun:
+        faults_found += _noise_faults(config.privacy)
     if faults_found:
         raise ConfigError(f"{'; '.join(faults_found)}.")
     return config
@@ -245,6 +251,16 @@ def known_keys() -> Iterator[str]:
             yield f"{section}.{key}"
 
 
+def _noise_faults(privacy: PrivacySection) -> list[str]:
+    """Return which of noise and clip are beyond what the numbers of a run can carry."""
+    values = {key: getattr(privacy, key) for key in ("noise_multiplier", "clip")}
+    return [
+        f"privacy.{key} is {value:g}: expected 0, or {LEAST_NOISE:g} to {MOST_NOISE:g}"
+        for key, value in values.items()
+        if value and not LEAST_NOISE <= value <= MOST_NOISE
+    ]
+
+
 def _cross_checks(config: Config) -> Iterator[str]:
     tasks = config.tasks
     if tasks.schedule == "listed" and not tasks.classes:
@@ -265,10 +281,6 @@ def _cross_checks(config: Config) -> Iterator[str]:
     privacy = config.privacy
     why = "privacy.noise_multiplier" if privacy.secure == "off" else "privacy.secure = 'masks'"
     yield from _round_checks(config.round, config.least_updates, why)
-    for key in ("noise_multiplier", "clip"):
-        value = getattr(privacy, key)
-        if value and not LEAST_NOISE <= value <= MOST_NOISE:
-            yield f"privacy.{key} is {value:g}: expected 0, or {LEAST_NOISE:g} to {MOST_NOISE:g}"
     if privacy.noise_multiplier and not privacy.clip:
         yield (
             "privacy.noise_multiplier needs privacy.clip, the largest length of an image's feature "

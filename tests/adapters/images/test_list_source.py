@@ -7,6 +7,7 @@ import pytest
 from adapters.picture_kit import png
 from fcil_adapters.images.decoding import open_source
 from fcil_adapters.images.list_source import ListSource
+from fcil_adapters.images.sources import LooseSource
 from fcil_protocol.errors import DataError
 
 
@@ -192,8 +193,15 @@ def test_a_folder_names_the_lists_of_labels_that_it_does_not_read(tmp_path):
     folder = tmp_path / "data"
     listed(folder / "cat", "file_name,text\n1.png,a cat\n", "1.png", file="metadata.csv")
     assert open_source(folder).listing().faults == ()  # captions
+    for number, first in enumerate(["file_name,labels", "file_name,a label", "file_name;label"]):
+        listed(folder / f"bird{number}", f"{first}\n1.png,x\n", "1.png", file="metadata.csv")
+    text = '{"file_name": "1.png", "text": "the label of a jar"}\n'
+    listed(folder / "jar", text, "1.png", file="metadata.jsonl")
+    assert open_source(folder).listing().faults == ()  # no column of labels
+    assert LooseSource(folder).listing().faults == ()
     listed(folder / "dog", "label,file_name\nx,2.png\n", "2.png", file="metadata.csv")
     listed(folder / "owl", '{"file_name": "3.png", "label": 1}', "3.png", file="metadata.jsonl")
+    assert LooseSource(folder).listing().faults == ()  # no folder of it is a class
     (said,) = open_source(folder).listing().faults
     assert said.startswith("list 'dog/metadata.csv' and 1 more are left out: in a folder, the ")
     flat = tmp_path / "flat"

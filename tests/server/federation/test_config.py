@@ -339,6 +339,10 @@ class TestCrossChecks:
         expected = f"privacy.{key} is {value:g}: expected 0, or 1e-06 to 1e+06"
         assert expected in fault({"privacy": noise})
 
+    def test_a_run_that_began_with_such_noise_goes_on(self) -> None:
+        noise = "[privacy]\nnoise_multiplier = 1e-7\nclip = 2e6\n"
+        assert parse(noise).privacy.clip == 2e6
+
     @pytest.mark.parametrize("value", [1e-6, 1e6])
     def test_the_least_and_the_most_noise_are_taken(self, value: float) -> None:
         noise = {"noise_multiplier": value, "clip": value}
