@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -38,6 +38,7 @@ class FolderWalk:
 
     Args:
         root: where the walk begins.
+        watch: called for each name and each visit of a folder; what it raises ends the walk.
 
     Attributes:
         repeated: paths that were passed over because their folder was met already.
@@ -45,8 +46,9 @@ class FolderWalk:
         unreadable: errors of folders that cannot be read.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, watch: Callable[[], None] = lambda: None) -> None:
         self._root = root
+        self._watch = watch
         self._followed = 0
         self._met: set[tuple[tuple[str, ...], Identity]] = set()
         self._coming: list[_Folder] = []
@@ -58,6 +60,7 @@ class FolderWalk:
         """Yield each folder, by its names below the root, and the names of its files."""
         self._coming = [_Folder(0, 0, (), frozenset())]
         while self._coming:
+            self._watch()  # here too: a folder that was met already shows no names
             place = heapq.heappop(self._coming)
             folder = self._root.joinpath(*place.parts)
             try:
@@ -99,6 +102,7 @@ class FolderWalk:
         files = []
         with os.scandir(folder) as entries:
             for entry in entries:
+                self._watch()
                 if not _is_folder(entry):
                     files.append(entry.name)
                 elif not entry.name.startswith("."):

@@ -12,7 +12,7 @@ import stat
 import zipfile
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -73,8 +73,12 @@ def is_there(path: Path) -> bool:
     return path.exists() or any(shard.is_file() for shard in expanded(path))
 
 
-def open_source(path: Path) -> ImageSource:
+def open_source(path: Path, watch: Callable[[], None] = lambda: None) -> ImageSource:
     """Open images in any of the forms of docs/data.md.
+
+    Args:
+        path: of the images.
+        watch: called for each name that a listing meets in folders; what it raises ends it.
 
     Raises:
         DataError: there are none at ``path``; the message names the expected layout.
@@ -82,7 +86,7 @@ def open_source(path: Path) -> ImageSource:
     if path.is_dir():
         if cifar := cifar_in(path):
             return CifarSource(path, cifar)
-        return ShardSource(path) if shards_in(path) else FolderSource(path)
+        return ShardSource(path) if shards_in(path) else FolderSource(path, watch)
     if path.is_file():
         of_suffix = {".csv": ListSource, ".jsonl": JsonListSource, ".tar": ShardSource}
         return of_suffix.get(path.suffix.lower(), ZipSource)(path)
@@ -123,6 +127,10 @@ class FolderSource(_Files):
     form = "folder"
     _has_classes = True
 
+    def __init__(self, path: Path, watch: Callable[[], None] = lambda: None) -> None:
+        super().__init__(path)
+        self._watch = watch
+
     def read(self, entry: ImageEntry) -> bytes:
         """Return a file's bytes."""
         return read_file(self.path / entry.name, entry.name)
@@ -132,7 +140,7 @@ class FolderSource(_Files):
         return same_file(self.path / entry.name, entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        walk, others, lists = FolderWalk(self.path), OtherFormats(), LeftOut()
+        walk, others, lists = FolderWalk(self.path, self._watch), OtherFormats(), LeftOut()
         for parts, files in walk:
             for file in files:
                 others.see((*parts, file))

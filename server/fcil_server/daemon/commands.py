@@ -21,7 +21,8 @@ from fcil_server.ledger.rows import ClientRow
 from fcil_server.rounds.class_changes import apply_change
 from fcil_server.rounds.position import Mode, RunProgress
 from fcil_server.runs.erase import ServedRun, erase, tidy
-from fcil_server.runs.run_queue import cancel, describe_submitted, submit
+from fcil_server.runs.run_queue import append, cancel, check_submitted, describe_submitted
+from fcil_server.runs.run_record import in_thread
 from fcil_server.sessions import handshake
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Commands:
         self._live = live
         self._exports = exports
         self._queue_lock = asyncio.Lock()
+        self._looks = asyncio.Semaphore(2)  # slow folders leave threads for other work
 
     async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; ``fields["uid"]`` is the caller's, from the kernel.
@@ -193,9 +195,11 @@ class Commands:
 
     async def _submit_run(self, fields: dict[str, Any]) -> dict[str, Any]:
         context, directory = self._context, self._context.federation.directory
+        actor = _actor(fields)
+        async with self._looks:
+            await in_thread(check_submitted, context.config, fields)
         async with self._queue_lock:  # numbers are given once
-            actor = _actor(fields)
-            entry = await asyncio.to_thread(submit, directory, context.config, fields, actor)
+            entry = await asyncio.to_thread(append, directory, fields, actor)
         context.audit_done(actor, "submit_run", entry.name)
         reply = await asyncio.to_thread(describe_submitted, directory, entry)
         begins = context.run.is_over and not self._is_paused() and self._actions.begin_next()

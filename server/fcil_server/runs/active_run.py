@@ -64,6 +64,7 @@ from fcil_server.runs.run_record import (
     check_central_test,
     check_places,
     check_resumed,
+    in_thread,
 )
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
@@ -305,7 +306,7 @@ async def _open_as(
     method, hparams = _method_of(config)
     plain = method.plain or method
     if row is None:
-        await asyncio.to_thread(check_places, config.run, plain, hparams)
+        await in_thread(check_places, config.run, plain, hparams)
     elif row.status is RunStatus.RUNNING:
         await _warn_of_no_test(config, ports.notify)
     if method.plain is not None and (faults := list(configuration.masks_faults(config))):
@@ -353,7 +354,7 @@ async def _open_as(
 async def _warn_of_no_test(config: Config, notify: Callable[[str, str, str], None]) -> None:
     """Note that a resumed run cannot be tested now: its folder may be back when a task ends."""
     try:
-        await asyncio.to_thread(check_central_test, config.run)
+        await in_thread(check_central_test, config.run)
     except ConfigError as error:
         notify("warning", error.code, str(error))
 

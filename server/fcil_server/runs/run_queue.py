@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -184,12 +184,16 @@ class RunQueue:
             UsageError: the queue is full.
             DiskFull, StorageError: nothing was submitted.
         """
-        config = check(settings, base)
-        method = registry.load_method(config.method.name)
-        with blaming(method):
-            check_places(config.run, method, registry.make_hparams(method, config.method.options))
-        if plan is not None:
-            check_fits(plan, config)
+        check_whole(settings, base, plan)
+        return self.append(title, settings, by)
+
+    def append(self, title: str, settings: Settings, by: str) -> QueuedRun:
+        """Append a run that `check_whole` has passed.
+
+        Raises:
+            UsageError: the queue is full.
+            DiskFull, StorageError: nothing was submitted.
+        """
         entries = self.entries()
         if len(entries) >= MAX_QUEUED:
             raise UsageError(
@@ -283,12 +287,34 @@ def submit(directory: Path, config: Config, fields: Mapping[str, Any], actor: st
     Raises:
         ConfigError, UsageError, DiskFull, StorageError: nothing was submitted.
     """
+    check_submitted(config, fields)
+    return append(directory, fields, actor)
+
+
+def check_submitted(
+    config: Config, fields: Mapping[str, Any], abandoned: Callable[[], bool] = lambda: False
+) -> None:
+    """Check the fields of `submit`, which may take long; needs no lock.
+
+    Raises:
+        ConfigError, UsageError: they are wrong.
+    """
     settings = fields.get("settings")
     if not isinstance(settings, dict):
         raise UsageError("a submitted run has settings, an object of sections.")
     given = fields.get("partition")
     plan = None if given is None else PartitionPlan.of(given)
-    return RunQueue(directory).submit(str(fields.get("title") or ""), settings, config, actor, plan)
+    check_whole(settings, config, plan, abandoned)
+
+
+def append(directory: Path, fields: Mapping[str, Any], actor: str) -> QueuedRun:
+    """Append a run whose fields `check_submitted` has passed.
+
+    Raises:
+        UsageError, DiskFull, StorageError: nothing was submitted.
+    """
+    title = str(fields.get("title") or "")
+    return RunQueue(directory).append(title, fields["settings"], actor)
 
 
 def cancel(directory: Path, fields: Mapping[str, Any]) -> QueuedRun:
@@ -356,6 +382,26 @@ def check(settings: Settings, base: Config) -> Config:
     config = with_settings(base, settings)
     check_method({"name": config.method.name, **config.method.options})
     return config
+
+
+def check_whole(
+    settings: Settings,
+    base: Config,
+    plan: PartitionPlan | None,
+    abandoned: Callable[[], bool] = lambda: False,
+) -> None:
+    """Check a run as far as it can be before it begins.
+
+    Raises:
+        ConfigError: the settings are wrong, or do not fit the partition.
+    """
+    config = check(settings, base)
+    method = registry.load_method(config.method.name)
+    with blaming(method):
+        hparams = registry.make_hparams(method, config.method.options)
+        check_places(config.run, method, hparams, abandoned)
+    if plan is not None:
+        check_fits(plan, config)
 
 
 def _check_plain(value: object, depth: int = 0) -> None:

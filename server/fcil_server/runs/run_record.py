@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.fork import share_start
 from fcil_server.runs.resources import RunSetup
 
+MOST_LOOKED_AT = 1_500_000  # files and folders, for test images; ImageNet-1k has 1.43 million
 # They belong to the server, not to the run; and an address may hold a password.
 _APART = {"sinks": SinksSection(), "webhooks": WebhooksSection()}
 
@@ -46,18 +50,36 @@ def begin(
     return begin_row(ledger, setup, {**described, **facts}, notify, begun)
 
 
-def check_places(run: RunSection, method: Method, hparams: Hparams) -> None:
+async def in_thread(check: Callable[..., None], *args: object) -> None:
+    """Call a check in a thread; its last argument tells it when its caller was cancelled.
+
+    A process that ends waits for its threads.
+    """
+    left = threading.Event()
+    try:
+        await asyncio.to_thread(check, *args, left.is_set)
+    finally:
+        left.set()
+
+
+def check_places(
+    run: RunSection,
+    method: Method,
+    hparams: Hparams,
+    abandoned: Callable[[], bool] = lambda: False,
+) -> None:
     """Check that what a new run's settings name is there, before clients train for it.
 
     Args:
         run: its settings.
         method: its method.
         hparams: the method's options.
+        abandoned: returns True once the caller no longer waits.
 
     Raises:
         ConfigError: something is not there, or the method cannot begin with an adapter.
     """
-    check_central_test(run)
+    check_central_test(run, abandoned)
     if run.init_from:
         start.check_can_begin(method, hparams)
         if not Path(run.init_from).exists():
@@ -67,15 +89,30 @@ def check_places(run: RunSection, method: Method, hparams: Hparams) -> None:
             )
 
 
-def check_central_test(run: RunSection) -> None:
+def check_central_test(run: RunSection, abandoned: Callable[[], bool] = lambda: False) -> None:
     """Check that the server's own test images are there, if a run is to be tested on some.
 
+    Args:
+        run: the run's settings.
+        abandoned: returns True once the caller no longer waits.
+
     Raises:
-        ConfigError: they are not.
+        ConfigError: they are not, or their folder holds too much.
     """
+    met = itertools.count(1)
+
+    def watch() -> None:
+        if next(met) > MOST_LOOKED_AT:
+            raise DataError(
+                f"{run.central_test} holds more than {MOST_LOOKED_AT:,} files and folders.",
+                action="Name the folder that holds the test images alone (docs/data.md).",
+            )
+        if abandoned():
+            raise DataError("the server ends before it has seen the images.")
+
     if run.central_test:
         try:
-            open_source(find(Path(run.central_test))).listing()
+            open_source(find(Path(run.central_test)), watch).listing()
         except DataError as error:
             raise ConfigError(f"run.central_test: {error.message}", action=error.action) from error
 

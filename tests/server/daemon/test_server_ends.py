@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fcil_protocol.errors import DiskFull, NotNow, RunFailed
+from fcil_protocol.errors import DiskFull, NotNow, RunFailed, UsageError
 from fcil_server.daemon.commands import Commands
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.journal import Journal
@@ -63,6 +64,31 @@ def test_between_two_runs_neither_hears_of_a_change(op: str) -> None:
     commands = Commands(none, actions, none, none, none)
     with pytest.raises(NotNow, match="the next one is about to begin"):
         asyncio.run(commands.answer(op, {"uid": 1}))
+
+
+def test_a_slow_look_at_test_images_holds_no_other_command(monkeypatch, server: Server) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def look(_config: object, _fields: object, abandoned: Callable[[], bool]) -> None:
+        begun.set()
+        while not abandoned():
+            pass
+        ended.set()
+
+    async def cancel_meanwhile() -> None:
+        context = SimpleNamespace(config=server.config, federation=server.federation)
+        actions: Any = SimpleNamespace(is_between_runs=lambda: False)
+        none: Any = None
+        commands = Commands(context, actions, none, none, none)  # type: ignore[arg-type]
+        slow = asyncio.create_task(commands.answer("submit_run", {"settings": {}}))
+        await asyncio.to_thread(begun.wait)
+        with pytest.raises(UsageError, match="no run with the number 7 waits"):
+            await commands.answer("cancel_run", {"number": 7})
+        slow.cancel()
+
+    monkeypatch.setattr("fcil_server.daemon.commands.check_submitted", look)
+    asyncio.run(cancel_meanwhile())  # waits for the thread
+    assert ended.is_set()
 
 
 def test_a_withdrawn_ticket_is_no_client_that_joined_with_it() -> None:

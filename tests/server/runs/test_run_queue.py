@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ import pytest
 from fcil_protocol.errors import ConfigError, UsageError
 from fcil_server.federation.config import Config, load
 from fcil_server.federation.partition_plan import PartitionPlan
+from fcil_server.federation.sections import RunSection
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.runs import run_queue
+from fcil_server.runs import run_queue, run_record
 from fcil_server.runs.run_queue import FACT, QueuedRun, RunQueue, config_for, next_run
 
 NCM = {"method": {"name": "fedncm"}}
@@ -249,6 +253,42 @@ def test_a_file_that_holds_no_images_is_said_at_once(queue: RunQueue, tmp_path: 
     settings = {**NCM, "run": {"central_test": str(tmp_path / "notes.txt")}}
     with pytest.raises(ConfigError, match=r"run\.central_test: .*notes\.txt"):
         submit(queue, "x", settings=settings)
+
+
+def test_a_folder_with_more_files_than_test_images_have_is_refused(
+    queue: RunQueue, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "tree" / "below").mkdir(parents=True)
+    for number in range(4):
+        (tmp_path / "tree" / "below" / f"{number}.txt").touch()
+    monkeypatch.setattr(run_record, "MOST_LOOKED_AT", 4)
+    settings = {**NCM, "run": {"central_test": str(tmp_path / "tree")}}
+    with pytest.raises(ConfigError, match=r"run\.central_test: .* more than 4 files and folders"):
+        submit(queue, "x", settings=settings)
+
+
+def test_a_look_at_test_images_ends_once_its_caller_is_cancelled(tmp_path: Path) -> None:
+    run = RunSection(central_test=str(tmp_path))
+    begun = threading.Event()
+    refused: list[str] = []
+
+    def look(abandoned: Callable[[], bool]) -> None:
+        begun.set()
+        while not abandoned():
+            pass
+        try:
+            run_record.check_central_test(run, abandoned)
+        except ConfigError as error:
+            refused.append(error.message)
+
+    async def leave() -> None:
+        task = asyncio.create_task(run_record.in_thread(look))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())  # waits for the thread
+    assert refused == ["run.central_test: the server ends before it has seen the images."]
 
 
 def test_an_adapter_that_is_not_there_is_said_at_once(queue: RunQueue) -> None:
