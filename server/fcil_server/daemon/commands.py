@@ -141,8 +141,8 @@ class Commands:
             self._refuse_between_runs()
         match op:
             case "stop":
-                _audit(self._context, fields, "stop")
-                self._actions.stop()
+                self._actions.stop()  # first: a full disk keeps no server from ending
+                self._context.audit_done(_actor(fields), op)
                 return {}
             case "close_round":
                 rest = fields.get("rest_of_task") is True
@@ -150,11 +150,12 @@ class Commands:
                 check_round(coordinator.progress, fields.get("only"))
                 coordinator.close_short(rest_of_task=rest)
                 detail = "and the rest of its task" if rest else ""
-                _audit(self._context, fields, "close_round", detail)
+                self._context.audit_done(_actor(fields), op, detail)
                 return {}
             case "pause" | "resume" | "drain":
-                _audit(self._context, fields, op)
-                return self._set_mode(op)
+                reply = self._set_mode(op)
+                self._context.audit_done(_actor(fields), op)
+                return reply
             case "stop_run":
                 return self._stop_run(fields)
             case _:

@@ -66,6 +66,25 @@ def test_between_two_runs_neither_hears_of_a_change(op: str) -> None:
         asyncio.run(commands.answer(op, {"uid": 1}))
 
 
+@pytest.mark.parametrize("op", ["stop", "close_round"])
+def test_a_full_disk_keeps_no_act_from_being_done_and_said(op: str) -> None:
+    done: list[str] = []
+
+    def audit_done(*given: object) -> None:
+        assert done, "the act comes first: if it is not recorded, it is done nevertheless"
+        done.append(f"audit {given[1]}")
+
+    coordinator = SimpleNamespace(progress=None, close_short=lambda **_: done.append("close_round"))
+    context: Any = SimpleNamespace(
+        audit_done=audit_done, run=SimpleNamespace(coordinator=coordinator)
+    )
+    actions: Any = SimpleNamespace(is_between_runs=lambda: False, stop=lambda: done.append("stop"))
+    none: Any = None
+    commands = Commands(context, actions, none, none, none)
+    assert asyncio.run(commands.answer(op, {"uid": 1})) == {}
+    assert done == [op, f"audit {op}"]
+
+
 def test_a_slow_look_at_test_images_holds_no_other_command(monkeypatch, server: Server) -> None:
     begun, ended = threading.Event(), threading.Event()
 
