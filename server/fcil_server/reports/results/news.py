@@ -81,6 +81,12 @@ class NewsPosition:
         beyond = self.event > newest.event or self.refusal > newest.refusal
         return newest if beyond else self
 
+    def known_in(self, ledger: Ledger) -> NewsPosition:
+        """Return it if this ledger can have given it, and else the place after all news."""
+        known = not self.run or ledger.runs.get(RunId(self.run)) is not None
+        newest = newest_position(ledger)
+        return self.within(newest) if known else newest
+
 
 @dataclass(frozen=True)
 class NewsItem:

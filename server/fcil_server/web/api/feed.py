@@ -146,8 +146,7 @@ class Feeds:
         """
         given = request.headers.get("last-event-id", "") or last
         wanted = NewsPosition.parse(given) if given else None
-        newest = await self._pool.do(self._end)
-        position = newest if wanted is None else wanted.within(newest)
+        position = await self._pool.do(self._begin, wanted)
         if len(self._open) >= self._most:
             many = NotNow(f"{len(self._open)} streams are open.", action="Close some of them.")
             raise RefusedRequest(503, many)
@@ -199,6 +198,10 @@ class Feeds:
     def _end(self) -> NewsPosition:
         with Ledger(self._ledger, read_only=True) as ledger:
             return newest_position(ledger)
+
+    def _begin(self, wanted: NewsPosition | None) -> NewsPosition:
+        with Ledger(self._ledger, read_only=True) as ledger:
+            return newest_position(ledger) if wanted is None else wanted.known_in(ledger)
 
     def _read(self, position: NewsPosition) -> list[NewsItem]:
         with Ledger(self._ledger, read_only=True) as ledger:

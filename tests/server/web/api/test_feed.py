@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from fcil_protocol.errors import StorageError
-from fcil_server.reports.results.news import NewsItem, NewsKind, NewsPosition
+from fcil_protocol.ids import RunId
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.reports.results.news import NewsItem, NewsKind, NewsPosition, newest_position
 from fcil_server.web.api import feed as feed_module
 from fcil_server.web.api.feed import Feed
 from fcil_server.web.event_stream import TICK
@@ -121,3 +124,16 @@ def test_a_place_of_before_a_restore_is_the_newest_one() -> None:
     assert here.within(newest) == here
     assert NewsPosition(event=8).within(newest) == newest
     assert NewsPosition(refusal=3).within(newest) == newest
+
+
+def test_a_place_in_a_run_that_is_not_here_is_the_newest_one(tmp_path: Path) -> None:
+    """It would be before the first run, and all closed rounds would come again."""
+    run = RunId("r20260101-000000-0001")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.runs.add(
+            run, method="fedncm", method_version="1", config="", hparams={}, backbone={},
+            schema_digest="", seed=0, environment={},
+        )  # fmt: skip
+        here, elsewhere = NewsPosition(run=run, seq=0), NewsPosition(run="elsewhere", seq=3)
+        assert here.known_in(ledger) == here
+        assert elsewhere.known_in(ledger) == newest_position(ledger) == NewsPosition(run=run)
