@@ -494,10 +494,11 @@ class WorkerStalled(WorkerDied):
 
 
 class NotNow(FcilError):
-    """The device may not work now: on battery, in use, outside its hours, or too hot.
+    """This cannot be done now; it can be later.
 
-    Do nothing: the client announces itself again when it may work; ``fcil-client status`` on the
-    device shows what it waits for.
+    A server names the act under way: try again after it. A device may not work now (on battery,
+    in use, outside its hours, or too hot): do nothing, since its client announces itself again;
+    ``fcil-client status`` on the device shows what it waits for.
     """
 
     code = "not_now"

@@ -73,7 +73,11 @@ def refusal(sentence: str, status: int) -> Response:
     return problem(kind(sentence, action=_ADVICE.get(status, "")), status)
 
 
-_ADVICE = {421: "Call it by the address that fcil-server status shows."}
+_ADVICE = {
+    413: "Send less.",
+    421: "Call it by the address that fcil-server status shows.",
+    431: "Send fewer or shorter headers.",
+}
 
 
 def defect() -> Response:

@@ -291,6 +291,7 @@ def test_a_reader_too_many_is_told_when_to_come_again(federation, monkeypatch) -
 
     for status, headers, content in visited(federation, work):
         assert (status, content["code"], headers["retry-after"]) == (429, "not_now", "2")
+        assert content["title"] == "This cannot be done now; it can be later."
         assert content["detail"] == "Too many requests are under way."
 
 
@@ -307,6 +308,7 @@ def test_what_the_listener_refuses_is_a_problem_too(federation: Path) -> None:
 
     answers = visited(federation, work)
     assert [a[0] for a in answers] == [421, 413, 411, 405]
+    assert answers[1][2]["action"] == "Send less."
     assert {a[1]["content-type"] for a in answers} == {"application/problem+json"}
     assert "at most 262144 bytes" in answers[1][2]["detail"]
 
