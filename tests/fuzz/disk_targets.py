@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import shutil
+import tarfile
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -329,7 +330,7 @@ def manifest_file(data):
 
 
 def backup_seeds():
-    """Archives with a short state, without and with sealed keys; 20 blocks each."""
+    """Archives with a short state: without and with sealed keys, and with an extended header."""
     state = "runs/r20260102-030405-abcd/states/000001"
     members = {"federation.toml": b"", f"{state}.json": b"{}", f"{state}.safetensors": b"x" * 600}
     for more in ({}, {"keys.sealed": b"fcilpwd1"}):
@@ -341,6 +342,15 @@ def backup_seeds():
             archive.BackupManifest("1", 0.0, "f", "n", None, None, bool(more), writer.files)
         )
         yield out.getvalue()
+    extended = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(out.getvalue())) as plain,
+        tarfile.open(fileobj=extended, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for member in plain:
+            member.pax_headers = {"comment": "GNU.sparse.map=1,2"}
+            tar.addfile(member, plain.extractfile(member))
+    yield extended.getvalue()
 
 
 @target("backup", backup_seeds, max_bytes=32768)

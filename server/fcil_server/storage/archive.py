@@ -25,7 +25,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Self
 
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.ids import is_digest
@@ -34,7 +34,13 @@ from fcil_protocol.storage.atomic_files import storage_errors
 FORMAT, VERSION = "fcil-backup", 1
 MANIFEST, KEYS, CERTIFICATE = "manifest.json", "keys.sealed", "certificate"
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_HEADER_BYTES = 4096  # of an extended header; ours hold a long name or a size
+MAX_MOMENT_S = 1e11  # unix seconds, in the year 5138
 _STEP_BYTES = 1 << 20
+_EXTENDED = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 _NAME = re.compile(
     r"federation\.toml|queue/\d{6}\.json|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
     r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/"
@@ -91,9 +97,7 @@ class BackupManifest:
             files = {str(n): ArchiveEntry(**e) for n, e in fields.pop("files").items()}
             known = {k: v for k, v in fields.items() if k in cls.__dataclass_fields__}
             manifest = cls(**known, files=files)
-            whole = form == FORMAT and all(
-                is_digest(e.sha256) and isinstance(e.size_bytes, int) for e in files.values()
-            )
+            whole = form == FORMAT and manifest._is_plain()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             whole, version = False, VERSION
         if not whole:
@@ -104,6 +108,20 @@ class BackupManifest:
                 action=f"Install fcil {fields.get('fcil', '')}.",
             )
         return manifest
+
+    def _is_plain(self) -> bool:
+        """Return True if every field has its type, and can be printed."""
+        texts = (self.fcil, self.federation, self.name, self.run or "")
+        return (
+            all(isinstance(text, str) for text in texts)
+            and self.federation.isascii()
+            and self.federation.isprintable()
+            and type(self.created_at) in (int, float)
+            and 0 <= self.created_at < MAX_MOMENT_S  # false for NaN
+            and (self.state is None or type(self.state) is int)
+            and isinstance(self.keys, bool)
+            and all(is_digest(e.sha256) and type(e.size_bytes) is int for e in self.files.values())
+        )
 
 
 class ArchiveWriter:
@@ -220,11 +238,30 @@ def _errors(path: Path) -> Iterator[None]:
     with storage_errors("read", path):
         try:
             yield
-        except tarfile.TarError as error:
+        # The library lets those of its own parts through for some headers.
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} is not an fcil backup, or is damaged: {error}.",
                 action="Use another backup; nothing was written.",
             ) from error
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header of which the library, which reads extended ones at once, gets only short ones."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read one block.
+
+        Raises:
+            tarfile.ReadError: it announces a long extended header.
+        """
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED and not 0 <= header.size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(
+                f"a header in it has {header.size} bytes, expected at most {MAX_HEADER_BYTES}"
+            )
+        return header
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -235,7 +272,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         OSError, tarfile.TarError: it cannot be read.
     """
     size = path.stat().st_size
-    with tarfile.open(path, "r:") as tar:
+    with tarfile.open(path, "r:", tarinfo=_BoundedHeader) as tar:
         for member in tar:
             _check(path, member, size)
             content = tar.extractfile(member)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fcil_protocol.errors import ConfigError, KeyFileError, UsageError
+from fcil_protocol.errors import ConfigError, CorruptFile, KeyFileError, UsageError, WireError
 from fcil_protocol.storage.atomic_files import (
     make_private,
     scratch,
@@ -23,6 +24,7 @@ from fcil_protocol.storage.atomic_files import (
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
+from fcil_server.federation.directory import CONFIG
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
@@ -88,6 +90,7 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
             f"{directory} is not empty.", action="Restore into a new directory: --dir NEW"
         )
     manifest = verify(file)
+    _check_names(file, manifest)
     _check_choice(file, manifest, keys)
     with storage_errors("create", directory.parent):
         make_private(directory.parent)
@@ -96,7 +99,8 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
         with storage_errors("create", staged):
             staged.mkdir(mode=0o700)
         unpack_into(file, manifest, staged)
-        recertified = _place_keys(staged, manifest, keys)
+        _check_content(file, staged)
+        recertified = _place_keys(file, staged, manifest, keys)
         done = _settle(staged, manifest, keys, actor, recertified=recertified)
         _sync_all(staged)
         with storage_errors("create", directory):
@@ -108,6 +112,40 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
 def _is_empty(directory: Path) -> bool:
     with storage_errors("look into", directory):
         return directory.is_dir() and not any(directory.iterdir())
+
+
+def _check_names(file: Path, manifest: BackupManifest) -> None:
+    needed = [CONFIG, CERTIFICATE, LEDGER_NAME, *([KEYS] if manifest.keys else [])]
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise _incomplete(
+            file, f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        )
+
+
+def _check_content(file: Path, staged: Path) -> None:
+    """Refuse a backup that would become a federation without its settings or its members.
+
+    Raises:
+        CorruptFile: the settings are no TOML, or the ledger is none.
+    """
+    try:
+        tomllib.loads((staged / CONFIG).read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise _incomplete(file, f"{CONFIG} in it is no TOML ({error})") from error
+    if not (staged / LEDGER_NAME).stat().st_size:
+        raise _incomplete(file, f"{LEDGER_NAME} in it is empty")
+    try:
+        with Ledger(staged / LEDGER_NAME, read_only=True) as ledger:
+            ledger.database.refuse_damage()
+    except CorruptFile as error:
+        raise _incomplete(file, f"{LEDGER_NAME} in it is damaged") from error
+
+
+def _incomplete(file: Path, why: str) -> CorruptFile:
+    return CorruptFile(
+        f"{file} is not a complete fcil backup: {why}.",
+        action="Use another backup; nothing was written.",
+    )
 
 
 def _check_choice(file: Path, manifest: BackupManifest, keys: Keys) -> None:
@@ -126,7 +164,7 @@ def _check_choice(file: Path, manifest: BackupManifest, keys: Keys) -> None:
         )
 
 
-def _place_keys(staged: Path, manifest: BackupManifest, keys: Keys) -> bool:
+def _place_keys(file: Path, staged: Path, manifest: BackupManifest, keys: Keys) -> bool:
     """Put keys and certificate in place; return True if the certificate is a new one."""
     folder, sealed, carried = staged / "keys", staged / KEYS, staged / CERTIFICATE
     with storage_errors("create", folder):
@@ -142,7 +180,12 @@ def _place_keys(staged: Path, manifest: BackupManifest, keys: Keys) -> bool:
         PrivateKeys.load(server).save(folder / server.name)
         if root.exists():
             RootKey.load(root).save(folder / root.name)
-    certificate = Certificate.from_bytes(carried.read_bytes())
+    try:
+        certificate = Certificate.from_bytes(carried.read_bytes())
+    except WireError as error:
+        raise _incomplete(file, f"its certificate is damaged: {error.message}") from error
+    if certificate.federation != manifest.federation:
+        raise _incomplete(file, "its certificate is of another federation")
     sealed.unlink(missing_ok=True)
     carried.unlink()
     if not keys.fresh:

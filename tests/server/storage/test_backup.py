@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -29,14 +30,14 @@ from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.cli.show_storage import show_restored
 from fcil_server.federation.config import load, to_toml
-from fcil_server.federation.directory import Federation
+from fcil_server.federation.directory import CONFIG, Federation
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.run_queue import RunQueue, next_run
 from fcil_server.storage import backup as backup_module
 from fcil_server.storage import restore as restore_module
-from fcil_server.storage.archive import MANIFEST, BackupManifest, verify
+from fcil_server.storage.archive import CERTIFICATE, MANIFEST, BackupManifest, verify
 from fcil_server.storage.backup import audit_backup, backup
 from fcil_server.storage.restore import Keys, Restored, restore
 from server.storage_kit import (
@@ -346,6 +347,71 @@ class TestDamagedFiles:
             verify(file)
         assert "9.9" in caught.value.action
 
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("created_at", "x"),
+            ("created_at", float("nan")),
+            ("created_at", 1e30),
+            ("federation", "\xe9"),
+            ("federation", "\x1b[31m"),
+            ("state", "x"),
+        ],
+    )
+    def test_a_manifest_with_fields_of_other_types_is_damaged(
+        self, file: Path, tmp_path: Path, field: str, value: object
+    ) -> None:
+        rewrite(file, manifest=lambda fields: fields.update({field: value}))
+        with pytest.raises(CorruptFile, match=r"manifest\.json is damaged"):
+            again(file, tmp_path / "new")
+
+    @pytest.mark.parametrize(
+        ("name", "data", "said"),
+        [
+            (LEDGER_NAME, None, f"{LEDGER_NAME} is missing"),
+            (CONFIG, None, f"{CONFIG} is missing"),
+            (CERTIFICATE, None, f"{CERTIFICATE} is missing"),
+            (LEDGER_NAME, b"", f"{LEDGER_NAME} in it is empty"),
+            (LEDGER_NAME, b"not a database" * 500, f"{LEDGER_NAME} in it is damaged"),
+            (CONFIG, b"\xff\xfe", f"{CONFIG} in it is no TOML"),
+            (CERTIFICATE, b"xx", "its certificate is damaged"),
+        ],
+    )
+    def test_a_backup_without_what_a_federation_is_becomes_none(
+        self, file: Path, tmp_path: Path, name: str, data: bytes | None, said: str
+    ) -> None:
+        replace_member(file, name, data)
+        with pytest.raises(CorruptFile, match=said):
+            again(file, tmp_path / "new")
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed"]
+
+    def test_a_certificate_of_another_federation_is_refused(
+        self, file: Path, tmp_path: Path
+    ) -> None:
+        root, own = RootKey.generate(), PrivateKeys.generate()
+        replace_member(file, CERTIFICATE, root.certify(own.public).to_bytes())
+        with pytest.raises(CorruptFile, match="certificate is of another federation"):
+            again(file, tmp_path / "new", Keys(fresh=True))
+
+    @pytest.mark.parametrize(
+        ("records", "said"),
+        [
+            ({"comment": "x" * 5000}, "expected at most 4096"),
+            ({"GNU.sparse.map": "a,b", "GNU.sparse.size": "5"}, "is damaged"),
+            ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "is damaged"),
+        ],
+    )
+    def test_an_extended_header_is_short_and_of_a_plain_file(
+        self, tmp_path: Path, records: dict[str, str], said: str
+    ) -> None:
+        path = tmp_path / "evil.tar"
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo(CONFIG)
+            member.pax_headers, member.size = records, 4
+            tar.addfile(member, io.BytesIO(b"a=1\n"))
+        with pytest.raises(CorruptFile, match=said):
+            verify(path)
+
 
 def _is_padding(data: bytes, position: int) -> bool:
     """Say whether a byte lies behind a member's content, or behind the archive's end."""
@@ -371,6 +437,23 @@ def rewrite(file: Path, *, extra: tuple[str, bytes] | None = None, manifest=None
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+
+
+def replace_member(file: Path, name: str, data: bytes | None) -> None:
+    """Write a backup again with another member of this name, or without it; its manifest fits."""
+    with tarfile.open(file) as tar:
+        members = {m.name: tar.extractfile(m).read() for m in tar}
+    fields = json.loads(members.pop(MANIFEST))
+    del members[name], fields["files"][name]
+    if data is not None:
+        members[name] = data
+        digest = hashlib.sha256(data).hexdigest()
+        fields["files"][name] = {"sha256": digest, "size_bytes": len(data)}
+    with tarfile.open(file, "w") as tar:
+        for member_name, content in (*members.items(), (MANIFEST, json.dumps(fields).encode())):
+            member = tarfile.TarInfo(member_name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
 class TestRestore:
