@@ -78,13 +78,18 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
     """Create a federation directory from a backup, completely or not at all.
 
     Raises:
-        UsageError: the directory is not empty, or no keys are given.
+        UsageError: the directory is not empty or is a mount point, or no keys are given.
         CorruptFile: the backup is damaged; nothing was written.
         CannotOpen: the passphrase does not fit.
         KeyFileError: the given keys are not this federation's.
         DiskFull, StorageError.
     """
     directory = directory.absolute()
+    if directory.is_mount():
+        raise UsageError(
+            f"{directory} is a mount point, which cannot appear at once and complete.",
+            action=f"Restore into a folder inside it: --dir {directory / 'federation'}",
+        )
     if directory.is_symlink() or (directory.exists() and not _is_empty(directory)):
         raise UsageError(
             f"{directory} is not empty.", action="Restore into a new directory: --dir NEW"

@@ -457,6 +457,14 @@ def replace_member(file: Path, name: str, data: bytes | None) -> None:
 
 
 class TestRestore:
+    def test_a_mount_point_is_refused_before_any_work(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "new")
+        with pytest.raises(UsageError, match="mount point") as caught:
+            again(tmp_path / "no backup is read", tmp_path / "new")
+        assert f"--dir {tmp_path / 'new' / 'federation'}" in caught.value.action
+
     def test_the_federation_is_the_same_and_its_run_a_fork(
         self, built: Built, file: Path, tmp_path: Path
     ) -> None:
