@@ -243,6 +243,7 @@ class Server:
         """Start the work that lasts until the end."""
         context = parts.context
         self.federation.tell_lost_frames(self.note)
+        self.federation.tell_if_open(self.note)
         where = context.config.federation.describe_doors(context.port)
         self.note("info", "serving", f"listening on {where}")
         self._listening(context)

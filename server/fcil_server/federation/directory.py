@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,6 +206,11 @@ class Federation:
             self.ledger.database.empty_log()
             self._lost = ""
 
+    def tell_if_open(self, notify: Callable[[str, str, str], None]) -> None:
+        """Warn if other users can change the directory."""
+        if text := open_to_others(self.directory):
+            notify("warning", "directory", f"{text}; run: chmod 700 {self.directory}")
+
     def rotate_keys(self, actor: str) -> None:
         """Give the server new signing and sealing keys; members learn them without action.
 
@@ -310,6 +316,12 @@ def find_directory(directory: Path) -> Path:
             action="Name its directory with --dir, or start one with: fcil-server serve",
         )
     return directory
+
+
+def open_to_others(directory: Path) -> str:
+    """Return a sentence without its end if other users can write to a directory; else nothing."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    return f"other users can write to {directory} ({mode:04o})" if mode & 0o022 else ""
 
 
 def describe_lost_frames(ledger: Path) -> str:

@@ -174,6 +174,7 @@ class ExportJobs:
                 with storage_errors("store", folder):
                     if record.format in FOLDERS:
                         target = _archive(target, folder / f"new-{name}")
+                    target.chmod(0o600)
                     with target.open("rb") as file:  # a name after a power cut means all of it
                         sync_data(file.fileno())
                     target.replace(folder / name)
@@ -257,5 +258,4 @@ def _archive(folder: Path, target: Path) -> Path:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 file.write(path, path.relative_to(folder))
-    target.chmod(0o600)
     return target

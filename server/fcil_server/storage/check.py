@@ -23,7 +23,12 @@ from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_server.federation.api_tokens import REQUESTS_NAME, TOKENS_NAME, read_tokens
 from fcil_server.federation.config import load
-from fcil_server.federation.directory import CONFIG, WEBHOOKS, describe_lost_frames
+from fcil_server.federation.directory import (
+    CONFIG,
+    WEBHOOKS,
+    describe_lost_frames,
+    open_to_others,
+)
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.export_jobs import EXPORTS
@@ -278,7 +283,5 @@ def _disk(directory: Path) -> Iterator[CheckFinding]:
         yield warning("disk", text, "Free space there.")
     else:
         yield fine("disk", text)
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & 0o022:
-        text = f"other users can write to {directory} ({mode:04o})"
+    if text := open_to_others(directory):
         yield replace(failure("disk", text), action=f"Run: chmod 700 {directory}")

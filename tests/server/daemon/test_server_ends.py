@@ -66,6 +66,17 @@ def test_between_two_runs_neither_hears_of_a_change(op: str) -> None:
         asyncio.run(commands.answer(op, {"uid": 1}))
 
 
+def test_a_directory_that_others_can_write_to_is_a_warning(server: Server) -> None:
+    directory = server.federation.directory
+    server.federation.tell_if_open(server.note)
+    assert server.journal.latest(9) == []
+    directory.chmod(0o777)
+    server.federation.tell_if_open(server.note)
+    (note,) = server.journal.latest(9)
+    text = f"other users can write to {directory} (0777); run: chmod 700 {directory}"
+    assert (note["level"], note["text"]) == ("warning", text)
+
+
 @pytest.mark.parametrize("op", ["stop", "close_round"])
 def test_a_full_disk_keeps_no_act_from_being_done_and_said(op: str) -> None:
     done: list[str] = []

@@ -107,6 +107,7 @@ def test_a_file_is_there_when_the_export_is_done(built: Built, tmp_path, monkeyp
     assert (record.status, record.run, record.state, record.by) == ("done", built.run, "2", "uid 7")
     assert (record.name, record.bytes, record.error) == ("model.onnx", 4, None)
     folder = record.folder(built.directory)
+    assert (folder / "model.onnx").stat().st_mode & 0o777 == 0o600
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "record.json"} == {
         "model.onnx": b"onnx"
     }
