@@ -341,7 +341,6 @@ def test_the_sockets_options_are_those_of_the_table() -> None:
             of, its = dealer._socket.getsockopt, router._socket.getsockopt
             beats = of(zmq.HEARTBEAT_IVL)
             assert of(zmq.HEARTBEAT_TIMEOUT) == of(zmq.HEARTBEAT_TTL) == its(zmq.HEARTBEAT_TTL)
-            reconnect = (of(zmq.RECONNECT_IVL) / 1000, of(zmq.RECONNECT_IVL_MAX) / 1000)
             return {
                 "HEARTBEAT_IVL": f"client: {beats / 1000:g} s",
                 "HEARTBEAT_TIMEOUT": f"{of(zmq.HEARTBEAT_TIMEOUT) // beats} x `HEARTBEAT_IVL`",
@@ -349,7 +348,7 @@ def test_the_sockets_options_are_those_of_the_table() -> None:
                 "IPV6": str(int(of(zmq.IPV6))),
                 "ZAP_DOMAIN": f"`{its(zmq.ZAP_DOMAIN).decode()}`",
                 "IMMEDIATE": str(of(zmq.IMMEDIATE)),
-                "RECONNECT_IVL": "{:g} s, {:g} s".format(*reconnect),
+                "RECONNECT_IVL": f"{of(zmq.RECONNECT_IVL) // 1000:,} s",
             }
         finally:
             dealer.close()

@@ -109,6 +109,11 @@ class SocketReader(Generic[_T]):
                 return None if dropped else frames
         return None
 
+    @property
+    def is_between(self) -> bool:
+        """True unless a message is half read."""
+        return not self._frames and not self._dropping
+
     def tell(self, item: _T) -> None:
         """Queue an item that did not arrive as a message."""
         self._queue.put_nowait((item, 0))

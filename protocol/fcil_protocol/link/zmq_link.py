@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import zmq
@@ -62,6 +63,7 @@ CROWDED = (
     "more are open than this process may open files for, and those that say nothing go first "
     "(ulimit -n, LimitNOFILE)"
 )
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a client connects again
 SILENT_S = 30.0  # a connection without any message is cut after this time
 
 
@@ -315,8 +317,7 @@ class Dealer:
     Args:
         server_key: the server's 32-byte CURVE key, pinned at enrolment.
         links: resources shared with other links; None: it has threads of its own.
-        retry_s: pause before a connection is tried again that was refused, or cut for a flood;
-            libzmq itself retries lost ones, but never one that the gate refused.
+        retry_s: pause before a connection is tried again that was refused, or cut for a flood.
     """
 
     def __init__(
@@ -338,11 +339,15 @@ class Dealer:
         self._watch = shared.watch
         self._watched: WatchedConnection | None = None
         self._flooded = False  # its connection is cut; its end is pending
+        self._pause_s = FIRST_PAUSE_S
+        self._again: asyncio.TimerHandle | None = None  # the next attempt to connect
         self._socket = shared.context.socket(zmq.DEALER)
         _common_options(self._socket, int(heartbeat_s * 1000))
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+        # Not 1: libzmq 4.3.5 would drop the queue of a lost connection, at any moment, and end the
+        # process with a failed assertion if a message was half read (`!_more`, fq.cpp).
+        self._socket.setsockopt(zmq.IMMEDIATE, 0)
+        # Never: this class connects again, between two messages, and with an empty queue.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 24 * 3_600_000)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
@@ -351,7 +356,6 @@ class Dealer:
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._up = False
-        self._tried = False  # True if an attempt to connect was made since the last connection
         self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
             self._socket, self._delivered, lambda: None, self._too_long
         )
@@ -364,7 +368,6 @@ class Dealer:
     def connect(self, host: str, port: int) -> None:
         """Start connecting; `recv` returns the result."""
         self._endpoint = _endpoint(host, port)
-        self._tried = True
         self._socket.connect(self._endpoint)
         self._reader.wake()
 
@@ -378,30 +381,26 @@ class Dealer:
             self._unwatch()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
+            self._pause_s = FIRST_PAUSE_S
             self._tell("up")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._tell("refused", COME_AGAIN if value == _NOT_NOW else "unknown_client")
-            self._loop.call_later(self._retry_s, self._connect_again)
+            self._try_again(self._retry_s)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._tell("refused", "wrong_server_key")
+            self._try_again()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._tell("refused", "not_fcil")
-            self._loop.call_later(self._retry_s, self._connect_again)
+            self._try_again(self._retry_s)
         elif event == zmq.EVENT_DISCONNECTED:
-            if self._flooded:  # libzmq would be back in 0.2 s, and flooded again
-                self._flooded = False
-                with contextlib.suppress(zmq.ZMQError):
-                    self._socket.disconnect(self._endpoint)
-                self._loop.call_later(self._retry_s, self._connect_again)
-            self._tried = False
             if self._up:
                 self._up = False
                 self._tell("down")
-        elif event == zmq.EVENT_CONNECT_RETRIED:
-            # libzmq reports this when it sets the timer: after a loss no attempt was made yet.
-            if self._tried:
-                self._tell("down", "unreachable")
-            self._tried = True
+            self._try_again(self._retry_s if self._flooded else None)
+        elif event == zmq.EVENT_CONNECT_RETRIED and self._again is None:
+            # After a loss or a refusal, libzmq reports its own next attempt too.
+            self._tell("down", "unreachable")
+            self._try_again()
 
     def _delivered(self, frames: list[zmq.Frame]) -> tuple[bytes, ...]:
         if self._watched is not None:
@@ -415,7 +414,7 @@ class Dealer:
     def _too_long(self, frame: zmq.Frame) -> None:
         if self._watched is not None:
             self._watched.cut()
-        elif not self._flooded:  # another system than Linux
+        elif self._up and not self._flooded:  # another system than Linux
             shut_down(int(frame.get(zmq.SRCFD)))
             self._cut()
 
@@ -433,10 +432,26 @@ class Dealer:
             self._watched.unread.allowed = MEMBER_BYTES + window
             self._watched.unread.few = max(FEW_BYTES, window)
 
+    def _try_again(self, pause_s: float | None = None) -> None:
+        """Connect after a pause; without one given, it grows from attempt to attempt."""
+        if self._again is not None:
+            return
+        if pause_s is None:
+            pause_s = self._pause_s * random.uniform(1.0, 1.5)  # noqa: S311 - not all at once
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._again = self._loop.call_later(pause_s, self._connect_again)
+
     def _connect_again(self) -> None:
+        self._again = None
         if self._socket.closed:
             return
-        self._tried = True
+        if not self._reader.is_between or self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            # Half of a message would be lost; or news of the last attempt would be taken for the
+            # next one's.
+            self._news.wake()
+            self._try_again(FIRST_PAUSE_S)
+            return
+        self._flooded = False
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disconnect(self._endpoint)
         with contextlib.suppress(zmq.ZMQError):
@@ -449,6 +464,8 @@ class Dealer:
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Queue a message without waiting; False if there is no live connection."""
+        if not self._up:
+            return False  # libzmq would keep it for a later session
         try:
             _send_now(self._socket, frames)
         except zmq.Again:

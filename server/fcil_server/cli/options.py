@@ -41,7 +41,7 @@ BudgetOption = Annotated[
 # A command for a federation's directory; the others have none, or another --dir, or name theirs.
 _COMMAND = re.compile(
     r"\bfcil-server (?!(?:demo|methods|relay|restore)\b)"
-    r"(?:(?:classes|run|token) )?[a-z]++(?:-[a-z]++)*+(?! --dir\b)"
+    r"(?:(?:classes|run|token) )?+[a-z]++(?:-[a-z]++)*+(?! --dir\b)"
 )
 
 

@@ -254,9 +254,11 @@ class _BoundedHeader(tarfile.TarInfo):
         """Read one block.
 
         Raises:
-            tarfile.ReadError: it announces a long extended header.
+            tarfile.ReadError: it announces a long extended header, or a map of holes.
         """
         header = super().frombuf(buf, encoding, errors)
+        if header.type == tarfile.GNUTYPE_SPARSE:  # its map may be as long as the file
+            raise tarfile.ReadError("a file in it is sparse")
         if header.type in _EXTENDED and not 0 <= header.size <= MAX_HEADER_BYTES:
             raise tarfile.ReadError(
                 f"a header in it has {header.size} bytes, expected at most {MAX_HEADER_BYTES}"

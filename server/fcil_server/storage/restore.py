@@ -140,7 +140,7 @@ def _check_content(file: Path, staged: Path) -> None:
     if not (staged / LEDGER_NAME).stat().st_size:
         raise _incomplete(file, f"{LEDGER_NAME} in it is empty")
     try:
-        with Ledger(staged / LEDGER_NAME, read_only=True) as ledger:
+        with Ledger(staged / LEDGER_NAME) as ledger:  # one of an earlier version is upgraded
             ledger.database.refuse_damage()
     except CorruptFile as error:
         raise _incomplete(file, f"{LEDGER_NAME} in it is damaged") from error

@@ -662,6 +662,9 @@ async def flooded(router: Router, dealer: Dealer, frames: list[bytes], times: in
     got = await echo(router, dealer, b"here I am")
     for _ in range(times):
         assert router.send(got.route, frames)
+    async with asyncio.timeout(60):
+        while dealer._watched is not None and not dealer._watched.is_cut:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     seen: list[LinkNews | tuple[bytes, ...]] = []
     while not seen or seen[-1] != LinkNews("up"):
         seen.append(await asyncio.wait_for(dealer.recv(), 60))
@@ -681,6 +684,28 @@ def test_a_client_cuts_a_server_that_sends_more_than_it_reads() -> None:
             await up(alice)
             alice.allow(500_000)
             await flooded(router, alice, [bytes(100_000)], 140)  # what is read ahead included
+
+    run(test)
+
+
+@pytest.mark.parametrize("frames", [3, 20_000])
+def test_a_client_outlives_a_connection_that_ends_in_the_middle_of_much(frames: int) -> None:
+    """With a queue that ends with its connection, libzmq ended the process (`!_more`, fq.cpp)."""
+
+    async def test() -> None:
+        async with server() as (router, port), client(port, retry_s=0.05) as alice:
+            await up(alice)
+            alice.allow(1 << 30)
+            for _ in range(6):
+                got = await echo(router, alice, b"here I am")
+                for _ in range(200 if frames == 3 else 1):
+                    assert router.send(got.route, [b"", *[bytes(30)] * (frames - 1)])
+                router.cut(got.conn)
+                seen: list[LinkNews | tuple[bytes, ...]] = []
+                while not seen or seen[-1] != LinkNews("up"):
+                    seen.append(await asyncio.wait_for(alice.recv(), 60))
+                assert LinkNews("down") in seen
+                assert (await heard(router)).frames == ()
 
     run(test)
 

@@ -24,6 +24,7 @@ from fcil_server.federation.directory import CONFIG
         ("fcil-server status. Stop it: fcil-server stop.",
          "fcil-server status --dir fed. Stop it: fcil-server stop --dir fed."),
         ("fcil-server serve --dir OTHER", "fcil-server serve --dir OTHER"),
+        ("fcil-server run cancel --dir OTHER 3", "fcil-server run cancel --dir OTHER 3"),
         ("fcil-server restore FILE --dir NEW", "fcil-server restore FILE --dir NEW"),
         ("fcil-server methods NAME; fcil-server relay", "fcil-server methods NAME; fcil-server relay"),
         ("fcil-client join --data FOLDER", "fcil-client join --data FOLDER"),

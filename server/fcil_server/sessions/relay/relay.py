@@ -236,6 +236,7 @@ class Relay:
             self._notify("error", f"no session with the server began: {error} Trying again")
         self._uplink.close()
         await asyncio.sleep(RETRY_S)
+        self._at = (self._at + 1) % len(self._record.addresses)
         self._connect()
 
     def _note(self, level: str, text: str) -> None:
@@ -278,7 +279,7 @@ class Relay:
                 self._notify("warning", f"the server refused a message: {message.text}")
 
     def _allow(self, message: Admit) -> None:
-        """Let the server send what is requested: the windows of all behind this relay, and its own.
+        """Let the server send the windows of all behind this relay, and its own.
 
         As the server allows its relays.
         """
