@@ -445,7 +445,7 @@ class Dealer:
         self._again = None
         if self._socket.closed:
             return
-        if not self._reader.is_between or self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if not self._reader.is_between or self._monitor.poll(0):
             # Half of a message would be lost; or news of the last attempt would be taken for the
             # next one's.
             self._news.wake()
