@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fcil_protocol.process.token_bucket import TokenBucket
+
 KEPT = 100  # notes, for the status
 AT_ONCE = 5  # notes that a peer can cause at will, and then one in `EACH_S`
-EACH_S = 10.0
+EACH_S = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -20,15 +22,6 @@ class Note:
     at: float
     level: str
     text: str
-
-
-@dataclass
-class _Budget:
-    """Notes of one topic that may be made now, as of a time, and those held back since the last."""
-
-    at: float
-    left: float = AT_ONCE
-    held: int = 0
 
 
 class Notes:
@@ -44,7 +37,8 @@ class Notes:
     ) -> None:
         self._notify = notify
         self._clock = clock
-        self._budgets: dict[str, _Budget] = {}  # by topic
+        self._buckets: dict[str, TokenBucket] = {}  # by topic
+        self._held = Counter[str]()  # notes of each topic that were held back since the last one
         self._kept: deque[Note] = deque(maxlen=KEPT)
         self._standing: dict[str, str] = {}
 
@@ -63,14 +57,11 @@ class Notes:
     def now_and_then(self, topic: str, level: str, text: str) -> None:
         """Note what a peer can cause a thousand times a second; most are only counted."""
         now = self._clock()
-        budget = self._budgets.setdefault(topic, _Budget(now))
-        budget.left = min(AT_ONCE, budget.left + (now - budget.at) / EACH_S)
-        budget.at = now
-        if budget.left < 1:
-            budget.held += 1
+        fresh = TokenBucket(AT_ONCE, 1 / EACH_S, AT_ONCE, now)
+        if not self._buckets.setdefault(topic, fresh).draw(now):
+            self._held[topic] += 1
             return
-        more, budget.held = budget.held, 0
-        budget.left -= 1
+        more = self._held.pop(topic, 0)
         self(level, f"{text} ({more} more since the last of these lines)" if more else text)
 
     def over(self, topic: str) -> None:

@@ -109,6 +109,7 @@ SMALL = {
     "fcil_client.data.file_names": "below the manifest, so that watchers need no images",
     "fcil_client.swarm.members": "below the swarm's other modules, which else form a circle",
     "fcil_protocol.process.overrides": "one file owns -c of both programs",
+    "fcil_protocol.process.token_bucket": "one budget for notes of both programs, and for guests",
     "fcil_server.ledger.labels": "one file has the words of every status",
 }
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from fcil_protocol.process.token_bucket import TokenBucket
+
 BURST = 60  # notes of one origin that are written in full at once
 EVERY_S = 3.0  # seconds between further ones
 MINUTE_S = 60.0  # after which held-back notes are written, even while more are coming
@@ -40,21 +42,11 @@ class Held(Generic[K]):
         )
 
 
-@dataclass
-class _NoteBucket:
-    left: float
-    at: float
-
-    def fill(self, now: float) -> None:
-        self.left = min(float(BURST), self.left + (now - self.at) / EVERY_S)
-        self.at = now
-
-
 class NoteBudget(Generic[K]):
     """The buckets of all origins, and the held-back notes."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, _NoteBucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._held: dict[tuple[str, K], Held[K]] = {}
 
     @property
@@ -94,9 +86,5 @@ class NoteBudget(Generic[K]):
         return {place: held.text for place, held in self._held.items()}
 
     def _draw(self, origin: str, now: float) -> bool:
-        bucket = self._buckets.setdefault(origin, _NoteBucket(float(BURST), now))
-        bucket.fill(now)
-        if bucket.left < 1:
-            return False
-        bucket.left -= 1
-        return True
+        fresh = TokenBucket(BURST, 1 / EVERY_S, BURST, now)
+        return self._buckets.setdefault(origin, fresh).draw(now)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from fcil_protocol.link.interface import ComeAgain
 from fcil_protocol.link.zmq_link import MEMBER_BYTES
+from fcil_protocol.process.token_bucket import TokenBucket
 
 MAX_GUEST_BYTES = 8192  # of one message of a guest
 GUEST_BYTES = 16 << 10  # unread bytes allowed per guest: its one message, and slack
@@ -28,14 +29,11 @@ USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may b
 
 
 @dataclass
-class _HandshakeBucket:
-    """Handshakes of one kind of guests."""
+class _GuestHandshakes:
+    """Handshakes of one kind of guests: few at a time, and each key after a wait."""
 
-    burst: int
-    per_s: float
+    bucket: TokenBucket
     first_s: float
-    left: float
-    at: float
     seen: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # key -> last, then wait
 
     def take(self, key: bytes, now: float) -> None:
@@ -47,11 +45,8 @@ class _HandshakeBucket:
         last, wait = self.seen.get(key, (now, 0.0))
         if now < last + wait:
             raise ComeAgain
-        self.left = min(float(self.burst), self.left + (now - self.at) * self.per_s)
-        self.at = now
-        if self.left < 1:
+        if not self.bucket.draw(now):
             raise ComeAgain
-        self.left -= 1
         if len(self.seen) >= MAX_SEEN:
             self._forget_old(now)
         # A key that stays away for as long as the longest wait starts from scratch.
@@ -82,10 +77,10 @@ class AllowList:
         self._former: frozenset[bytes] = frozenset()
         self._clock = clock
         now = clock()
-        self._room = _HandshakeBucket(
-            NEWCOMERS_BURST, NEWCOMERS_PER_S, FIRST_S, NEWCOMERS_BURST, now
-        )
-        self._corner = _HandshakeBucket(FORMER_BURST, FORMER_PER_S, LONGEST_S, FORMER_BURST, now)
+        newcomers = TokenBucket(NEWCOMERS_BURST, NEWCOMERS_PER_S, NEWCOMERS_BURST, now)
+        self._room = _GuestHandshakes(newcomers, FIRST_S)
+        former = TokenBucket(FORMER_BURST, FORMER_PER_S, FORMER_BURST, now)
+        self._corner = _GuestHandshakes(former, LONGEST_S)
 
     def __call__(self, key: bytes) -> bool:
         """Return True if a handshake with this CURVE key passes; called by one thread only.
