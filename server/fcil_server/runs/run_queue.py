@@ -162,31 +162,6 @@ class RunQueue:
         entries = (_read(name, text) for name, text in self._files())
         return next((entry for entry in entries if not entry.refused), None)
 
-    def submit(
-        self,
-        title: str,
-        settings: Settings,
-        base: Config,
-        by: str,
-        plan: PartitionPlan | None = None,
-    ) -> QueuedRun:
-        """Append a run, checked as far as it can be before it begins.
-
-        Args:
-            title: free text of the operator.
-            settings: as in `QueuedRun`.
-            base: the federation's configuration.
-            by: the operator, for the audit log.
-            plan: the partition that the run is to learn.
-
-        Raises:
-            ConfigError: the settings are wrong, or do not fit the partition.
-            UsageError: the queue is full.
-            DiskFull, StorageError: nothing was submitted.
-        """
-        check_whole(settings, base, plan)
-        return self.append(title, settings, by)
-
     def append(self, title: str, settings: Settings, by: str) -> QueuedRun:
         """Append a run that `check_whole` has passed.
 

@@ -25,7 +25,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Self
+from typing import IO, Any, BinaryIO
 
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.ids import is_digest
@@ -247,23 +247,30 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A header of which the library, which reads extended ones at once, gets only short ones."""
+    """A header of which the library, which reads extended ones at once, gets only short ones.
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read one block.
+    These are its own methods: newer Pythons read a block without `frombuf`, all end up here.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        """Process a block that was read.
 
         Raises:
             tarfile.ReadError: it announces a long extended header, or a map of holes.
         """
-        header = super().frombuf(buf, encoding, errors)
-        if header.type == tarfile.GNUTYPE_SPARSE:  # its map may be as long as the file
-            raise tarfile.ReadError("a file in it is sparse")
-        if header.type in _EXTENDED and not 0 <= header.size <= MAX_HEADER_BYTES:
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_holes()
+        if self.type in _EXTENDED and not 0 <= self.size <= MAX_HEADER_BYTES:
             raise tarfile.ReadError(
-                f"a header in it has {header.size} bytes, expected at most {MAX_HEADER_BYTES}"
+                f"a header in it has {self.size} bytes, expected at most {MAX_HEADER_BYTES}"
             )
-        return header
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+    def _refuse_holes(self, *_args: object) -> None:
+        """Refuse a sparse file, whose map may be as long as the archive."""
+        raise tarfile.ReadError("a file in it is sparse")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_holes
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def submit(server: Server) -> None:
     settings = {"method": {"name": "fedncm"}}
-    RunQueue(server.federation.directory).submit("", settings, server.config, "uid 1")
+    RunQueue(server.federation.directory).append("", settings, "uid 1")
 
 
 def at_the_end(server: Server, mode: Mode) -> Any:

@@ -308,7 +308,7 @@ def test_only_its_own_fault_sets_a_submitted_run_aside(
 
     monkeypatch.setattr(active_run, "_open", fails)
     queue, noted = RunQueue(tmp_path), []
-    queue.submit("night", {"method": {"name": "fedncm"}}, load(None), "uid 1")
+    queue.append("night", {"method": {"name": "fedncm"}}, "uid 1")
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(type(fault)):
         open_queued(ledger, lambda *line: noted.append(line[2]))
     (entry,) = queue.entries()
@@ -318,7 +318,7 @@ def test_only_its_own_fault_sets_a_submitted_run_aside(
 
 def test_a_fault_of_the_servers_own_webhook_sets_no_submitted_run_aside(tmp_path: Path) -> None:
     queue = RunQueue(tmp_path)
-    queue.submit("night", {"method": {"name": "fedncm"}}, load(None), "uid 1")
+    queue.append("night", {"method": {"name": "fedncm"}}, "uid 1")
     hook = 'webhooks.ops={url="https://hooks.example/", secret_file="gone"}'
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ConfigError, match="gone"):
         open_queued(ledger, silent, [hook])

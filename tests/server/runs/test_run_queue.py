@@ -30,7 +30,8 @@ def queue(tmp_path: Path) -> RunQueue:
 
 
 def submit(queue: RunQueue, *titles: str, settings: Any = NCM) -> list[QueuedRun]:
-    return [queue.submit(title, settings, load(None), "uid 1") for title in titles]
+    run_queue.check_whole(settings, load(None), None)
+    return [queue.append(title, settings, "uid 1") for title in titles]
 
 
 def add_run(ledger: Ledger, facts: dict[str, Any], status: RunStatus) -> str:

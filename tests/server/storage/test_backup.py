@@ -397,8 +397,8 @@ class TestDamagedFiles:
         ("records", "said"),
         [
             ({"comment": "x" * 5000}, "expected at most 4096"),
-            ({"GNU.sparse.map": "a,b", "GNU.sparse.size": "5"}, "is damaged"),
-            ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "is damaged"),
+            ({"GNU.sparse.map": "0,1", "GNU.sparse.size": "5"}, "is sparse"),
+            ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "is sparse"),
         ],
     )
     def test_an_extended_header_is_short_and_of_a_plain_file(
@@ -410,6 +410,15 @@ class TestDamagedFiles:
             member.pax_headers, member.size = records, 4
             tar.addfile(member, io.BytesIO(b"a=1\n"))
         with pytest.raises(CorruptFile, match=said):
+            verify(path)
+
+    def test_a_map_of_holes_is_not_read(self, tmp_path: Path) -> None:
+        """Older than those of extended headers; it goes on from block to block."""
+        path, holes = tmp_path / "evil.tar", tarfile.TarInfo(CONFIG)
+        holes.type = tarfile.GNUTYPE_SPARSE
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+            tar.addfile(holes)
+        with pytest.raises(CorruptFile, match="is sparse"):
             verify(path)
 
 
@@ -590,7 +599,7 @@ class TestRestore:
         begun = built.directory / "runs" / run / "start.safetensors"
         begun.parent.mkdir(parents=True)
         begun.write_bytes(b"LoRA")
-        RunQueue(built.directory).submit("next", {}, load(None, settings), "me")
+        RunQueue(built.directory).append("next", {}, "me")
         file = backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE).file
         done = again(file, tmp_path / "new")
         with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
