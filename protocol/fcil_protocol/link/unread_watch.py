@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from fcil_protocol.link.backlog import UnreadBytes
 from fcil_protocol.link.tcp_info import Probe, open_probe
 
-PAUSE_S = (
-    0.025  # between two looks at connections that receive; at 1 GB/s a flood brings 25 MB in it
-)
+PAUSE_S = 0.025  # between two looks at connections that receive: 25 MB at 1 GB/s
 
 
 @dataclass

@@ -154,7 +154,9 @@ class RunSection(Section):
         "(docs/forget.md; methods without training on clients)",
     )
     central_test: str = Field(
-        "", description="test images that the server evaluates on: a folder, or as clients' --data"
+        "",
+        description="test images that the server evaluates on: a folder of at most 1.5 million "
+        "files and folders, or as clients' --data",
     )
     central_test_every: int = Field(
         0,

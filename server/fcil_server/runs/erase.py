@@ -206,13 +206,13 @@ def _signed_states(ledger: Ledger, directory: Path, client: ClientId) -> list[st
         stored = store.numbers()
         if held := [n for n in stored if _may_hold_key(store, n, client)]:
             what = "state" if len(held) == 1 else "states"
-            lasts = run.status is RunStatus.RUNNING and held[-1] == stored[-1]
-            lines.append(
+            line = (
                 "its public signing key, and its signatures, in stored "
                 f"{what} {', '.join(map(str, held))} of run {run.run_id}"
-                + ", and in the next ones until its masked round ends"
-                * lasts
             )
+            if run.status is RunStatus.RUNNING and held[-1] == stored[-1]:
+                line += ", and in the next ones until its masked round ends"
+            lines.append(line)
     return lines
 
 
