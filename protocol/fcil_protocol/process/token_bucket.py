@@ -14,7 +14,7 @@ class TokenBucket:
 
     Attributes:
         burst: the most that it holds.
-        per_s: what comes back in a second.
+        per_s: how much comes back in a second.
         left: what it holds, as of ``at``.
         at: time of the last look.
     """
@@ -25,7 +25,7 @@ class TokenBucket:
     at: float
 
     def fill(self, now: float) -> None:
-        """Add what has come back since the last look."""
+        """Add the share of the time since the last look."""
         self.left = min(self.burst, self.left + (now - self.at) * self.per_s)
         self.at = now
 
