@@ -22,7 +22,6 @@ In a masked round each fault of `MASKED` strikes once in each of the five rounds
 """
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import threading
@@ -36,7 +35,7 @@ from fcil_adapters.masks.exchanges import KEYS, SHARES, UNMASK, VOTE
 from fcil_client.daemon.client import Client
 from fcil_client.rounds.round_work import ClientOptions, RoundWork
 from fcil_client.state.home import Home
-from fcil_protocol.errors import DiskFull, FcilError, InternalError, WorkerDied
+from fcil_protocol.errors import DiskFull, InternalError, WorkerDied
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage import spool as spool_module
@@ -62,8 +61,8 @@ class Plan:
     nth: int = 2  # 1 is often the inventory's
     openly: bool = False
     # A message that a TCP connection under CURVE cannot lose or exchange: nobody asks again, and
-    # the round closes short at its deadline, openly.
-    at_deadline: bool = False
+    # the round closes short, openly: by the operator, once all others have answered.
+    closes_short: bool = False
     rounds: tuple[str, ...] = ()  # it strikes once in a round of each of these kinds, not at nth
 
 
@@ -77,13 +76,13 @@ class Fault(Enum):
     WELCOME_TWICE = Plan("down", "twice", "welcome", 1)
     ORDER_CUT = Plan("down", "cut", "round_open", 1)
     ORDER_TWICE = Plan("down", "twice", "round_open", 1)
-    ORDER_LATE = Plan("down", "late", "round_open", 1, at_deadline=True)
+    ORDER_LATE = Plan("down", "late", "round_open", 1, closes_short=True)
     UPDATE_CUT = Plan("up", "cut", "update")
     UPDATE_TWICE = Plan("up", "twice", "update")
-    UPDATE_LATE = Plan("up", "late", "update", at_deadline=True)
+    UPDATE_LATE = Plan("up", "late", "update", closes_short=True)
     UPDATE_TRUNCATED = Plan("up", "truncate", "update")
     HEADER_FLIPPED = Plan("up", "flip_header", "update")
-    SIGNATURE_FLIPPED = Plan("up", "flip_signature", "update", at_deadline=True)
+    SIGNATURE_FLIPPED = Plan("up", "flip_signature", "update", closes_short=True)
     WRAP_FLIPPED = Plan("up", "flip_wrap", "update")
     CHUNK_CUT = Plan("up", "cut", "chunk")
     CHUNK_TWICE = Plan("up", "twice", "chunk")
@@ -116,7 +115,7 @@ def behind_masks(fault) -> Plan:
     """
     plan = fault.value
     rounds = (KEYS, SHARES, SUMS, VOTE, UNMASK)
-    if plan.at_deadline or fault is Fault.AGGREGATOR_RAISES_ON_ONE_UPDATE:
+    if plan.closes_short or fault is Fault.AGGREGATOR_RAISES_ON_ONE_UPDATE:
         rounds = (KEYS, SHARES)
     if plan.where == "learner":
         rounds = (SUMS,)
@@ -225,6 +224,7 @@ class InMemory:
     plans: list[Plan]
     monkeypatch: object
     notes: list = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     met: list = field(default_factory=list)
     round: str = ""
 
@@ -254,6 +254,7 @@ class InMemory:
             due = nth == plan.nth
         if due:
             self.met.append((plan, self.round))
+            self.news.set()
         return due
 
     async def _run(self):
@@ -269,7 +270,8 @@ class InMemory:
         )
         serving = asyncio.create_task(server.serve())
         starts = asyncio.create_task(listens.wait())
-        clients = []
+        closing = asyncio.create_task(self._close_for_the_lost(server))
+        clients, running = [], []
         try:
             async with asyncio.timeout(LIMIT_S):
                 await asyncio.wait({serving, starts}, return_when=asyncio.FIRST_COMPLETED)
@@ -282,9 +284,24 @@ class InMemory:
         finally:
             for client in clients:
                 client._stopping.set()
-            with contextlib.suppress(FcilError):
-                await asyncio.gather(*(running if clients else ()), return_exceptions=True)
+            closing.cancel()
+            await asyncio.gather(*running, closing, return_exceptions=True)
             federation.close()
+
+    async def _close_for_the_lost(self, server):
+        """Close each round that waits for nothing but a message that is lost for good.
+
+        A masked round has no use for the others' updates: it waits for its deadline.
+        """
+        for plan in [p for p in self.plans if p.closes_short and not p.rounds]:
+            while not (self.has_met(plan) and self._waits_for_one(server._coordinator.progress)):
+                await self.news.wait()
+                self.news.clear()
+            server._coordinator.close_short()
+
+    @staticmethod
+    def _waits_for_one(progress):
+        return progress.is_open and progress.round._outstanding == 1
 
     def _note_round(self, frames):
         if type_of(frames) == "round_open":
@@ -292,6 +309,7 @@ class InMemory:
 
     def _say(self, note):
         self.notes.append(f"{note.level}: {note.text}")
+        self.news.set()
 
     def _client(self, server, name):
         [home] = Home.known(self.folders[name])

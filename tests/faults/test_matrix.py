@@ -44,12 +44,11 @@ def play(scene, impatient, monkeypatch):
 
     def run(*faults):
         plans = [f.value for f in faults]
-        waits = any(p.at_deadline for p in plans)
+        waits = any(p.closes_short for p in plans)
         rounds = {"round__rounds_per_task": 2}
-        short = {"round__deadline_s": 4.0, "round__on_short": "close"} if waits else {}
         expected = scene.undisturbed(**rounds)
         with scene.copy() as federation:
-            arguments = scene.arguments(**rounds | short)
+            arguments = scene.arguments(**rounds)
             played = InMemory(federation, scene.folders, arguments, plans, monkeypatch)
             played.run()
             openly = waits or any(p.openly for p in plans)
@@ -70,7 +69,7 @@ def go_together(pair):
     """Where one update is missing and the only other one cannot be combined, nothing is left."""
     alone = Fault.AGGREGATOR_RAISES_ON_ONE_UPDATE
     other = [f.value for f in pair if f is not alone]
-    return len(other) == 2 or not (other[0].openly or other[0].at_deadline)
+    return len(other) == 2 or not (other[0].openly or other[0].closes_short)
 
 
 SHUFFLED = random.Random(3).sample(list(Fault), len(Fault))
@@ -86,7 +85,7 @@ def test_one_fault(play, fault):
 def test_one_fault_in_each_round_of_a_masked_one(masked_scene, impatient, monkeypatch, fault):
     """Nobody may be missing among three: what fails is tried again, and the sum is of all."""
     plan = behind_masks(fault)
-    again = plan.openly or plan.at_deadline
+    again = plan.openly or plan.closes_short
     short = {"round__deadline_s": 4.0, "round__max_reopens": 10} if again else {}
     expected = masked_scene.undisturbed()
     with masked_scene.copy() as federation:
