@@ -62,9 +62,13 @@ class StoredEnvelope:
         """The header's content."""
         return parse_header(self.header, max_plain_bytes=_ANY_SIZE)
 
+    def view(self, chunks: range) -> memoryview:
+        """Return consecutive chunks of the body, without a copy."""
+        return memoryview(self.body)[self.parsed.extent(chunks)]
+
     def read(self, chunks: range) -> bytes:
         """Return consecutive chunks of the body."""
-        return bytes(memoryview(self.body)[self.parsed.extent(chunks)])
+        return bytes(self.view(chunks))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str = "a stored envelope") -> Self:

@@ -23,6 +23,16 @@ def wire_bytes(frames: Sequence[bytes]) -> int:
     return sum(frame_wire_bytes(len(f)) for f in frames)
 
 
+class SharedFrame(bytes):
+    """A frame for many peers: a link holds its bytes once, however many queues it waits in.
+
+    Attributes:
+        held: what the link sends in its place, made when it is first sent.
+    """
+
+    held: object = None
+
+
 HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
 HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
 COME_AGAIN = "come_again"  # reason of a refused link: this key may pass, but not now

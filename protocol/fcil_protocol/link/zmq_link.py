@@ -32,6 +32,7 @@ from fcil_protocol.link.interface import (
     Incoming,
     LinkNews,
     ServerLink,
+    SharedFrame,
     frame_wire_bytes,
     wire_bytes,
 )
@@ -68,13 +69,20 @@ SILENT_S = 30.0  # a connection without any message is cut after this time
 
 
 def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+    held = [_held(frame) if isinstance(frame, SharedFrame) else frame for frame in frames]
     try:
-        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
+        sock.send_multipart(held, zmq.NOBLOCK, copy=True)
     except zmq.Again:
         # By itself libzmq looks for news at most once a millisecond: asked, it may report a new
         # connection or room in a queue.
         sock.getsockopt(zmq.EVENTS)
-        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
+        sock.send_multipart(held, zmq.NOBLOCK, copy=True)
+
+
+def _held(frame: SharedFrame) -> zmq.Frame:
+    if not isinstance(frame.held, zmq.Frame):
+        frame.held = zmq.Frame(frame, copy=True)
+    return frame.held
 
 
 def _endpoint(host: str, port: int) -> str:

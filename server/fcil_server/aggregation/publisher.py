@@ -30,6 +30,7 @@ from fcil_protocol.envelopes.stored_envelope import Body
 from fcil_protocol.envelopes.transfer import OBJECT_BYTES, Sender, granted
 from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId, sha256_of
+from fcil_protocol.link.interface import SharedFrame
 from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.payloads.payload import pieces
@@ -41,6 +42,7 @@ from fcil_server.sessions.peers import Peer
 
 RECENT_PARTS = 1_000  # whose sizes are remembered
 CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
+SHARED_BYTES = 16 << 20  # of their chunks, sent last: clients fetch them at about the same time
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Publisher:
         self._tidying: asyncio.Task[None] | None = None  # a task that is not held may vanish
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._cached_bytes = 0
+        self._shared: OrderedDict[tuple[str, range], SharedFrame] = OrderedDict()
+        self._shared_bytes = 0
         self._tensor_bytes: dict[str, int] = {}
         # The one private part that a client may fetch: of the rounds' state, and of another one.
         self._private: dict[ClientId, str] = {}
@@ -323,6 +327,23 @@ class Publisher:
             if not 0 <= index < len(header.hashes):
                 raise WireError(f"part {want.digest[:16]} has no chunk {index}.")
         chunks = granted(header, want.chunks, credit)
-        for message, data in Sender(header, stored.read).messages(chunks, want.span):
+        for message, data in Sender(header, partial(self._share, part)).messages(chunks, want.span):
             if not self._send(peer, message, data):
                 return  # a full queue or no connection: the client asks again for missing chunks
+
+    def _share(self, part: _CachedPart, run: range) -> SharedFrame:
+        """Return consecutive chunks of a part, the same bytes for all clients of a moment.
+
+        Thousands of clients that fetch a part together must not fill the memory with its copies.
+        """
+        name = (part.header.update_id, run)
+        found = self._shared.get(name)
+        if found is not None:
+            self._shared.move_to_end(name)
+            return found
+        made = self._shared[name] = SharedFrame(part.stored.view(run))
+        self._shared_bytes += len(made)
+        while self._shared_bytes > SHARED_BYTES and len(self._shared) > 1:
+            _, oldest = self._shared.popitem(last=False)
+            self._shared_bytes -= len(oldest)
+        return made

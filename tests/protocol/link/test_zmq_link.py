@@ -16,7 +16,7 @@ import zmq
 
 from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.link import zmq_link
-from fcil_protocol.link.interface import COME_AGAIN, ComeAgain
+from fcil_protocol.link.interface import COME_AGAIN, ComeAgain, SharedFrame
 from fcil_protocol.link.socket_reader import MAX_FRAMES
 from fcil_protocol.link.zmq_link import (
     HANDSHAKE_DOWN_BYTES,
@@ -136,6 +136,26 @@ def test_a_message_keeps_its_frames_empty_ones_too() -> None:
             assert got.frames == tuple(frames)
             router.send(got.route, frames)
             assert await alice.recv() == tuple(frames)
+
+    run(test)
+
+
+def test_a_frame_for_many_peers_is_held_once_and_reaches_each_of_them_whole() -> None:
+    async def test() -> None:
+        shared = SharedFrame(b"s" * 100_000)
+        async with server() as (router, port), client(port) as alice, client(port) as again:
+            held = []
+            for dealer in (alice, again):
+                await up(dealer)
+                dealer.send([b"here"])
+                got = await heard(router)
+                assert router.send(got.route, [b"head", shared])
+                assert router.send(got.route, [shared])
+                held.append(shared.held)
+            assert held[0] is held[1] is not None
+            for dealer in (alice, again):
+                assert await dealer.recv() == (b"head", shared)
+                assert await dealer.recv() == (shared,)
 
     run(test)
 

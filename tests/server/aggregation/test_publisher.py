@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import sample_run
 from fcil_adapters.contract import Part
 from fcil_protocol.ids import ClientId, FederationId
+from fcil_protocol.messages.messages import Chunk, Want
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation import publisher as publisher_module
@@ -22,6 +24,7 @@ from sample_run import RUN
 
 STAMP = Stamp("running_mean==1", "d" * 64, 0, 0, "train", 0)
 CLIENTS = [ClientId(f"{n:026d}") for n in range(40)]
+SENT: list[tuple[object, object, tuple[bytes, ...]]] = []
 
 
 @pytest.fixture
@@ -32,8 +35,9 @@ def kit(tmp_path: Path):
         publisher = Publisher(
             federation=FederationId("0123456789abcdef" * 2), run=RUN, keys=PrivateKeys.generate(),
             ledger=ledger, store=store, max_plain_bytes=1 << 20, compact=True,
-            send=lambda *_: True,
+            send=lambda peer, message, *blobs: SENT.append((peer, message, blobs)) or True,
         )  # fmt: skip
+        SENT.clear()
         yield publisher, ledger, store
 
 
@@ -108,5 +112,39 @@ def test_a_part_is_not_given_to_a_client_while_others_are_removed(kit, monkeypat
         go_on.set()
         await publishing
         assert (await asking).digest in store.digests()
+
+    asyncio.run(story())
+
+
+def test_clients_that_fetch_a_part_together_are_sent_the_same_bytes_in_memory(kit, monkeypatch):
+    publisher, _ledger, _store = kit
+
+    async def story() -> None:
+        (ref,) = await publisher.publish(
+            [part("state", *np.random.default_rng(5).random(200_000))], STAMP
+        )
+        stored = publisher._cache[ref.digest].stored
+        chunks = range(len(stored.parsed.hashes))
+        assert len(chunks) >= 4
+        monkeypatch.setattr(publisher_module, "SHARED_BYTES", 3 * stored.parsed.chunk_bytes)
+
+        def fetch(index: int) -> bytes:
+            SENT.clear()
+            want = Want(digest=ref.digest, chunks=[index])
+            publisher.serve(SimpleNamespace(client=CLIENTS[0]), want, 1 << 20)
+            [(_, message, (data,))] = SENT
+            assert message == Chunk(digest=ref.digest, index=index)
+            assert data == stored.read(range(index, index + 1))
+            return data
+
+        first = fetch(0)
+        for index in (1, 2):
+            fetch(index)
+        assert fetch(0) is first, "it was sent lately"
+        fetch(3)
+        assert fetch(0) is first, "more lately than another one"
+        assert fetch(1) is fetch(1)
+        assert len(publisher._shared) == 3
+        assert publisher._shared_bytes == sum(map(len, publisher._shared.values()))
 
     asyncio.run(story())
