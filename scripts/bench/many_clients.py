@@ -196,11 +196,11 @@ class Thin:
             base=base,
         )
 
-    def _offer(self, payload: Payload, core: Core) -> None:
+    def _offer(self, payload: Payload, core: Core, *, waits: bool = False) -> None:
         plain = pack(payload, compact=True)
         sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
         header = sealed.parsed
-        first = unrequested_chunks(header)
+        first = 0 if waits else unrequested_chunks(header)
         wrap = wrap_key(key, sealed.header, self.server)
         self._outgoing[header.update_id] = Sender(header, sealed.stored(wrap).read)
         self._say(
@@ -257,7 +257,8 @@ class Thin:
             order, self._order = self._order, None
             drawn = np.random.default_rng().random(self.values, dtype=np.float32)
             payload = Payload({"w0": drawn, "n": np.array([5], np.int64)})
-            self._offer(payload, self._core(order.kind, order.task, order.round, order.base))
+            core = self._core(order.kind, order.task, order.round, order.base)
+            self._offer(payload, core, waits=order.ask_first)
 
 
 async def _some(members: list[dict[str, str]], values: int, rounds: int) -> None:

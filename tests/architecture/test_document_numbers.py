@@ -193,6 +193,8 @@ SENTENCES = [
     (PROTOCOL, "carry the amount that arrives in {} s, at most a {} of the window and {} KiB",
      [Of(p + "envelopes.window.SPAN_S"), Of(p + "envelopes.window.SPANS", 1, {4: "quarter"}.__getitem__), Of(p + "envelopes.window.MAX_SPAN_BYTES", KIB)]),
     (PROTOCOL, "sends up to {} KiB unasked", [Of(p + "envelopes.transfer.UNASKED_BYTES", KIB)]),
+    (PROTOCOL, "updates of at most {} clients", [Of("fcil_server.sessions.offers.MOST_ARRIVING")]),
+    (PROTOCOL, "nothing has arrived for {} s", [Of("fcil_server.sessions.offers.IDLE_S")]),
     (PROTOCOL, "of the last requested size, or {} KiB;", [Of(p + "envelopes.transfer.UNASKED_SPAN_BYTES", KIB)]),
     (PROTOCOL, "All clients together share {} MiB: the more there are, the less each may ask for, but not less than {} KiB.",
      [Of(p + "envelopes.window.TOTAL_BYTES", MIB), Of(p + "envelopes.window.MIN_WINDOW_BYTES", KIB)]),

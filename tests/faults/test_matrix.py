@@ -12,7 +12,12 @@ from faults.kit import final_digest, keeps_its_promises
 from faults.matrix import MASKED, Fault, InMemory, behind_masks
 from fcil_client.daemon import conversation, jobs
 from fcil_client.session import machine as session
+from fcil_protocol.envelopes.envelope import parse_header
+from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.rounds import asking
+from fcil_server.sessions import offers
+from fcil_server.sessions.intake import Intake
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -113,6 +118,24 @@ def test_a_masked_round_that_an_unusable_update_spoils_is_given_up_openly(
         "aggregation failed on it: planted: it cannot be combined.",
         *["too few updates of its masked round can be used"] * 2,
     ]
+
+
+@pytest.mark.full
+def test_updates_that_wait_for_their_turn_lead_to_the_same_state(play, monkeypatch):
+    offered, take = [], Intake.offer
+
+    def offer(intake, peer, received, message):
+        take(intake, peer, received, message)
+        kind = parse_header(received.blobs[0], max_plain_bytes=1 << 30).core.kind
+        offered.append((kind, message.unasked))
+
+    monkeypatch.setattr(Intake, "offer", offer)
+    for module in (offers, asking):
+        monkeypatch.setattr(module, "MOST_ARRIVING", 1)
+    play()
+    kinds = {kind for kind, unasked in offered if not unasked}
+    assert {"train", "evaluate"} <= kinds
+    assert all(kind == INVENTORY for kind, unasked in offered if unasked)
 
 
 @pytest.mark.parametrize("pair", quick_or_full(PAIRS, 0, lambda p: f"{p[0].name}-{p[1].name}"))

@@ -94,6 +94,7 @@ class Transfers:
         self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have chunks
         self._heard: dict[str, float] = {}  # digest -> time of its last message
         self._last: tuple[object, str, StoredEnvelope] | None = None  # inventory: its content
+        self._waits = False  # the round's updates send no chunk before it is requested
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return the order and digest of the update that an earlier process left in the outbox."""
@@ -139,6 +140,7 @@ class Transfers:
     def fetch(self, order: RoundOpen) -> None:
         """Request the parts of an order that are not on disk."""
         self._of_order = {part.digest for part in order.parts}
+        self._waits = order.ask_first
         self._start(order.parts, events.PartsReady(order.key))
 
     def fetch_model(self, model: UseModel) -> None:
@@ -312,7 +314,8 @@ class Transfers:
         again = digest in self._begun
         if not again:
             self._begun.append(digest)
-        self._outbox.offer(digest, self._line.send, again=again)
+        waits = self._waits and digest not in self._inventories
+        self._outbox.offer(digest, self._line.send, again=again, waits=waits)
 
     def send_requested(self, message: Want) -> None:
         """Send the requested chunks, if the envelope was offered and is still held."""

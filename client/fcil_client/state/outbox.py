@@ -95,18 +95,22 @@ class Outbox:
         """
         self._envelope(digest)
 
-    def offer(self, digest: str, send: Send, *, again: bool) -> None:
+    def offer(self, digest: str, send: Send, *, again: bool, waits: bool = False) -> None:
         """Send an envelope's header, and its first chunks if the server has none of it.
 
-        With ``again`` the server may have some chunks and requests the rest, unless there is only
-        one.
+        Args:
+            digest: the envelope.
+            send: sends a message.
+            again: the server may have some chunks and requests the rest, unless there is only one.
+            waits: the server requests all chunks.
 
         Raises:
             CorruptFile: the file in the outbox is damaged.
         """
         envelope = self._envelope(digest)
         header = envelope.parsed
-        count = 0 if again and len(header.hashes) > 1 else unrequested_chunks(header)
+        requested = waits or (again and len(header.hashes) > 1)
+        count = 0 if requested else unrequested_chunks(header)
         message = Update(digest=digest, unasked=count)
         send(message, envelope.header, envelope.signature, envelope.wrap)
         span = max(1, self._span_bytes // header.chunk_bytes)

@@ -125,9 +125,13 @@ class Pace:
         self._asked -= size
         self._questions.clear()
 
+    def idle_s(self, now: float) -> float:
+        """Return for how long nothing has arrived, while something was requested."""
+        return now - self._news if self.in_flight > 0 else 0.0
+
     def stalled(self, now: float) -> bool:
         """Return True if the bytes in flight were lost: no data arrived for `LOSS_TIMEOUT_S`."""
-        return self.in_flight > 0 and now - self._news >= LOSS_TIMEOUT_S
+        return self.idle_s(now) >= LOSS_TIMEOUT_S
 
     def begin_anew(self) -> None:
         """Count no bytes as in flight, and start from the smallest window."""

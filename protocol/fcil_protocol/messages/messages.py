@@ -215,6 +215,7 @@ class RoundOpen(RoundMessage):
     remaining_s: float
     min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
     oldest_base: Index = -1  # oldest state from which work on an earlier round continues
+    ask_first: bool = False  # the server asks for an update's first chunks too
     parts: list[PartRef] = Field(max_length=10_000, fail_fast=True)
     verdict: Verdict | None = None
 

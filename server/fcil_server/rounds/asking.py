@@ -20,6 +20,7 @@ from fcil_server.rounds.events import Available, Phase
 from fcil_server.rounds.machine import Round
 from fcil_server.rounds.position import Mode, RunContext, RunProgress, header_stamp
 from fcil_server.rounds.schedule import Step
+from fcil_server.sessions.offers import MOST_ARRIVING
 from fcil_server.sessions.peers import Peer
 
 
@@ -104,6 +105,7 @@ async def ask(
             seed=[context.config.run.seed, seed_word(peer.client)],
             remaining_s=remaining_s,
             min_count=context.config.privacy.evaluate_min_count,
+            ask_first=progress.round is not None and len(progress.round.answers) > MOST_ARRIVING,
             parts=[*(r for r in progress.refs if is_for(r.name, peer.client)), registry],
             verdict=verdict,
         ),

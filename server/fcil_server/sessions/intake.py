@@ -52,6 +52,7 @@ from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.event_loop import Yielder
+from fcil_server.sessions.offers import OfferLine, UploadOffer
 from fcil_server.sessions.partial_uploads import Arriving
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
@@ -111,6 +112,7 @@ class Intake:
         self._clock = clock
         # Of live connections, those with envelopes under way: counted at every chunk.
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
+        self._line = OfferLine()
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -144,17 +146,44 @@ class Intake:
         if message.digest in peer.receiver.under_way:
             self._ask(peer)  # offered twice: its chunks are on their way, or had to wait
             return
+        self._check(peer, header)
+        offer = UploadOffer(peer, header, received.blobs, message.unasked)
+        if offer.may_wait and self._line.is_full(self._arriving_now):
+            self._line.put(offer)
+        else:
+            self._begin(offer)
+
+    def _check(self, peer: Peer, header: Header) -> None:
+        """Refuse an update that the run does not take."""
         self._check_core(peer, header.core)
         self._check_size(peer, header)
+
+    @property
+    def _arriving_now(self) -> int:
+        return len(self._receiving) + len(self._waiting)
+
+    def _begin(self, offer: UploadOffer) -> None:
+        """Set room aside for an envelope, and ask for its chunks."""
+        peer, header = offer.peer, offer.header
         if len(peer.receiver.under_way) >= MAX_UPLOADS:
             self.forget(peer, next(iter(peer.receiver.under_way)))
         if header.core.kind != INVENTORY:
+            self._line.leave(peer.client)
             self._forget_abandoned(peer)
         assembly = self.arriving.take(peer.client, header)
         self._receiving.add(peer.receiver)
-        coming = min(message.unasked, unrequested_chunks(header))
+        coming = min(offer.unasked, unrequested_chunks(header))
         now = self._clock()
-        self._continue(peer, peer.receiver.begin(received.blobs, assembly, now, unasked=coming))
+        self._continue(peer, peer.receiver.begin(offer.blobs, assembly, now, unasked=coming))
+
+    def _call_next(self) -> None:
+        """Begin the first updates in line, as many as there is room for."""
+        while (offer := self._line.next(self._arriving_now)) is not None:
+            try:
+                self._check(offer.peer, offer.header)  # its round may be over
+                self._begin(offer)
+            except Exception as error:
+                self._turn_down(offer.peer, offer.header.update_id, peer_text(error))
 
     def _forget_abandoned(self, peer: Peer) -> None:
         """Forget a client's unfinished update as it offers another: it sends one at a time."""
@@ -202,10 +231,16 @@ class Intake:
             self._ports.send(peer, want)
 
     def revive(self, peers: Iterable[Peer]) -> None:
-        """Ask again for requested chunks that never came over a live connection."""
+        """Ask again for requested chunks that never came over a live connection.
+
+        Connections that ended, or send nothing, make room for the next in line.
+        """
+        now = self._clock()
         for peer in peers:
-            if peer.receiver.revive(self._clock()):
+            if peer.receiver.revive(now):
                 self._ask(peer)
+        self._line.look(self._receiving, now)
+        self._call_next()
 
     def _continue(self, peer: Peer, envelope: IncomingEnvelope) -> None:
         if not envelope.complete:
@@ -255,6 +290,7 @@ class Intake:
                 one.over.set()
                 self._opening[one.peer.client] -= 1
                 self.room(one.peer.client)
+                self._call_next()
             await turns.yield_if_long()
 
     def _next_few(self) -> list[_Complete]:
@@ -434,6 +470,7 @@ class Intake:
         """
         live = {digest for peer in peers for digest in peer.receiver.under_way}
         later = set[str]() if continues is None else self.arriving.of_kind(continues)
+        self._line.sweep(continues)
         with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete | later, files=continues is None)
 

@@ -140,6 +140,16 @@ class TestSending:
         box.offer(digest, wire, again=True)
         assert wire.chunks == {0: sealed.body}
 
+    @pytest.mark.parametrize("size", [10, 200_000])
+    def test_nothing_is_sent_unasked_where_the_server_asks_first(
+        self, home: Home, size: int
+    ) -> None:
+        digest, sealed = envelope(size=size)
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed)
+        box.offer(digest, wire, again=False, waits=True)
+        assert [m for m, _ in wire.sent] == [Update(digest=digest, unasked=0)]
+
     def test_a_small_update_is_sent_whole(self, home: Home) -> None:
         digest, sealed = envelope(size=10)
         wire, box = Wire(), Outbox(home)

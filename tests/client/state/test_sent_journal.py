@@ -234,6 +234,19 @@ class TestTransfers:
         transfers.send_requested(Want(digest=digest, chunks=[0]))
         assert [type(m) for m in sent] == [Update, Chunk, Chunk]
 
+    @pytest.mark.parametrize(
+        ("ask_first", "sent_at_once"), [(False, [Update, Chunk]), (True, [Update])]
+    )
+    def test_a_server_that_asks_first_gets_no_chunk_before_it_asks(
+        self, kit, ask_first, sent_at_once
+    ):
+        transfers, digest, sent, _ = kit
+        transfers.fetch(order().model_copy(update={"ask_first": ask_first}))
+        transfers.offer(digest)
+        assert [type(m) for m in sent] == sent_at_once
+        transfers.send_requested(Want(digest=digest, chunks=[0]))
+        assert [type(m) for m in sent] == [*sent_at_once, Chunk]
+
     @pytest.mark.parametrize("ask", ["want", "watch"])
     def test_an_update_that_cannot_be_read_now_is_offered_again_later(self, kit, monkeypatch, ask):
         """Too many open files, say: what was trained is not given up for that."""

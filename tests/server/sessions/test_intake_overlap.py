@@ -15,16 +15,22 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
-from fcil_protocol.errors import AlreadyHave, DiskFull, InternalError, SchemaMismatch
+from fcil_protocol.errors import (
+    AlreadyHave,
+    DiskFull,
+    InternalError,
+    RoundClosed,
+    SchemaMismatch,
+)
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
-from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update
+from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update, Want
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.sessions import intake
+from fcil_server.sessions import intake, offers
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Expectation
@@ -58,7 +64,7 @@ class Scene:
 
     def __init__(self, tmp_path):
         (tmp_path / "incoming").mkdir()
-        self.log, self.failed, self.recorded = [], [], set()
+        self.log, self.failed, self.recorded, self.wanted = [], [], set(), []
         self.opening, self.go_on = threading.Semaphore(0), threading.Event()
         self.go_on.set()
         self.most_opened = self.opened = 0
@@ -103,6 +109,8 @@ class Scene:
             raise self.sync_fault
 
     def _send(self, peer, message):
+        if isinstance(message, Want):
+            self.wanted.append(peer.client[0])
         if isinstance(message, Ack | Nack):
             self.log.append(f"{message.type} {peer.client[0]}")
         return True
@@ -146,6 +154,12 @@ def scene(tmp_path):
     yield made
     made.go_on.set()
     made.spool.close()
+
+
+@pytest.fixture
+def two_at_a_time(monkeypatch):
+    """Let two updates arrive at the same time; before the scene, which has its line from then on."""
+    monkeypatch.setattr(offers, "MOST_ARRIVING", 2)
 
 
 def play(story):
@@ -549,5 +563,80 @@ def test_an_update_that_a_kill_kept_from_the_ledger_is_taken_anew(scene):
         assert scene.log == ["spool", "stored a", "ledger", "ack a"]
         assert scene.spool.keys() == [sealed.parsed.update_id]
         assert StoredEnvelope.from_bytes(scene.spool.get(sealed.parsed.update_id))
+
+    play(story)
+
+
+async def chunk(scene, peer, sealed):
+    """Send the only chunk of an update, and wait until it is acknowledged or refused."""
+    message = Chunk(digest=sealed.parsed.update_id, index=0)
+    scene.intake.chunk(peer, Received(message, b"", b"", (bytes(sealed.chunk(0)),)), message)
+    await scene.intake.drain()
+
+
+def test_more_updates_than_may_arrive_wait_in_line_without_room_set_aside(two_at_a_time, scene):
+    async def story():
+        sealed = {c: update(c * 26) for c in "abcd"}
+        peers = {c: scene.offer(c * 26, sealed[c]) for c in "abcd"}
+        assert scene.wanted == ["a", "b"]
+        assert [scene.intake.arriving.of(c * 26) for c in "cd"] == [[], []]
+        await chunk(scene, peers["b"], sealed["b"])
+        assert scene.wanted == ["a", "b", "c"]
+        again = scene.offer("d" * 26, sealed["d"])  # over a new connection
+        await chunk(scene, peers["a"], sealed["a"])
+        await chunk(scene, again, sealed["d"])
+        await chunk(scene, peers["c"], sealed["c"])
+        assert scene.wanted == ["a", "b", "c", "d"]
+        assert [line for line in scene.log if "ack" in line] == ["ack b", "ack a", "ack d", "ack c"]
+
+    play(story)
+
+
+def test_the_line_moves_on_when_connections_end_or_send_nothing(two_at_a_time, scene):
+    async def story():
+        now = 0.0
+        scene.intake._clock = lambda: now
+        peers = [scene.offer(c * 26, update(c * 26)) for c in "abcd"]
+        del peers[0]  # its connection ends
+        gc.collect()
+        scene.intake.revive(peers)
+        assert scene.wanted == ["a", "b", "c"]
+        now = offers.IDLE_S
+        scene.intake.revive(peers)
+        assert scene.wanted == ["a", "b", "c", "d"]
+
+    play(story)
+
+
+def test_an_update_whose_round_is_over_when_its_turn_comes_is_refused(two_at_a_time, scene):
+    async def story():
+        first = update("a" * 26)
+        peer = scene.offer("a" * 26, first)
+        others = [scene.offer(c * 26, update(c * 26)) for c in "bc"]
+        taken = scene.ports.expect
+
+        def expect(client, core):
+            if client[0] == "c":
+                raise RoundClosed("planted: its round is over.")
+            return taken(client, core)
+
+        scene.ports.expect = expect
+        await chunk(scene, peer, first)
+        assert "refused RoundClosed" in scene.log
+        assert "nack c" in scene.log
+        assert len(others) == 2
+        assert scene.wanted == ["a", "b"]
+
+    play(story)
+
+
+def test_what_waits_in_line_goes_with_its_round(two_at_a_time, scene):
+    async def story():
+        first = update("a" * 26)
+        peers = [scene.offer("a" * 26, first)]
+        peers += [scene.offer(c * 26, update(c * 26)) for c in "bc"]
+        scene.intake.sweep(peers)
+        await chunk(scene, peers[0], first)
+        assert scene.wanted == ["a", "b"]
 
     play(story)
