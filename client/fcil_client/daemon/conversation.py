@@ -33,6 +33,7 @@ from fcil_protocol.link.interface import COME_AGAIN
 from fcil_protocol.link.zmq_link import LinkNews
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
+    RUN_DONE,
     Ack,
     Bye,
     Chunk,
@@ -267,5 +268,7 @@ class Conversation:
     def _goodbye(self, bye: Bye) -> None:
         if bye.code == TWO_LINKS:
             self._fail(handshake.looks_copied())
-        self._notes("info", f"the server is closing the connection: {bye.reason}")
+        stays = bye.code == RUN_DONE  # another run may begin
+        what = "says" if stays else "is closing the connection"
+        self._notes("info", f"the server {what}: {bye.reason}")
         self._said_goodbye(bye.code)

@@ -352,12 +352,13 @@ class Transfers:
 
     def acked(self, digest: str) -> None:
         """Handle the server's Ack of an envelope."""
-        self._answered(digest, lambda: self._journal.acked(digest))
+        waited = self._answered(digest, lambda: self._journal.acked(digest))
         if digest in self._inventories:
             self._feed(events.Announced())
-        else:
+            return
+        if waited:
             self._notes("info", "the server has the update")
-            self._feed(events.Acked(digest))
+        self._feed(events.Acked(digest))
 
     def on_nack(self, nack: Nack) -> None:
         """Handle a Nack: the server refuses an envelope, or lacks a requested part."""
@@ -378,13 +379,19 @@ class Transfers:
             self._notes("error", f"the server refused the list of classes: {error}")
             self._feed(events.InventoryRefused(nack.code))
 
-    def _answered(self, digest: str, write: Callable[[], None]) -> None:
-        """Record the answer to an offer, once; the server cannot make this device write more."""
+    def _answered(self, digest: str, write: Callable[[], None]) -> bool:
+        """Record the answer to an offer, once; the server cannot make this device write more.
+
+        Returns:
+            True if the offer waited for it.
+        """
         self._heard.pop(digest, None)
         self._outbox.forget(digest)
-        if digest in self._offered:
-            self._offered.remove(digest)
-            try:
-                write()
-            except StorageError as error:  # it did leave, and the journal says so
-                self._notes("warning", str(error))
+        if digest not in self._offered:
+            return False
+        self._offered.remove(digest)
+        try:
+            write()
+        except StorageError as error:  # it did leave, and the journal says so
+            self._notes("warning", str(error))
+        return True

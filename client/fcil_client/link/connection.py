@@ -152,7 +152,7 @@ class Connection:
         """
         message = self._channel.check(received)
         if not self._welcomed and not isinstance(message, Nack | Bye):
-            raise WireError(f"a {message.type} came before the Welcome of its session.")
+            raise WireError(f"the message {message.type} came before the Welcome of its session.")
         return message
 
     def send(self, message: Message, *blobs: bytes) -> None:

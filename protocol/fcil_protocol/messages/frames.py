@@ -85,7 +85,7 @@ def parse(frames: Sequence[bytes], *, to_server: bool = False) -> Received:
     if to_server and cls not in TO_SERVER:
         raise WireError(f"only a server sends a {cls.type}.")
     if cls.signed and not signature:
-        raise WireError(f"a {cls.type} must be signed.")
+        raise WireError(f"the message {cls.type} must be signed.")
     limit = MAX_CHUNK_BYTES if cls is Chunk else MAX_HEADER_BLOB_BYTES
     for blob in blobs:
         if len(blob) > limit:
@@ -115,7 +115,8 @@ def _unpack(body: bytes, longest: int) -> dict[str, Any]:
             max_ext_len=0,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise WireError(f"a message body is not msgpack: {str(error)[:100]}.") from error
+        reason = str(error)[:100] or type(error).__name__
+        raise WireError(f"a message body is not msgpack: {reason}.") from error
     if not isinstance(fields, dict):
         raise WireError("a message body is not a map.")
     return {str(k): v for k, v in fields.items()}

@@ -138,9 +138,9 @@ class Channel:
             if isinstance(message, _OPENERS):
                 return message  # opens a session: its nonce is the peer's own
             if message.nonce != self.nonce:
-                raise BadSignature(f"a {message.type} from another session was refused.")
+                raise BadSignature(f"the message {message.type} from another session was refused.")
         if message.seq <= self._heard:
-            raise WireError(f"a {message.type} arrived twice or late: {message.seq}.")
+            raise WireError(f"the message {message.type} arrived twice or late: {message.seq}.")
         self._heard = message.seq
         return message
 

@@ -47,12 +47,14 @@ EVALUATE_SCHEMA = PayloadSchema(
 
 def inventory_faults(payload: Payload, max_classes: int = MAX_CLASS_NAMES) -> list[str]:
     """Return every way in which a payload is no inventory of at most ``max_classes`` classes."""
-    faults = INVENTORY_SCHEMA.check(payload, {"max_classes": max_classes})
+    faults = INVENTORY_SCHEMA.check_upload(payload, {"max_classes": max_classes})
     if not faults:
         names = payload.meta["names"]
         assert isinstance(names, list), "the schema says so"
         if len(names) != len(payload.tensors["train"]):
             faults = ["names and counts differ in number"]
+        elif len(set(names)) != len(names):
+            faults = ["a class is named twice"]
     return faults
 
 
@@ -68,6 +70,8 @@ def result_faults(payload: Payload, seen: Collection[int]) -> list[str]:
         return ["'classes' must be distinct ids of classes seen so far"]
     if (payload.i64("correct") > payload.i64("total")).any():
         return ["'correct' exceeds 'total'"]
+    if payload.i64("n").sum() != payload.i64("total").sum():
+        return ["'n' is not the sum of 'total'"]
     return []
 
 

@@ -183,8 +183,11 @@ class Dispatch:
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer a message that belongs to no session; the connection of a guest ends with it."""
         self._sessions.refuse(incoming, error)
+        self._guests.answer_unreadable(incoming, error)
         self._guests.cut_after_answer(incoming)
         self._limit_strays(incoming)
         if isinstance(error, InternalError | BadSignature):
-            origin = incoming.key.hex()
-            self._context.journal.note("error", error.code, error.message, origin=origin)
+            origin, who = incoming.key.hex(), self._context.roster.who(incoming.key)
+            self._context.journal.note(
+                "error", error.code, f"{who}: {error.message}", origin=origin
+            )

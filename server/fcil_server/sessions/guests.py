@@ -98,6 +98,19 @@ class Guests:
         # Its key remains a guest's: the member comes back with keys of its own.
         self._cut_later(incoming)
 
+    def answer_unreadable(self, incoming: Incoming, error: FcilError) -> None:
+        """Tell a ticket's holder, and the operator, why its message was not understood.
+
+        The answer carries no nonce: what it would answer was not read.
+        """
+        member = self.roster.allow_list.is_member(incoming.key)
+        ticket = None if member else self.roster.federation.ledger.tickets.get(incoming.key)
+        if ticket is not None:
+            text = f"the ticket of {ticket.name}: {error.message}"
+            self.notify("warning", error.code, text, origin=incoming.key.hex())
+            channel = Channel(self.keys, _guest(ticket))
+            self.send(incoming.route, channel.frames(nack_of(error)))
+
     def explain(self, incoming: Incoming, received: Received, message: Hello) -> bool:
         """Tell a ticket's holder that sends Hello the state of its ticket, which stays unused.
 

@@ -207,7 +207,11 @@ class Intake:
         expected = (self._federation, "update", peer.client, "server")
         got = (core.federation, core.direction, core.sender, core.recipient)
         if got != expected:
-            raise WrongFederation(f"an update names {got}, expected {expected}.")
+            named, right = (", ".join(names) for names in (got, expected))
+            raise WrongFederation(
+                f"an update names federation, direction, sender and recipient {named}; expected "
+                f"{right}."
+            )
 
     # --- chunks -----------------------------------------------------------------------------
 

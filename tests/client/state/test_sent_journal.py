@@ -214,15 +214,18 @@ class TestTransfers:
     """One update in the outbox of a client that has just started."""
 
     @pytest.fixture
-    def kit(self, home, enrolment, tmp_path):
+    def notes(self):
+        return []
+
+    @pytest.fixture
+    def kit(self, home, enrolment, tmp_path, notes):
         work = RoundWork(home, enrolment, KEYS, ClientOptions(tmp_path))
         sealed, digest = work.seal_inventory(TERMS, SERVER.public, Inventory({"made": 1}))
         Outbox(home).put(digest, sealed)
         sent, fed = [], []
         line = type("Line", (), {"send": lambda _self, message, *_blobs: sent.append(message)})()
-        notes = Notes(lambda _note: None)
-        journal, box = work.journal, Outbox(home)
-        transfers = Transfers(home, enrolment, KEYS, line, journal, notes, fed.append, box)
+        journal, box, say = work.journal, Outbox(home), Notes(notes.append)
+        transfers = Transfers(home, enrolment, KEYS, line, journal, say, fed.append, box)
         return transfers, digest, sent, fed
 
     def test_what_was_not_offered_is_not_sent_to_a_server_that_asks_for_it(self, kit):

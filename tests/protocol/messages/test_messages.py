@@ -325,7 +325,7 @@ def test_only_chunks_may_come_unsigned(kind: str) -> None:
     if kind == "chunk":
         assert parse(frames).message == FULL[kind]
     else:
-        with pytest.raises(WireError, match=f"a {kind} must be signed"):
+        with pytest.raises(WireError, match=f"the message {kind} must be signed"):
             parse(frames)
 
 
@@ -567,3 +567,9 @@ def test_a_message_of_thousands_of_faults_names_one():
     )
     with pytest.raises(WireError, match=r"past\.0"):
         parse([data, SIG])
+
+
+def test_a_body_that_is_nested_without_end_is_refused_in_a_whole_sentence() -> None:
+    body = b"\x81\xa1t" + b"\x91" * 100_000 + b"\xc0"
+    with pytest.raises(WireError, match=r"is not msgpack: [A-Z]\w+\.$"):
+        parse((body, b""))

@@ -76,6 +76,8 @@ def test_an_inventory_is_names_and_two_counts_of_each():
         inventory(names=["cat"]),
         inventory(names=["cat", "two\nlines"]),
         inventory(names=["cat", "x" * 129]),
+        inventory(names=["cat", "cat"]),
+        inventory(train=(3, 10**9 + 1)),
         inventory(test=(1, -1)),
         inventory(test=(1,)),
         inventory(images=np.zeros((2, 32), np.uint8)),
@@ -94,8 +96,8 @@ def test_it_names_no_more_classes_than_are_allowed():
     assert inventory_faults(inventory(), max_classes=1)
 
 
-def results(classes=(0, 2), correct=(1, 2), total=(3, 2)):
-    rows = {"classes": classes, "correct": correct, "total": total}
+def results(classes=(0, 2), correct=(1, 2), total=(3, 2), n=(5,)):
+    rows = {"classes": classes, "correct": correct, "total": total, "n": n}
     return Payload({name: np.array(row, np.int64) for name, row in rows.items()})
 
 
@@ -105,6 +107,7 @@ def results(classes=(0, 2), correct=(1, 2), total=(3, 2)):
         (results((0, 3)), "classes seen so far"),
         (results((2, 2)), "distinct"),
         (results(correct=(1, 3)), "'correct' exceeds 'total'"),
+        (results(n=(6,)), "'n' is not the sum of 'total'"),
     ],
 )
 def test_results_are_of_seen_classes_each_once_and_not_better_than_possible(payload, words):
