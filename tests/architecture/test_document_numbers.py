@@ -248,6 +248,8 @@ SENTENCES = [
     ("docs/upgrades.md", "`rounds.jsonl` | {}; {}, as",
      [Of(p + "process.terminal.SCHEMA_VERSION"), Of(s + "reports.run_directory.SCHEMA_VERSION")]),
     ("docs/sizing.md", "bounded at {} MiB", [Of(p + "envelopes.window.TOTAL_BYTES", MIB)]),
+    ("docs/sizing.md", "updates of at most {} clients", [Of(s + "sessions.offers.MOST_ARRIVING")]),
+    ("docs/sizing.md", "Older clients send {} KiB", [Of(p + "envelopes.transfer.UNASKED_BYTES", KIB)]),
     ("docs/sizing.md", "Tickets admit {} at once and then {} a second",
      [Of(s + "federation.allow_list.NEWCOMERS_BURST"), Of(s + "federation.allow_list.NEWCOMERS_PER_S")]),
     ("docs/network.md", "names up to {} addresses", [word(p + "trust.ticket.MAX_ADDRESSES")]),
