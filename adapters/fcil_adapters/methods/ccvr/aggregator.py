@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fcil_adapters.contract import Array, Context, Part, State, Updates
+from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.methods.ccvr.options import CcvrHparams
 from fcil_adapters.methods.ccvr.parts import (
     CALIBRATED,
@@ -29,25 +29,14 @@ from fcil_adapters.toolkit.gaussians.store import (
     sent_entries,
 )
 from fcil_adapters.toolkit.heads.rows import HeadRows
-from fcil_adapters.toolkit.lora.server import (
-    average_round,
-    first_state,
-    open_task,
-    parts_of,
-    rows_of,
-    start_of,
-)
+from fcil_adapters.toolkit.lora.halves import LoraAggregator
+from fcil_adapters.toolkit.lora.server import average_round, rows_of
 
 _SAMPLES, _ORDER = 3, 4  # purposes of the random streams
 
 
-class Aggregator:
+class Aggregator(LoraAggregator):
     """State of `lora.server`, with ``gauss.<t>...`` of every task and the ``calibrated`` head."""
-
-    def init(self, ctx: Context) -> State:
-        """Return the state before the first task."""
-        del ctx
-        return first_state()
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Draw head rows, and at first the LoRA; a task without a finish keeps its rows."""
@@ -55,13 +44,9 @@ class Aggregator:
         if last >= 0 and ctx.hparams.head == "trained":
             rows = joined(calibrated_rows(state), rows_of(ctx.hparams, state, last))
             state = with_calibrated(ctx, state, rows)
-        opened = open_task(ctx, state)
+        opened = super().open_task(ctx, state)
         none = entry_tensors([], ctx.task.index, ctx.backbone_info.dim)
         return State({**opened.tensors, **none}, opened.meta)
-
-    def start(self, ctx: Context, state: State) -> dict[str, Array]:
-        """Return the LoRA and rows that clients train."""
-        return start_of(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average with the clients' weights, or keep the Gaussians and calibrate."""
@@ -84,7 +69,7 @@ class Aggregator:
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return LoRA and the current rows, and the calibrated head. Gaussians stay here."""
-        return (*parts_of(ctx, state), *kept_parts(state, CALIBRATED))
+        return (*super().broadcast(ctx, state), *kept_parts(state, CALIBRATED))
 
 
 def _calibrated(ctx: Context, state: State, rows: HeadRows) -> HeadRows:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Array, Context, Part, Payload, State, Updates
+from fcil_adapters.contract import Context, Part, Payload, State, Updates
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.averaging import average
 from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.lora.halves import LoraAggregator
 from fcil_adapters.toolkit.lora.manifest import trained_names
-from fcil_adapters.toolkit.lora.server import (
-    average_round,
-    client_weights,
-    first_state,
-    open_task,
-    parts_of,
-    start_of,
-)
+from fcil_adapters.toolkit.lora.server import client_weights
 
 
-class Aggregator:
+class Aggregator(LoraAggregator):
     """State of `lora.server`, with ``fisher...``, and ``new.fisher...`` until a task opens."""
-
-    def init(self, ctx: Context) -> State:
-        """Return the state before the first task."""
-        del ctx
-        return first_state()
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Add the last task's F to the others: ``F <- gamma F + F_new``.
@@ -47,17 +36,13 @@ class Aggregator:
                     fresh = state.f32(f"new.{name}").astype(np.float64)
                     total = np.minimum(h.gamma * before + fresh, LARGEST)
                     tensors[name] = total.astype(np.float32)
-        return open_task(ctx, State(tensors, state.meta))
-
-    def start(self, ctx: Context, state: State) -> dict[str, Array]:
-        """Return the LoRA and rows that clients train."""
-        return start_of(ctx, state)
+        return super().open_task(ctx, State(tensors, state.meta))
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average LoRA and head, or the clients' F."""
         h: EwcHparams = ctx.hparams
         if ctx.kind != "finish":
-            return average_round(ctx, state, updates)
+            return super().aggregate(ctx, state, updates)
         if h.single_column(ctx.task):
             return state
         names = _names(h)
@@ -67,7 +52,7 @@ class Aggregator:
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the parts of `lora.server`, and F once a task is finished."""
-        parts = parts_of(ctx, state)
+        parts = super().broadcast(ctx, state)
         if current_task(state) < 1:
             return parts
         fisher = {name: state.tensors[name] for name in _names(ctx.hparams)}
