@@ -12,29 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Cadence, Exchange, Largest, PayloadSchema, TaskInfo
-from fcil_adapters.methods.fed_cprompt.options import ECONOMIES, FIRST, PRESETS, FedCPromptHparams
+from fcil_adapters.contract import BackboneInfo, Cadence, Largest, PayloadSchema, TaskInfo
+from fcil_adapters.methods.fed_cprompt.options import FIRST, PRESETS, FedCPromptHparams
 from fcil_adapters.toolkit.heads.rows import head_specs
 from fcil_adapters.toolkit.prompts.manifest import (
     PROMPT_CADENCE,
-    head_schemas,
-    prompt_method,
-    prompts_schema,
-    sizes,
-    train_exchange,
+    component_method,
+    component_schemas,
 )
-from fcil_adapters.toolkit.prompts.parts import component_names
-
-
-def exchanges(hparams: FedCPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the only exchange of a task, ``train``.
-
-    Raises:
-        ConfigError: ``blocks`` names a block that the backbone lacks.
-    """
-    check_blocks("fed_cprompt", hparams.blocks, backbone)
-    return train_exchange(component_names(hparams.blocks), "m", hparams.average, averaged=True)
 
 
 def broadcast(hparams: FedCPromptHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -43,14 +28,8 @@ def broadcast(hparams: FedCPromptHparams, backbone: BackboneInfo) -> Mapping[str
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    check_blocks("fed_cprompt", hparams.blocks, backbone)
     first = {FIRST: PayloadSchema(head_specs("c"))} if hparams.contrast > 0 else {}
-    return {**head_schemas(), **prompts_schema(component_names(hparams.blocks)), **first}
-
-
-def dims(hparams: FedCPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return components m, their length L, width d, and the task's and past classes."""
-    return sizes({"m": hparams.components}, hparams.length, backbone.dim, task)
+    return {**component_schemas("fed_cprompt", hparams, backbone), **first}
 
 
 def largest(
@@ -60,19 +39,15 @@ def largest(
     return Largest() if task.index > 0 else Largest(without_parts=(FIRST,))
 
 
-METHOD = prompt_method(
+METHOD = component_method(
     name="fed_cprompt",
     title="Fed-CPrompt: components with a contrast of server and previous task (HePCo's form)",
     citation="G. Bagwe, X. Yuan, M. Pan, L. Zhang. 2023. https://arxiv.org/abs/2307.04869",
     hparams=FedCPromptHparams,
     learner="fcil_adapters.methods.fed_cprompt.learner:Learner",
     aggregator="fcil_adapters.methods.fed_cprompt.aggregator:Aggregator",
-    model="fcil_adapters.toolkit.prompts.halves:ComponentModel",
-    exchanges=exchanges,
     broadcast=broadcast,
-    dims=dims,
     presets=PRESETS,
     cadence={**PROMPT_CADENCE, FIRST: Cadence.OPENING},
     largest=largest,
-    economies=ECONOMIES,
 )

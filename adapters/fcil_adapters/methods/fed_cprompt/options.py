@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field
 
-from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
 FIRST = "first"  # the part with the first head rows of the current task's classes
@@ -50,10 +49,4 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "contrast": 1e-5,
         },
     }
-)
-
-ECONOMIES = (
-    Economy("5 components a task", "half of the components", {"components": 5}),
-    Economy("4 rows in a component", "half of a prompt's length", {"length": 4}),
-    Economy("components in one block", "four of five blocks", {"blocks": (0,)}),
 )

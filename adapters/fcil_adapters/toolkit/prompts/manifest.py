@@ -24,8 +24,8 @@ from fcil_adapters.contract import (
 from fcil_adapters.numerics.class_reports import count_faults, tally_specs
 from fcil_adapters.numerics.weighted_sums import Weight, weighted_sums
 from fcil_adapters.toolkit.heads.rows import head_specs, row_specs
-from fcil_adapters.toolkit.prompts.options import PoolHparams
-from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, pool_names
+from fcil_adapters.toolkit.prompts.options import ComponentHparams, PoolHparams
+from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, component_names, pool_names
 
 TRAINED_KINDS = (Kind.PROMPT, Kind.KEY, Kind.HEAD)  # committed by an aggregator
 POOL_CADENCE = {POOLS: Cadence.TRAINED, "task": Cadence.TASK}
@@ -44,6 +44,11 @@ POOL_ECONOMIES = (
     Economy("50 prompts in a pool", "prompts", {"pool_size": 50}),
     Economy("20 prompts in a pool", "prompts", {"pool_size": 20}),
     Economy("8 rows in a prompt", "most of a prompt's length", {"prompt_length": 8}),
+)
+_COMPONENT_ECONOMIES = (
+    Economy("5 components a task", "half of the components", {"components": 5}),
+    Economy("4 rows in a component", "half of a prompt's length", {"length": 4}),
+    Economy("components in one block", "four of five blocks", {"blocks": (0,)}),
 )
 
 _TASK = (MetaSpec("task", "int"),)
@@ -93,9 +98,17 @@ def pool_schema(names: Iterable[str]) -> dict[str, PayloadSchema]:
     return {POOLS: PayloadSchema(prompt_specs(names, "M"))}
 
 
-def prompts_schema(names: Iterable[str]) -> dict[str, PayloadSchema]:
-    """Return the schema of `parts.prompt_parts`."""
-    return {PROMPTS: PayloadSchema(prompt_specs(names, "m"), _TASK)}
+def component_schemas(
+    name: str, h: ComponentHparams, backbone: BackboneInfo
+) -> dict[str, PayloadSchema]:
+    """Return the schemas of the head's rows, task by task, and of a task's components.
+
+    Raises:
+        ConfigError: ``blocks`` of the method ``name`` has one that the backbone lacks.
+    """
+    check_blocks(name, h.blocks, backbone)
+    specs = prompt_specs(component_names(h.blocks), "m")
+    return {**head_schemas(), PROMPTS: PayloadSchema(specs, _TASK)}
 
 
 def sizes(rows: Mapping[str, int], length: int, d: int, task: TaskInfo) -> dict[str, int]:
@@ -184,5 +197,47 @@ def pool_method(
         "presets": {"short": POOL_SHORT},
         "cadence": POOL_CADENCE,
         "economies": POOL_ECONOMIES,
+    }
+    return prompt_method(name, title, citation, hparams, learner=learner, **(common | more))
+
+
+def component_method(
+    name: str,
+    title: str,
+    citation: str,
+    hparams: type[ComponentHparams],
+    *,
+    learner: str,
+    **more: Any,
+) -> Method:
+    """Return the manifest of a method whose tasks each add components to some blocks.
+
+    Args:
+        name: the method's.
+        title: for people.
+        citation: of its paper.
+        hparams: its options.
+        learner: ``package.module:Class``.
+        more: fields of `Method` that are its own, or differ.
+    """
+
+    def exchanges(h: ComponentHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+        check_blocks(name, h.blocks, backbone)
+        return train_exchange(component_names(h.blocks), "m", h.average, averaged=True)
+
+    def broadcast(h: ComponentHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+        return component_schemas(name, h, backbone)
+
+    def dims(h: ComponentHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+        return sizes({"m": h.components}, h.length, backbone.dim, task)
+
+    common: dict[str, Any] = {
+        "aggregator": f"{_HALVES}:ComponentAggregator",
+        "model": f"{_HALVES}:ComponentModel",
+        "exchanges": exchanges,
+        "broadcast": broadcast,
+        "dims": dims,
+        "cadence": PROMPT_CADENCE,
+        "economies": _COMPONENT_ECONOMIES,
     }
     return prompt_method(name, title, citation, hparams, learner=learner, **(common | more))
