@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fcil_adapters.backbones.onnx_session import Runtime, open_session
-from fcil_adapters.contract import Preprocessing
+from fcil_adapters.contract import Context, Method, Predictor, Preprocessing, registry
+from fcil_adapters.contract.backbone_info import backbone_fields
 from fcil_protocol.errors import CorruptFile, DataError
+from fcil_protocol.payloads.payload import Payload
 
 FORMAT = 1
 KEY = "fcil"
@@ -97,16 +100,13 @@ class LearningFacts(_Model):
     down_bytes: int = Field(ge=0)
 
 
-class ExportInfo(_Model):
-    """Metadata of an exported model.
+class RunExport(_Model):
+    """The start of every export's description.
 
     Attributes:
-        federation, run, task, state: origin of the model; the task is the last one in it.
-        classes: class ids, one for each column of the scores.
+        federation, run, task, state: origin of the export; the task is the last one in it.
+        classes: class ids, in the order of the columns of scores, of the outputs or of the rows.
         names: of the classes; "" where the exporting side did not know one.
-        temperature: divisor of the scores before a softmax; None: not measured.
-        opset: of ONNX' own operators.
-        created: ISO 8601, UTC.
     """
 
     format: int
@@ -118,6 +118,17 @@ class ExportInfo(_Model):
     state: int = Field(ge=0)
     classes: tuple[int, ...]
     names: tuple[str, ...]
+
+
+class ExportInfo(RunExport):
+    """Metadata of an exported model.
+
+    Attributes:
+        temperature: divisor of the scores before a softmax; None: not measured.
+        opset: of ONNX' own operators.
+        created: ISO 8601, UTC.
+    """
+
     preprocessing: Preprocessing
     backbone: BackboneName
     precision: Precision
@@ -158,6 +169,47 @@ class Origin:
     names: Mapping[int, str]
     temperature: float | None = None
     learned: LearningFacts | None = None
+
+
+def origin_fields(
+    method: Method, ctx: Context, classes: Sequence[int], origin: Origin
+) -> dict[str, Any]:
+    """Return the fields that every export's description has, and only an origin can tell."""
+    backbone = ctx.backbone_info
+    return {
+        "method": method.name,
+        "method_version": method.version,
+        "federation": origin.federation,
+        "run": origin.run,
+        "task": origin.task,
+        "state": origin.state,
+        "classes": classes,
+        "names": [origin.names.get(c, "") for c in classes],
+        "preprocessing": backbone_fields(backbone)["preprocessing"],
+        "backbone": {"name": backbone.name, "digest": backbone.digest},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def composed(method: Method, ctx: Context, parts: Mapping[str, Payload]) -> Predictor:
+    """Return the model of a broadcast, to be exported.
+
+    Raises:
+        DataError: it has no classes yet.
+    """
+    predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
+    check_classes(predictor.classes)
+    return predictor
+
+
+def check_classes(classes: Sequence[int]) -> None:
+    """Refuse to export a model without classes.
+
+    Raises:
+        DataError: there are none.
+    """
+    if not classes:
+        raise DataError("the model knows no class yet.", action="Export it after the first round.")
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from fcil_adapters.contract import Context, Method, Predictor, Preprocessing
-from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_adapters.export.exported_model import BackboneName, Checked, LearningFacts, Origin
+from fcil_adapters.export.exported_model import (
+    BackboneName,
+    Checked,
+    LearningFacts,
+    Origin,
+    RunExport,
+    origin_fields,
+)
 from fcil_protocol.errors import DataError
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.storage.atomic_files import scratch, storage_errors, sync_directory, write_atomic
@@ -31,13 +34,10 @@ MLFLOW_FILES = (ABOUT, "MLmodel", MLFLOW_DATA, "python_env.yaml", "requirements.
 Scores = Literal["same", "shifted", "scaled", "none"]
 
 
-class FolderInfo(BaseModel):
-    """Description of a model in a folder, `ABOUT` in it.
+class FolderInfo(RunExport):
+    """Description of a model in a folder, `ABOUT` in it; without a head it has classes too.
 
     Attributes:
-        federation, run, task, state: origin of the model; the task is the last one in it.
-        classes: class ids, one for each output of the head; without a head those of the model.
-        names: of the classes; "" where the exporting side did not know one.
         scores: what the head's outputs are: ``same``, ``shifted`` or ``scaled``
             (`heads.scorer.LinearLayer`), or ``none`` without a head.
         checked: result of the comparison with the torch model; ``provider`` is the library.
@@ -45,17 +45,7 @@ class FolderInfo(BaseModel):
         created: ISO 8601, UTC.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
     format: int = 1
-    method: str
-    method_version: str
-    federation: str
-    run: str
-    task: int = Field(ge=0)
-    state: int = Field(ge=0)
-    classes: tuple[int, ...]
-    names: tuple[str, ...]
     preprocessing: Preprocessing
     backbone: BackboneName
     scores: Scores
@@ -68,22 +58,8 @@ def common_fields(
     method: Method, ctx: Context, predictor: Predictor, origin: Origin, scores: Scores
 ) -> dict[str, Any]:
     """Return the fields of a `FolderInfo`, without the result of the comparison."""
-    backbone = ctx.backbone_info
-    return {
-        "method": method.name,
-        "method_version": method.version,
-        "federation": origin.federation,
-        "run": origin.run,
-        "task": origin.task,
-        "state": origin.state,
-        "classes": predictor.classes,
-        "names": [origin.names.get(c, "") for c in predictor.classes],
-        "preprocessing": backbone_fields(backbone)["preprocessing"],
-        "backbone": {"name": backbone.name, "digest": backbone.digest},
-        "scores": scores,
-        "learned": origin.learned,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    fields = origin_fields(method, ctx, predictor.classes, origin)
+    return {**fields, "scores": scores, "learned": origin.learned}
 
 
 def write_description(folder: Path, info: FolderInfo, card: str) -> None:

@@ -11,7 +11,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,19 +23,19 @@ from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.backbones.frozen_features import FeatureScorer
 from fcil_adapters.backbones.onnx_session import CPU
 from fcil_adapters.backbones.probes import probe_images
-from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
-from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor
 from fcil_adapters.export.check import TOLERANCES, check_graph, compare, run_graph
 from fcil_adapters.export.exported_model import (
     FORMAT,
     INPUT,
     KEY,
     OUTPUT,
-    Checked,
     ExportedModel,
     ExportInfo,
     Origin,
     Precision,
+    composed,
+    origin_fields,
     with_seal,
 )
 from fcil_adapters.export.folder import ABOUT, MLFLOW_DATA, MLFLOW_FILES, place_folder
@@ -121,9 +120,7 @@ def export_model(
         DiskFull, StorageError: it cannot be written.
     """
     notify("putting the model together")
-    predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
-    if not predictor.classes:
-        raise DataError("the model knows no class yet.", action="Export it after the first round.")
+    predictor = composed(method, ctx, parts)
     given = images if images is not None else np.zeros((0, *_shape(ctx)), np.uint8)
     used, checks = _shared_out(given, options.precision)
     notify(f"writing its graph (opset {options.opset})")
@@ -139,7 +136,15 @@ def export_model(
     checked = compare(run_graph(body, looked), predictor.logits(looked))
     if not (options.force and options.precision != "fp32"):
         check_graph(checked, options.precision)
-    info = _info(method, ctx.backbone_info, predictor.classes, origin, options, checked)
+    info = ExportInfo(
+        **origin_fields(method, ctx, predictor.classes, origin),
+        format=FORMAT,
+        precision=options.precision,
+        opset=options.opset,
+        temperature=origin.temperature,
+        tolerance=TOLERANCES[options.precision],
+        checked=checked,
+    )
     write_atomic(target, *with_seal(body, _entry(info)), mode=0o644)
     return info
 
@@ -297,37 +302,6 @@ def _serialised(model: Any) -> bytes:
             action="Export fp16, or use a smaller backbone.",
         ) from error
     return body
-
-
-def _info(
-    method: Method,
-    backbone: BackboneInfo,
-    classes: tuple[int, ...],
-    origin: Origin,
-    options: ExportOptions,
-    checked: Checked,
-) -> ExportInfo:
-    return ExportInfo.model_validate(
-        {
-            "format": FORMAT,
-            "method": method.name,
-            "method_version": method.version,
-            "federation": origin.federation,
-            "run": origin.run,
-            "task": origin.task,
-            "state": origin.state,
-            "classes": classes,
-            "names": [origin.names.get(c, "") for c in classes],
-            "preprocessing": backbone_fields(backbone)["preprocessing"],
-            "backbone": {"name": backbone.name, "digest": backbone.digest},
-            "precision": options.precision,
-            "opset": options.opset,
-            "temperature": origin.temperature,
-            "tolerance": TOLERANCES[options.precision],
-            "checked": checked,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-    )
 
 
 def _entry(info: ExportInfo) -> bytes:

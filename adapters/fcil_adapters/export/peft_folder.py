@@ -18,7 +18,7 @@ from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.backbones.probes import probe_images
 from fcil_adapters.contract import Context, Method, Predictor, registry
 from fcil_adapters.export.check import check_loaded, outputs_of
-from fcil_adapters.export.exported_model import Checked, Origin
+from fcil_adapters.export.exported_model import Checked, Origin, composed
 from fcil_adapters.export.folder import Scores, common_fields, place_folder, write_description
 from fcil_adapters.export.peft_adapter import (
     CONFIG,
@@ -32,7 +32,6 @@ from fcil_adapters.export.peft_adapter import (
 from fcil_adapters.export.peft_card import card_text
 from fcil_adapters.numerics.torch_numpy import to_numpy
 from fcil_adapters.toolkit.heads.scorer import Scorer
-from fcil_protocol.errors import DataError
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import write_atomic
 
@@ -67,9 +66,7 @@ def export_adapter(
     """
     notify("putting the model together")
     changes = registry.load_object(method.changes)(ctx, parts)
-    predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
-    if not predictor.classes:
-        raise DataError("the model knows no class yet.", action="Export it after the first round.")
+    predictor = composed(method, ctx, parts)
     layers = adapter_layers(changes, ctx.backbone_info)
     head = predictor.linear_layer if isinstance(predictor, Scorer) else None
     rows = None if head is None else (to_numpy(head.weight), to_numpy(head.bias))

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,15 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from fcil_adapters.contract import Context, Method, Preprocessing, State
-from fcil_adapters.contract.backbone_info import backbone_fields
-from fcil_adapters.export.exported_model import BackboneName, Origin
+from fcil_adapters.export.exported_model import (
+    BackboneName,
+    Origin,
+    RunExport,
+    check_classes,
+    origin_fields,
+)
 from fcil_adapters.toolkit.closed_form.sums import ProductSums
 from fcil_adapters.toolkit.gaussians.gaussian import Gaussian, stored_gaussians
 from fcil_protocol.errors import CorruptFile, DataError, InternalError
@@ -41,13 +44,10 @@ Source = Literal["means", "prototypes", "gaussians", "sums"]
 Form = Literal["full", "lowrank", "diag", "none"]
 
 
-class StatisticsInfo(BaseModel):
+class StatisticsInfo(RunExport):
     """Description of a file of statistics, JSON in its metadata.
 
     Attributes:
-        federation, run, task, state: origin of the statistics; the task is the last one in them.
-        classes: class ids, one for each row.
-        names: of the classes; "" where the exporting side did not know one.
         source: what the run has: class ``means``, trained ``prototypes``, ``gaussians`` or
             ``sums`` of features.
         covariance: form of the covariances that clients sent; ``none``: there are none.
@@ -59,17 +59,7 @@ class StatisticsInfo(BaseModel):
         created: ISO 8601, UTC.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
     format: int = FORMAT
-    method: str
-    method_version: str
-    federation: str
-    run: str
-    task: int = Field(ge=0)
-    state: int = Field(ge=0)
-    classes: tuple[int, ...]
-    names: tuple[str, ...]
     source: Source
     covariance: Form
     features: Literal["frozen", "learned", "pixels"]
@@ -119,28 +109,16 @@ def export_statistics(
     """
     found = find_statistics(method, ctx, state, parts)
     classes = tuple(int(c) for c in found.tensors["classes"])
-    if not classes:
-        raise DataError("the model knows no class yet.", action="Export it after the first round.")
-    backbone = ctx.backbone_info
+    check_classes(classes)
     info = StatisticsInfo.model_validate(
         {
-            "method": method.name,
-            "method_version": method.version,
-            "federation": origin.federation,
-            "run": origin.run,
-            "task": origin.task,
-            "state": origin.state,
-            "classes": classes,
-            "names": [origin.names.get(c, "") for c in classes],
+            **origin_fields(method, ctx, classes, origin),
             "source": found.source,
             "covariance": found.covariance,
             "features": _features(method),
             "unit": found.source == "sums",
             "dim": found.tensors["mean"].shape[1],
             "sha256": _digest(safetensors.numpy.save(dict(found.tensors))),
-            "preprocessing": backbone_fields(backbone)["preprocessing"],
-            "backbone": {"name": backbone.name, "digest": backbone.digest},
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
     text = json.dumps(info.model_dump(mode="json"), ensure_ascii=False)

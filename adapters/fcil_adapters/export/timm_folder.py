@@ -22,7 +22,7 @@ from fcil_adapters.backbones.frozen_features import FeatureScorer
 from fcil_adapters.backbones.probes import probe_images
 from fcil_adapters.contract import Context, Method, Predictor, registry
 from fcil_adapters.export.check import check_loaded, outputs_of
-from fcil_adapters.export.exported_model import Checked, Origin
+from fcil_adapters.export.exported_model import Checked, Origin, composed
 from fcil_adapters.export.folder import Scores, common_fields, place_folder, write_description
 from fcil_adapters.export.peft_adapter import changed_linears
 from fcil_adapters.export.timm_model import (
@@ -77,9 +77,7 @@ def export_timm(
         DiskFull, StorageError: it cannot be written.
     """
     notify("putting the model together")
-    predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
-    if not predictor.classes:
-        raise DataError("the model knows no class yet.", action="Export it after the first round.")
+    predictor = composed(method, ctx, parts)
     layer = linear_layer_of(predictor)
     state = _weights(method, ctx, parts, predictor)
     own = ctx.backbone.module.state_dict()

@@ -18,6 +18,7 @@ from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
 from adapters.small import SMALL
 from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.backbones.frozen_features import FeatureScorer
+from fcil_adapters.contract import registry
 from fcil_adapters.export import model_file as export
 from fcil_adapters.export.check import TOLERANCES, check_graph, compare
 from fcil_adapters.export.exported_model import (
@@ -294,14 +295,14 @@ def asks_for_the_batch(predictor):
     ],
 )
 def test_a_method_that_cannot_be_exported_is_told_why(change, said, target, monkeypatch):
-    load_half = export.registry.load_half
+    load_half = registry.load_half
 
     class Model:
         def compose(self, *args):
             model = load_half("fcil_adapters.methods.running_mean.model:Model")
             return change(model.compose(*args))
 
-    monkeypatch.setattr(export.registry, "load_half", lambda _: Model())
+    monkeypatch.setattr(registry, "load_half", lambda _: Model())
     with pytest.raises(DataError) as told:
         learned("running_mean").export(target)
     assert said in str(told.value)
