@@ -69,7 +69,7 @@ class Group:
         number: from 0.
         slots: of the partition, as text.
         node: node of its last start.
-        summary: its last report on its members (`summary.summary`).
+        summary: its last report on its members (`summary_of`).
         ended: its final report, from a swarm that ended in order.
         words: the last line that was no event: an error's sentence.
         kills: number of times that it was killed.

@@ -10,7 +10,7 @@ from typing import Any
 
 from fcil_client.notes import Note
 from fcil_client.rounds.options import ClientOptions
-from fcil_client.swarm import summary as swarm_view
+from fcil_client.swarm import status as swarm_status
 from fcil_client.swarm.seats import Enroller, Seat
 from fcil_client.swarm.swarm import Ends, Swarm, SwarmOutcome
 from fcil_protocol.process.log_file import DaemonOutput, LogFile
@@ -75,7 +75,7 @@ class Screen:
             return
         self._last = told
         if self._form is Format.TEXT:
-            self._said(time.time(), "info", swarm_view.line(told))
+            self._said(time.time(), "info", swarm_status.line(told))
         else:
             tell({"event": "summary", "at": time.time(), **told})
 

@@ -12,7 +12,6 @@ from typing import Any
 import typer
 
 from fcil_client.state.home import Home, state_home
-from fcil_client.swarm import summary
 from fcil_protocol.errors import Timeout, Unreachable
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.terminal import count_of, printable
@@ -118,7 +117,7 @@ def show_swarms(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         typer.echo(f"{printable(row['name'])}  (a swarm of {count_of(row['members'], 'client')})")
         if row["answers"]:
-            typer.echo(f"  work     {printable(summary.line(row))}")
+            typer.echo(f"  work     {printable(line(row))}")
             for name, why in list(row["failed"].items())[:5]:
                 typer.echo(f"  failed   {printable(name)}: {printable(why)}")
         elif row["running"]:
@@ -126,3 +125,18 @@ def show_swarms(rows: Sequence[dict[str, Any]]) -> None:
         else:
             typer.echo(f"  not running; start: fcil-client swarm {printable(row['start'])}")
         typer.echo("  members  fcil-client status --members")
+
+
+def line(told: dict[str, Any]) -> str:
+    """Return a summary in one line."""
+    words = [f"{told['connected']} of {told['members']} connected"]
+    if told["enrolled"] + len(told["failed"]) < told["members"]:
+        words.append(f"{told['enrolled']} enrolled")
+    at_work = [f"{told[w]} {w}" for w in ("fetching", "working", "sending") if told[w]]
+    if told["round"]:
+        words.append(f"{told['round']}: {', '.join(at_work)}")
+    words.append(f"{count_of(told['counted'], 'update')} counted")
+    words.append(f"{told['bytes_up'] / 1e6:.1f} MB up, {told['bytes_down'] / 1e6:.1f} MB down")
+    if told["failed"]:
+        words.append(f"{len(told['failed'])} failed")
+    return "; ".join(words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +23,9 @@ from fcil_client.membership.wait_for_server import repeat_attempt
 from fcil_client.notes import Note, Notes
 from fcil_client.policy.sensors import Sensors
 from fcil_client.rounds.options import ClientOptions
-from fcil_client.session.events import FolderChanged
+from fcil_client.session.events import FolderChanged, Link, Work
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.swarm import status as swarm_status
-from fcil_client.swarm import summary as swarm_view
-from fcil_client.swarm.members import SwarmMember
 from fcil_client.swarm.seats import Enroller, Seat, restart_arguments, swarm_digest, swarm_name
 from fcil_client.swarm.shared import Shared, SwarmHost
 from fcil_client.swarm.status import RECORD, record_bytes, swarms
@@ -70,7 +69,7 @@ class SwarmOutcome:
         done: the server reported that the run is complete.
         stopped: the server stopped earlier, although the swarm was to stay until then.
         failed: member -> the error that ended it before the others.
-        summary: the last one, as made by `summary.summary`.
+        summary: the last one, as made by `summary_of`.
     """
 
     done: bool
@@ -81,6 +80,51 @@ class SwarmOutcome:
     def code(self, *, until_done: bool) -> int:
         """Return the exit code: 0, or 1 if a member failed or an awaited run is not complete."""
         return int(bool(self.failed) or (until_done and not self.done))
+
+
+@dataclass
+class SwarmMember:
+    """One seat of a swarm, with its client and its error.
+
+    Attributes:
+        home: set by its enrolment.
+        client: set by its start.
+        error: the reason why it takes no further part.
+    """
+
+    seat: Seat
+    home: Home | None = None
+    client: Client | None = None
+    error: FcilError | None = None
+    task: asyncio.Task[None] | None = None
+
+
+def summary_of(members: Sequence[SwarmMember]) -> dict[str, Any]:
+    """Return the members' numbers, JSON-ready.
+
+    ``connected`` have a session; ``fetching``, ``working`` and ``sending`` are in a round (one
+    computes at a time, the others wait for their turn); ``counted`` are updates since the start;
+    bytes are of messages, before the link encrypts them.
+    """
+    clients = [m.client for m in members if m.client is not None]
+    alive = [m.client for m in members if m.client is not None and m.error is None]
+    work = Counter(client.session.work for client in alive)
+    keys = Counter(str(c.session.key) for c in alive if c.session.key is not None)
+    runs = Counter(c.terms.run for c in alive if c.terms is not None)
+    return {
+        "members": len(members),
+        "enrolled": sum(m.home is not None for m in members),
+        "connected": sum(c.session.link is Link.READY for c in alive),
+        "fetching": work[Work.FETCHING],
+        "working": work[Work.WORKING],
+        "sending": work[Work.SENDING],
+        "counted": sum(c.counted for c in clients),
+        "round": keys.most_common(1)[0][0] if keys else None,
+        "run": runs.most_common(1)[0][0] if runs else None,
+        "bytes_up": sum(c.application_bytes[0] for c in clients),
+        "bytes_down": sum(c.application_bytes[1] for c in clients),
+        "failed": {m.seat.name: str(m.error) for m in members if m.error is not None},
+    }
 
 
 class Swarm:
@@ -149,7 +193,7 @@ class Swarm:
         self._service.catch(self.stop, lambda text: self.notes("info", text))
         listener = await control_socket.serve(self.directory, self._command)
         await self._shared.watch.look()
-        self._service.ready(lambda: swarm_view.line(self.summary()))
+        self._service.ready(lambda: swarm_status.line(self.summary()))
         watch = self._shared.watch
         for work in (watch.run(), watch.throttle(), self._start(), *self._folder_watches()):
             task = asyncio.create_task(work)
@@ -290,7 +334,7 @@ class Swarm:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of all members together."""
-        told = swarm_view.summary(self.members)
+        told = summary_of(self.members)
         return {**told, "done": self._done, "directory": str(self.directory)}
 
     async def _command(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:

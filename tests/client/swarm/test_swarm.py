@@ -29,7 +29,6 @@ from fcil_client.swarm import (
     status as swarm_status,
 )
 from fcil_client.swarm import (
-    summary,
     swarm,
 )
 from fcil_client.swarm.screen import Screen, end_line
@@ -208,17 +207,17 @@ def test_a_summary_counts_members_by_what_they_do_and_leaves_out_who_failed():
         member("d", error=DataError("no images"), counted=1),
         SimpleNamespace(seat=SimpleNamespace(name="e"), home=None, client=None, error=None),
     ]
-    told = summary.summary(members)
+    told = swarm.summary_of(members)
     assert (told["members"], told["connected"], told["enrolled"]) == (5, 2, 4)
     assert (told["working"], told["fetching"], told["counted"]) == (1, 1, 3)
     assert (told["bytes_up"], told["bytes_down"]) == (4_000_000, 8_000_000)
     assert list(told["failed"]) == ["d"]
     json.dumps(told)
-    line = summary.line(told)
+    line = swarm_status.line(told)
     assert "2 of 5 connected" in line
     assert "task 0 train round 1: 1 fetching, 1 working" in line
     assert "1 failed" in line
-    assert summary.line(summary.summary([])).startswith("0 of 0 connected")
+    assert swarm_status.line(swarm.summary_of([])).startswith("0 of 0 connected")
 
 
 def test_what_many_members_say_is_shown_once_with_how_many_said_it(capsys):
@@ -227,7 +226,7 @@ def test_what_many_members_say_is_shown_once_with_how_many_said_it(capsys):
         screen.note(name, Note(1.0, "info", "asked"))
         screen.note(name, Note(1.0, "warning", "disk full"))
     screen.note("", Note(2.0, "info", "the run is done"))
-    told = summary.summary([member("a")])
+    told = swarm.summary_of([member("a")])
     screen.summary(told)
     screen.summary(told)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
