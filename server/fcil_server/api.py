@@ -24,12 +24,12 @@ from rich.console import Console
 
 from fcil_protocol.errors import ConfigError
 from fcil_server.lab import records
-from fcil_server.lab.dataframes import frame, moments, need_pandas
 from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import Experiment, Metric, parse
 from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.progress import Show
+from fcil_server.lab.records import frame, moments, need_pandas
 from fcil_server.lab.summary import Content, RowSummary, entries
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory

@@ -129,7 +129,6 @@ KNOWN_SMALL = {
     "fcil_client.data.inventory",
     "fcil_client.rounds.options",
     "fcil_protocol.link.dial",
-    "fcil_server.lab.dataframes",
     "fcil_server.reports.results.run_paths",
     "fcil_server.reports.sections.events",
     "fcil_server.sessions.floods",

@@ -1,19 +1,24 @@
 """Results as plain tables: lists of records, the same for CSV and for data frames.
 
 Accuracies and forgetting are in percent, sizes in bytes, times in seconds. Unmeasured values are
-None.
+None. pandas is an extra, so it is imported only for frames.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from fcil_protocol.errors import UsageError
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.summary import METRICS, Content, RowSummary, Stat, judge_claim, look
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = dict[str, Any]
 # Column -> path in a cell's file.
@@ -51,6 +56,14 @@ SUMMARY_COLUMNS = (
 )  # fmt: skip
 PAPER_COLUMNS = ("row", "partition", "source", *METRICS)
 CLAIM_COLUMNS = ("text", "source", "left", "right", "partition", "metric", "verdict", "measured")
+# Columns with text, in all tables; the others are numbers.
+TEXT = frozenset(
+    (
+        "run", "row", "partition", "method", "key", "kind", "outcome", "closed_by", "client",
+        "client_name", "cause", "direction", "source", "text", "left", "right", "metric", "verdict",
+        "measured",
+    )
+)  # fmt: skip
 
 
 def of_cells(cells: Sequence[Cell], finished: Mapping[str, Content]) -> Iterator[Record]:
@@ -142,3 +155,33 @@ def _done(cells: Sequence[Cell], finished: Mapping[str, Content]) -> Iterator[tu
 
 def _which(cell: Cell) -> Record:
     return {"row": cell.row, "partition": cell.partition, "seed": cell.seed}
+
+
+def need_pandas() -> None:
+    """Check early that frames can be made: not after hours of work.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise UsageError(
+            "tables as data frames need pandas, which is not installed.",
+            action="Install it with: pip install 'fcil[lab]'",
+        )
+
+
+def frame(records: Iterable[Mapping[Any, Any]], columns: Sequence[str] | range) -> pd.DataFrame:
+    """Return records as a frame, in their order; even without records it has its columns."""
+    import pandas as pd
+
+    table = pd.DataFrame.from_records(list(records), columns=list(columns))
+    # pandas takes a column without values for objects, which it neither averages nor plots.
+    empty = [c for c in columns if c not in TEXT and table[c].isna().all()]
+    return table.astype(dict.fromkeys(empty, "float64"))
+
+
+def moments(seconds: pd.Series) -> pd.Series:
+    """Return seconds since 1970 as points in time, in UTC."""
+    import pandas as pd
+
+    return pd.to_datetime(seconds, unit="s", utc=True)

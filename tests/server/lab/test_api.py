@@ -19,9 +19,9 @@ from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server import api
 from fcil_server.lab import plan
 from fcil_server.lab.data import PartitionImages
-from fcil_server.lab.dataframes import TEXT
 from fcil_server.lab.engine import RESULTS
 from fcil_server.lab.experiment import load as load_experiment
+from fcil_server.lab.records import TEXT
 from fcil_server.lab.results import Results
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
