@@ -91,7 +91,7 @@ MAY_IMPORT = {
     "fcil_server.sessions.relay": "federation",
     "fcil_server.storage": "aggregation federation ledger runs web.page.access",
     "fcil_server.web": "federation",
-    "fcil_server.web.api": "federation ledger reports reports.results reports.traffic rounds web web.metrics",
+    "fcil_server.web.api": "federation ledger reports reports.results reports.traffic rounds web",
     "fcil_server.web.metrics": "federation ledger reports.results web",
     "fcil_server.web.page": "federation ledger reports.charts reports.results reports.sections reports.traffic web web.metrics web.page.access web.page.actions",
     "fcil_server.web.page.access": "federation reports.charts web",
@@ -133,7 +133,6 @@ KNOWN_SMALL = {
     "fcil_server.reports.sections.events",
     "fcil_server.sessions.floods",
     "fcil_server.storage.findings",
-    "fcil_server.web.metrics.health",
     "fcil_server.web.page.pictures",
 }
 KNOWN_LARGE: dict[str, int] = {}

@@ -34,8 +34,7 @@ from fcil_server.web.http_server import (
     open_listener,
     own_names,
 )
-from fcil_server.web.metrics.endpoints import Figures
-from fcil_server.web.metrics.server import make_app
+from fcil_server.web.metrics.server import Figures, make_app
 from server.web_kit import NO_CERTIFICATE, ask, door, get
 
 LARGE = "x" * 64_000_000  # more than the buffers of any kernel on the way

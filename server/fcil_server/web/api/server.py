@@ -29,7 +29,6 @@ from fcil_server.web.api.problems import refusal
 from fcil_server.web.api.readings import Readings
 from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import HttpLimits, make_server
-from fcil_server.web.metrics.health import Health
 
 # A long run's results take seconds to read.
 LIMITS = HttpLimits(connections=256, body_bytes=MAX_BODY_BYTES, request_s=30.0)
@@ -54,7 +53,7 @@ class Api:
         acts = Acts(ask, past)
         self._feeds = Feeds(directory, ask, faults)
         api = ApiApp(directory, all_endpoints(readings), readings, acts, self._feeds, faults)
-        health = Health(web_child.Fresh(functools.partial(ask, "gauges")))
+        health = web_child.Health(web_child.Fresh(functools.partial(ask, "gauges")))
         self.app = make_app(api, faults, [Route("/healthz", health.answer)])
 
     async def work(self) -> None:

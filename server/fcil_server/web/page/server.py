@@ -24,7 +24,6 @@ from fcil_server.federation.addresses import TlsFiles
 from fcil_server.web import child as web_child
 from fcil_server.web.errors import Faults
 from fcil_server.web.http_server import HttpLimits, make_server
-from fcil_server.web.metrics.health import Health
 from fcil_server.web.page.access.sessions import KeyedSessions
 from fcil_server.web.page.actions import routes as act_routes
 from fcil_server.web.page.actions.actions import PageActions
@@ -80,9 +79,9 @@ def _extra(args: argparse.Namespace, gauges: Callable[[], dict[str, Any]]) -> li
     """Return the routes that need no session, if they are enabled."""
     found: list[BaseRoute] = []
     if args.health:
-        found.append(Route("/healthz", Health(web_child.Fresh(gauges)).answer))
+        found.append(Route("/healthz", web_child.Health(web_child.Fresh(gauges)).answer))
     if args.metrics:
-        from fcil_server.web.metrics.endpoints import Figures
+        from fcil_server.web.metrics.server import Figures
         from fcil_server.web.metrics.source import MetricsSource
 
         figures = Figures(MetricsSource(args.dir, clients=args.clients))
