@@ -123,7 +123,6 @@ KNOWN_SMALL = {
     "fcil_adapters.backbones.precision",
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",
-    "fcil_adapters.toolkit.prototypes.model",
     "fcil_adapters.toolkit.training.prefetch",
     "fcil_client.daemon.progress",
     "fcil_client.data.inventory",

@@ -8,7 +8,7 @@ from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.pilora.composition import inference_view
 from fcil_adapters.methods.pilora.parts import read_parts
-from fcil_adapters.toolkit.prototypes.model import nearest_prototype
+from fcil_adapters.toolkit.prototypes.client import nearest_prototype
 
 
 class Model:

@@ -8,7 +8,7 @@ from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.plora.parts import read_parts
 from fcil_adapters.methods.plora.views import merged_view
-from fcil_adapters.toolkit.prototypes.model import nearest_prototype
+from fcil_adapters.toolkit.prototypes.client import nearest_prototype
 
 
 class Model:

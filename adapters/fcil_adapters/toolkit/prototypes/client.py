@@ -1,19 +1,27 @@
-"""A round of PILoRA's and PLoRA's clients: train LoRA and prototypes, report (torch)."""
+"""PILoRA's and PLoRA's clients: train LoRA and prototypes, report, and predict (torch)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.contract import Context, ImageSet
 from fcil_adapters.numerics.class_reports import report_tensors
-from fcil_adapters.numerics.torch_numpy import to_numpy
-from fcil_adapters.toolkit.heads.distances import prototype_distances, prototype_losses
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.heads.distances import (
+    prototype_distances,
+    prototype_losses,
+    squared_distances,
+)
+from fcil_adapters.toolkit.heads.scorer import LinearLayer, Scorer
 from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
+from fcil_adapters.toolkit.prototypes.rows import PrototypeRows, known
 from fcil_adapters.toolkit.training.optimise import (
     Batch,
     FeatureSums,
@@ -120,3 +128,26 @@ def _backward(
     penalty = trainee.penalty()
     if penalty is not None:
         batch.backward(penalty)
+
+
+def nearest_prototype(
+    backbone: Backbone, view: Any, tasks: Iterable[PrototypeRows], micro_batch: int | None
+) -> Scorer:
+    """Return the classifier by the nearest prototype; a score is a negative squared distance.
+
+    Args:
+        backbone: normalises images.
+        view: gives their features.
+        tasks: prototypes of all tasks; classes that no client ever had are no candidates.
+        micro_batch: images per forward pass.
+    """
+    classes, rows = known(tasks, backbone.info.dim)
+    prototypes = to_torch(rows, backbone.device)  # (C, d)
+
+    def features(pixels: Tensor) -> Tensor:
+        return cls_features(view, backbone.normalise(pixels))  # (b, d)
+
+    def score(pixels: Tensor) -> Tensor:
+        return -squared_distances(features(pixels), prototypes)
+
+    return Scorer(classes, score, micro_batch, features, LinearLayer.nearest(prototypes))
