@@ -130,7 +130,6 @@ KNOWN_SMALL = {
     "fcil_protocol.link.dial",
     "fcil_server.reports.results.run_paths",
     "fcil_server.reports.sections.events",
-    "fcil_server.sessions.floods",
     "fcil_server.storage.findings",
     "fcil_server.web.page.pictures",
 }

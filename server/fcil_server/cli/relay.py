@@ -76,7 +76,7 @@ async def _relay(
     from fcil_protocol.process.supervisor import Service
     from fcil_protocol.trust.ticket import check_address
     from fcil_server.federation.addresses import split_address
-    from fcil_server.sessions.floods import Floods
+    from fcil_server.sessions.conduct import Floods
     from fcil_server.sessions.relay.cache import Cache
     from fcil_server.sessions.relay.home import enrol, load_keys, save_record
     from fcil_server.sessions.relay.relay import Relay

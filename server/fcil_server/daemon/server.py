@@ -40,7 +40,7 @@ from fcil_server.runs.active_run import OpenRun, open_run
 from fcil_server.runs.export_jobs import ExportJobs
 from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
-from fcil_server.sessions.floods import Floods
+from fcil_server.sessions.conduct import Floods
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.relayed import RelayedLink

@@ -7,7 +7,7 @@ from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_server.federation.allow_list import GUEST_BYTES, MAX_GUEST_BYTES, AllowList
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.sessions.floods import AGAIN_S, Floods
+from fcil_server.sessions.conduct import AGAIN_S, Floods
 from server.relay_kit import Center
 
 ANN, BOB = b"a" * 32, b"b" * 32
