@@ -163,7 +163,7 @@ SENTENCES = [
     (PROTOCOL, "| nonce | {} bytes |", [Of(p + "messages.messages.NONCE_BYTES")]),
     (PROTOCOL, "C and S are {} random bytes", [Of(p + "messages.messages.NONCE_BYTES")]),
     (PROTOCOL, "may differ by at most {} relative.", [Of("fcil_adapters.backbones.probes.TOLERANCE", 1, lambda n: f"{n:.0e}".replace("-0", "-"))]),
-    (PROTOCOL, "Client to server, at most {} a second: the progress", [Of(c + "daemon.progress.PROGRESS_S", 1, {1.0: "once"}.__getitem__)]),
+    (PROTOCOL, "Client to server, at most {} a second: the progress", [Of(c + "daemon.conversation.PROGRESS_S", 1, {1.0: "once"}.__getitem__)]),
     (PROTOCOL, "the client sends its `hello` again after {} seconds, and also", [RETRY]),
     (PROTOCOL, "Without any answer it sends the `hello` again after {} seconds.", [Of(c + "daemon.conversation.ANSWER_S")]),
     # 6 Payloads and envelopes

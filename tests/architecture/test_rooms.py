@@ -124,7 +124,6 @@ KNOWN_SMALL = {
     "fcil_adapters.numerics.scores",
     "fcil_adapters.numerics.update_list",
     "fcil_adapters.toolkit.training.prefetch",
-    "fcil_client.daemon.progress",
     "fcil_client.data.inventory",
     "fcil_client.rounds.options",
     "fcil_protocol.link.dial",

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from typing import Any
 
 from fcil_client.daemon import status as telling
-from fcil_client.daemon.conversation import Conversation
+from fcil_client.daemon.conversation import Conversation, Reports
 from fcil_client.daemon.host import ClientHost, StandaloneHost
 from fcil_client.daemon.jobs import Jobs, defect
-from fcil_client.daemon.progress import Reports
 from fcil_client.daemon.tracing import RoundSpans, SpanSender
 from fcil_client.daemon.transfers import Transfers
 from fcil_client.data.inventory import Inventory

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 
 from fcil_client.daemon import status as telling
-from fcil_client.daemon.progress import Reports
 from fcil_client.daemon.transfers import Transfers
 from fcil_client.link import handshake
 from fcil_client.link.connection import Connection
@@ -39,6 +39,7 @@ from fcil_protocol.messages.messages import (
     Chunk,
     Nack,
     Parts,
+    Progress,
     RoundClosed,
     RoundOpen,
     UseModel,
@@ -47,7 +48,41 @@ from fcil_protocol.messages.messages import (
 )
 
 ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before it is repeated
+PROGRESS_S = 1.0  # shortest interval between two reports of progress to the server
 TWO_LINKS = "two_links"  # code of a Bye: another connection with this client's key stays
+
+
+class Reports:
+    """Reports a client's progress to the server.
+
+    Attributes:
+        now: phase, done and total; None: no work is running.
+    """
+
+    def __init__(self, line: Connection, session: ClientSession) -> None:
+        self.now: tuple[str, int, int] | None = None
+        self._line = line
+        self._session = session
+        self._last = float("-inf")
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Record the progress, and report it to the server if the last report is old enough."""
+        self.now = (phase, done, total)
+        moment, key = time.monotonic(), self._session.key
+        online = self._session.link is Link.READY
+        if key is None or not online or moment - self._last < PROGRESS_S:
+            return
+        self._last = moment
+        said = {**key._asdict(), "phase": phase, "done": done, "total": total}
+        self._line.send(
+            Progress.model_validate({**said, "paused": bool(self._session.pause_reason)})
+        )
+
+    def report_now(self) -> None:
+        """Report at once that work has been suspended or resumed."""
+        if self.now is not None:
+            self._last = float("-inf")
+            self.report(*self.now)
 
 
 class Conversation:
