@@ -33,8 +33,7 @@ from fcil_server.lab.records import frame, moments, need_pandas
 from fcil_server.lab.summary import Content, RowSummary, entries
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
-from fcil_server.reports.results.run_data import RunData, collect
-from fcil_server.reports.results.run_paths import locate_run
+from fcil_server.reports.results.run_data import RunData, collect, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd

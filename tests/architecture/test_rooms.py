@@ -127,7 +127,6 @@ KNOWN_SMALL = {
     "fcil_client.data.inventory",
     "fcil_client.rounds.options",
     "fcil_protocol.link.dial",
-    "fcil_server.reports.results.run_paths",
     "fcil_server.reports.sections.events",
     "fcil_server.storage.findings",
     "fcil_server.web.page.pictures",

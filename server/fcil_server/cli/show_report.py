@@ -20,8 +20,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison, run_directory
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.round_views import Bytes, sum_bytes
-from fcil_server.reports.results.run_data import RunData, collect
-from fcil_server.reports.results.run_paths import HEAD
+from fcil_server.reports.results.run_data import COMPARISON_HEAD, RunData, collect
 
 if TYPE_CHECKING:
     from fcil_server.lab.local.demo import Demo
@@ -158,7 +157,7 @@ def _byte_rows(data: RunData) -> Iterator[tuple[Any, ...]]:
 
 def show_comparison(runs: comparison.Named, folder: Path) -> None:
     """Print the headline numbers of several runs, and the path of the page."""
-    columns = [Column(title, i, right=i > 1) for i, title in enumerate(HEAD)]
+    columns = [Column(title, i, right=i > 1) for i, title in enumerate(COMPARISON_HEAD)]
     out = console()
     show_table(out, comparison.rows(runs), columns)
     out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)

@@ -16,8 +16,12 @@ from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts import history as snapshot
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.run_data import collect
-from fcil_server.reports.results.run_paths import HEAD, locate_run, row
+from fcil_server.reports.results.run_data import (
+    COMPARISON_HEAD,
+    collect,
+    comparison_row,
+    locate_run,
+)
 from fcil_server.reports.sections import static_page
 from fcil_server.reports.sections.accuracy import cost_by_task
 from fcil_server.reports.sections.static_page import table
@@ -75,7 +79,7 @@ def rows(runs: Named) -> list[tuple[str, ...]]:
     """Return a line of headline numbers for each run."""
     ways = [[history.bytes_of(d) for d in Direction] for _, history in runs]
     return [
-        row(name, _run(history).method, history.headline, sizes)
+        comparison_row(name, _run(history).method, history.headline, sizes)
         for (name, history), sizes in zip(runs, ways, strict=True)
     ]
 
@@ -100,7 +104,7 @@ def _html(runs: Named) -> str:
     chart = charts.static_html(charts.cost(_lines(runs)))
     return static_page.plain(
         "Runs side by side",
-        f'{chart}{table(HEAD, rows(runs), text=2)}<p class="faint">{escape(note)}</p>',
+        f'{chart}{table(COMPARISON_HEAD, rows(runs), text=2)}<p class="faint">{escape(note)}</p>',
     )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fcil_protocol.errors import UsageError
+from fcil_protocol.formats import format_bytes, percent, points
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.enums import Cause, CountSource, Direction, RunStatus
-from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import (
     ClassRow,
     ClientRow,
@@ -28,6 +30,9 @@ from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Measured, Metrics
 from fcil_server.reports.results.round_views import Bytes, RoundReader, RoundView, Sums
 
+COMPARISON_HEAD = (
+    "run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down",
+)  # fmt: skip
 _EVENTS = 50  # warnings and errors that a report lists
 
 
@@ -75,6 +80,24 @@ class RunData(Measured):
             for phase, seconds in view.round.phases.items():
                 total[phase] = total.get(phase, 0.0) + seconds
         return total
+
+
+def locate_run(place: Path) -> tuple[Path, str | None]:
+    """Return the federation's directory and the run of a path; None: its newest run.
+
+    Raises:
+        UsageError: it is neither a federation's directory nor one of its runs.
+    """
+    # A run directory is <federation>/runs/<run>.
+    directory, run = place, None
+    if not (place / LEDGER_NAME).exists():
+        directory, run = place.parent.parent, place.name
+    if not (directory / LEDGER_NAME).exists():
+        raise UsageError(
+            f"{place} is neither a federation's directory nor one of its runs.",
+            action="Give a directory that holds a ledger, or one of the directories in its runs/.",
+        )
+    return directory, run
 
 
 def collect(ledger: Ledger, run_id: RunId) -> RunData:
@@ -212,6 +235,24 @@ def _participants(
     took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
     took_part |= {client for client, _ in sums.sizes}
     return {c.client_id: c for c in ledger.clients.all() if c.client_id in took_part}
+
+
+def comparison_row(
+    name: str,
+    method: str,
+    headline: tuple[float | None, float | None, float | None],
+    ways: Sequence[Bytes],
+) -> tuple[str, ...]:
+    """Return the line of one run in a comparison; ``ways`` are its bytes in each `Direction`."""
+    faa, aia, lost = headline
+    return (
+        name,
+        method,
+        *map(percent, (faa, aia)),
+        points(lost),
+        *(format_bytes(b.true_wire) for b in ways),
+        *(format_bytes(b.tensor) for b in ways),
+    )
 
 
 def shown_environment(run: RunRow) -> dict[str, Any]:

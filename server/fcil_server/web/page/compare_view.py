@@ -18,7 +18,7 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts.charts import cost, figure
 from fcil_server.reports.charts.render import template
-from fcil_server.reports.results.run_paths import HEAD, locate_run
+from fcil_server.reports.results.run_data import COMPARISON_HEAD, locate_run
 from fcil_server.web.page.compared import Compared, compared, differences, warnings
 from fcil_server.web.page.reader import HistoryReader
 
@@ -291,7 +291,7 @@ def _compared_html(
         older=older,
         most=MAX_RUNS,
         names=names,
-        head=HEAD,
+        head=COMPARISON_HEAD,
         rows=[(name, *run.cells) for name, run in zip(names, runs, strict=True)],
         chart=figure(cost(lines, "compare")) if lines else "",
         different=different[:MAX_DIFFERENCES],

@@ -14,7 +14,7 @@ from fcil_protocol.ids import RunId
 from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.ledger.rows import RunRow
 from fcil_server.reports.charts.history import History
-from fcil_server.reports.results.run_paths import row
+from fcil_server.reports.results.run_data import comparison_row
 from fcil_server.reports.sections.accuracy import cost_by_task
 
 _TOLD = 80  # characters of a setting
@@ -55,7 +55,7 @@ def compared(history: History) -> Compared:
         run=run.run_id,
         method=run.method,
         status=run.status,
-        cells=row("", run.method, history.headline, ways)[1:],
+        cells=comparison_row("", run.method, history.headline, ways)[1:],
         points=tuple(cost_by_task(history)),
         settings=settings(run, len(tasks)),
         tasks=tasks,
