@@ -130,11 +130,11 @@ def _seeds(stat: Stat) -> str:
     return f"{stat.n} seed{'' if stat.n == 1 else 's'}"
 
 
-def _cell(stat: Stat, digits: int = 1) -> str:
+def _cell(stat: Stat) -> str:
     if stat.mean is None:
         return NOTHING
-    spread = "" if stat.deviation is None else f" ± {stat.deviation:.{digits}f}"
-    return f"{stat.mean:.{digits}f}{spread}"
+    spread = "" if stat.deviation is None else f" ± {stat.deviation:.1f}"
+    return f"{stat.mean:.1f}{spread}"
 
 
 def _accuracy(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Block]:

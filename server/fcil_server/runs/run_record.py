@@ -148,9 +148,7 @@ def begin_row(
     return row
 
 
-def begin_again(
-    ledger: Ledger, directory: Path, source: RunRow, *, actor: str, action: str
-) -> RunRow:
+def begin_again(ledger: Ledger, directory: Path, source: RunRow, *, actor: str) -> RunRow:
     """Stop a run without a state, and begin another one with its settings and its start.
 
     Args:
@@ -158,7 +156,6 @@ def begin_again(
         directory: the federation's.
         source: the run.
         actor: the caller, for the audit log.
-        action: the reason, one word for the audit log.
 
     Raises:
         DiskFull, StorageError: nothing was changed.
@@ -181,7 +178,7 @@ def begin_again(
         )
         if tasks.schedule == "listed":
             ClassRegistry(ledger, run).register_listed(tasks.classes)
-        ledger.audit.add(actor, action, f"{run} in place of {source.run_id}")
+        ledger.audit.add(actor, "restore_begin", f"{run} in place of {source.run_id}")
     return row
 
 

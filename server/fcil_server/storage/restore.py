@@ -240,7 +240,7 @@ def _settle(
             newest = ledger.states.newest(run.run_id)
             if newest is None:  # since the backup it may have had some, under the same numbers
                 try:
-                    begun = begin_again(ledger, staged, run, actor=actor, action="restore_begin")
+                    begun = begin_again(ledger, staged, run, actor=actor)
                 except ConfigError as error:  # a newer version may refuse an older one's settings
                     ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                     refused = f"run {run.run_id} had no state yet and is stopped: {error.message}"

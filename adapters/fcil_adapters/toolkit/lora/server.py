@@ -196,16 +196,15 @@ def rows_of(h: LoraHparams, state: State, task: int) -> HeadRows:
     return HeadRows.of({name: state.tensors[f"{prefix}{name}"] for name in HEAD_TENSORS})
 
 
-def with_rows(ctx: Context, state: State, rows: HeadRows, task: int | None = None) -> State:
-    """Return the state with rows replaced or added, as clients will decode them.
+def with_rows(ctx: Context, state: State, rows: HeadRows) -> State:
+    """Return the state with its task's rows replaced or added, as clients will decode them.
 
     Args:
         ctx: options and forms.
         state: its task is the current one.
         rows: of the task; of all seen classes where they stay together.
-        task: index; None: the current one.
     """
-    prefix = _prefix(ctx.hparams, current_task(state) if task is None else task)
+    prefix = _prefix(ctx.hparams, current_task(state))
     named = {f"{prefix}{name}": array for name, array in rows.committed(ctx).named().items()}
     return State({**state.tensors, **named}, state.meta)
 

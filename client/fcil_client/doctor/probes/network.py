@@ -33,7 +33,7 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.ids import ClientId
-from fcil_protocol.link.dial import REFUSALS, Dial, dial
+from fcil_protocol.link.dial import REFUSALS, dial
 from fcil_protocol.link.interface import COME_AGAIN, LinkNews
 from fcil_protocol.messages.frames import parse
 from fcil_protocol.messages.messages import Bye, Nack
@@ -46,13 +46,13 @@ TCP_S = 3.0  # for one address
 TICKET_S = 12.0  # for a server's word about a ticket; a link that is refused tries again after 5
 
 
-def look_addresses(addresses: Sequence[str], limit_s: float = TCP_S) -> list[AddressFacts]:
+def look_addresses(addresses: Sequence[str]) -> list[AddressFacts]:
     """Resolve and connect to every address, all at the same time."""
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        return list(pool.map(lambda address: look_address(address, limit_s), addresses))
+        return list(pool.map(look_address, addresses))
 
 
-def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
+def look_address(address: str) -> AddressFacts:
     """Resolve one HOST:PORT and connect to it."""
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
@@ -69,7 +69,7 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
         began = time.monotonic()
         try:
             with socket.socket(family, kind, protocol) as sock:
-                sock.settimeout(limit_s)
+                sock.settimeout(TCP_S)
                 sock.connect(where)
             return AddressFacts(address, resolved, took_s=time.monotonic() - began)
         except TimeoutError:
@@ -87,9 +87,7 @@ def _name_reason(number: int | None) -> str:
     return "it cannot be resolved"
 
 
-def say_hello(
-    home: Home, enrolment: Enrolment, make: Dial = dial
-) -> tuple[ServerFacts, Terms | None]:
+def say_hello(home: Home, enrolment: Enrolment) -> tuple[ServerFacts, Terms | None]:
     """Say Hello to the server of an enrolled folder whose client does not run, and leave.
 
     Returns:
@@ -103,15 +101,15 @@ def say_hello(
         return ServerFacts(Skip(str(error))), None
     with lock:
         try:
-            return asyncio.run(_hello(home, enrolment, make))
+            return asyncio.run(_hello(home, enrolment))
         except FcilError as error:
             return ServerFacts(error), None
 
 
-async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFacts, Terms | None]:
+async def _hello(home: Home, enrolment: Enrolment) -> tuple[ServerFacts, Terms | None]:
     if not home.keys_path.exists():
         return ServerFacts(Skip("there are no keys to present to the server")), None
-    async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
+    async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path)) as (line, welcome):
         line.send(Bye(reason="fcil-client doctor is done"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
     told = f"{line.address} is the server, and accepts this client; it runs {welcome.method} (run "
@@ -129,7 +127,7 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
 # --- a ticket -------------------------------------------------------------------------------
 
 
-def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | None]:
+def show_ticket(ticket: Ticket) -> tuple[bool, FcilError | None]:
     """Ask the server if it would accept a ticket, without using the ticket.
 
     Returns:
@@ -137,13 +135,13 @@ def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | No
     """
     for address in ticket.addresses:
         try:
-            return True, asyncio.run(_ask(ticket, address, make))
+            return True, asyncio.run(_ask(ticket, address))
         except Unreachable:
             continue
     return False, None
 
 
-async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
+async def _ask(ticket: Ticket, address: str) -> FcilError | None:
     """Say Hello with the ticket's own key: it is no member's, and the refusal says what it is."""
     guest = ticket.guest_keys()
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
@@ -153,7 +151,7 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
         nobody, nonce=channel.nonce, session_key=None, package=version("fcil"), methods=[],
         device=f"{platform.system()} {platform.machine()}", terms=None, claim=None, ready=False,
     )  # fmt: skip
-    link = make(address, guest, server)
+    link = dial(address, guest, server)
     refused = 0
     try:
         async with asyncio.timeout(TICKET_S):

@@ -115,14 +115,12 @@ class Feeds:
         directory: of the federation.
         ask: asks the running server.
         faults: logs our own defects.
-        most: open streams.
     """
 
-    def __init__(self, directory: Path, ask: Ask, faults: Faults, most: int = MAX_STREAMS) -> None:
+    def __init__(self, directory: Path, ask: Ask, faults: Faults) -> None:
         self._ledger = directory / LEDGER_NAME
         self._ask = ask
         self._faults = faults
-        self._most = most
         self._pool = Pool("feed", threads=2, most=2 * MAX_STREAMS)
         self._open: set[Feed] = set()
         self._watched = asyncio.Event()
@@ -147,7 +145,7 @@ class Feeds:
         given = request.headers.get("last-event-id", "") or last
         wanted = NewsPosition.parse(given) if given else None
         position = await self._pool.do(self._begin, wanted)
-        if len(self._open) >= self._most:
+        if len(self._open) >= MAX_STREAMS:
             many = NotNow(f"{len(self._open)} streams are open.", action="Close some of them.")
             raise RefusedRequest(503, many)
         feed = Feed(position, functools.partial(self._pool.do, self._read))
