@@ -224,11 +224,6 @@ class ExportedModel:
     runtime: Runtime
     _session: Any
 
-    @property
-    def provider(self) -> str:
-        """The provider of onnxruntime that computes it, such as ``CPUExecutionProvider``."""
-        return self.runtime.provider
-
     @classmethod
     def load(cls, path: Path, device: str = "auto", threads: int = 0) -> ExportedModel:
         """Check a file and load it.

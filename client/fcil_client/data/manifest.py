@@ -49,11 +49,6 @@ class ImageManifest:
     ever: frozenset[str] = frozenset()
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes that have a usable image, sorted."""
-        return tuple(sorted({image.entry.class_name for image in self.images}))
-
-    @property
     def digest(self) -> str:
         """SHA-256 (hex) over class, content and side of all images, independent of their names."""
         rows = sorted([i.entry.class_name, i.digest, i.side] for i in self.images)

@@ -301,8 +301,7 @@ class DirectoryLock:
     even after kill -9; the file stays. Use `acquire`, then `release` or a ``with`` block.
     """
 
-    def __init__(self, directory: Path, fd: int) -> None:
-        self.directory = directory
+    def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
@@ -331,7 +330,7 @@ class DirectoryLock:
         except BaseException:
             os.close(fd)
             raise
-        return cls(directory, fd)
+        return cls(fd)
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""

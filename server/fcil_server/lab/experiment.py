@@ -178,14 +178,6 @@ class Experiment(ExperimentSection):
     budget: BudgetSection
     name: str = ""  # the file's, without its suffix
 
-    def partition(self, name: str) -> AnyPartition:
-        """Return the partition of this name."""
-        return next(p for p in self.partitions if p.name == name)
-
-    def row(self, title: str) -> RowSection:
-        """Return the row of this title."""
-        return next(r for r in self.rows if r.title == title)
-
 
 def load(path: Path) -> Experiment:
     """Read and check a TOML, except against the methods and the data.
