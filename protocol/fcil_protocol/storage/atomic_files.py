@@ -17,7 +17,6 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fcil_protocol.errors import DiskFull, KeyFileError, StorageError
@@ -341,12 +340,7 @@ class DirectoryLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
