@@ -260,7 +260,9 @@ async def open_run(
         row, entry = next_run(queue, ledger, new=new)
         try:
             given = config_for(row, entry, config, federation.overrides)
-            return await _open(federation, given, ports, row, entry, chosen)
+            own = config_of(row, given, ports.notify)
+            with blaming(registry.load_method(own.method.name)):
+                return await _open(own, federation, given, ports, row, entry, chosen)
         except Exception as error:
             machine = isinstance(error, _MACHINE)
             if entry is None or machine or entry.id in begun_entries(ledger):
@@ -274,20 +276,6 @@ async def open_run(
 
 
 async def _open(
-    federation: Federation,
-    given: Config,
-    ports: RunPorts,
-    row: RunRow | None,
-    entry: QueuedRun | None,
-    chosen: _Followers,
-) -> OpenRun:
-    """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue."""
-    config = config_of(row, given, ports.notify)
-    with blaming(registry.load_method(config.method.name)):
-        return await _open_as(config, federation, given, ports, row, entry, chosen)
-
-
-async def _open_as(
     config: Config,
     federation: Federation,
     given: Config,
@@ -296,7 +284,10 @@ async def _open_as(
     entry: QueuedRun | None,
     chosen: _Followers,
 ) -> OpenRun:
-    """Do as `_open`, with the configuration that the run has, or gets."""
+    """Open a run, or begin one if there is no ``row``; its ``entry`` then leaves the queue.
+
+    ``config`` is what the run has, or gets.
+    """
     ledger, choice = federation.ledger, None
     if row is None and config.wire.budget_mb:
         method = registry.load_method(config.method.name)
@@ -322,7 +313,7 @@ async def _open_as(
         info, probe = await aggregation.load_backbone()
         check_manifest(registry.load_method(config.method.name), info, hparams)
         check_uploads(method, hparams, info)
-        check_privacy(method.plain or method, hparams, info, config.privacy.terms)
+        check_privacy(plain, hparams, info, config.privacy.terms)
         if config.round.mode == "async":
             check_asynchronous(method, hparams, info)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
