@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Any
 
@@ -57,11 +58,8 @@ def data(
         path = named_sets.fetch(
             name, download=download, progress=say_at_times("fetched {:,} of {:,}".format)
         )
-        source = open_source(path)
-        try:
+        with closing(open_source(path)) as source:
             listing = source.listing()
-        finally:
-            source.close()
         counts: dict[str, Counter[str]] = {}
         for entry in listing.entries:
             counts.setdefault(entry.class_name, Counter())[entry.part or "undivided"] += 1

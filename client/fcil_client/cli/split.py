@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -243,8 +244,7 @@ def _make(
         partition_picture.check_target(picture)
     if export is not None:
         partition_export.check_target(export, data)
-    source = open_source(find_data(str(data)))
-    try:
+    with closing(open_source(find_data(str(data)))) as source:
         say(f"scanning {data}")
         listing = source.listing()
         for fault in listing.faults:
@@ -257,8 +257,6 @@ def _make(
         if export is not None:
             parts = SharedData(source, made)
             partition_export.export(parts, export, say_at_times("writing: {} of {} clients".format))
-    finally:
-        source.close()
     return made
 
 

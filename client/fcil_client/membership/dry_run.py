@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,9 @@ def count_images(
     """
     salt = home.salt() if home else os.urandom(SALT_BYTES)
     source, fractions = open_data(data, partition, slot)
-    try:
+    with closing(source):
         cache = home.directory / manifests.NAME if home else None
         manifest = manifests.scan(source, cache, salt, fractions)
-    finally:
-        source.close()
     faults = [*manifest.faults, *manifest.notes]
     return Inventory(manifest.counts("train"), manifest.counts("test"), faults)
 

@@ -174,7 +174,7 @@ def _scores(
         return None
     scores: list[F32] = []
     right: list[int] = []
-    try:
+    with contextlib.closing(store):
         for start in range(0, len(own), batch):
             some = own[start : start + batch]
             decoded = store.arrays(some)
@@ -183,6 +183,4 @@ def _scores(
                 scores.append(predictor.logits(np.stack([a for _, a in good])))
                 right += [columns[ids[class_key(i.entry.class_name)]] for i, _ in good]
             progress(start + len(some), len(own))
-    finally:
-        store.close()
     return (np.concatenate(scores), np.array(right, np.int64)) if right else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,13 +57,10 @@ def forget(
         def note(_level: str, _code: str, text: str) -> None:
             say(text)
 
-        federation = Federation.open_stopped(find_directory(directory))
-        try:
+        with closing(Federation.open_stopped(find_directory(directory))) as federation:
             actor = operator()
             work = do(federation, name, run, actor=actor, notify=note, revoke=revoke)
             done = asyncio.run(work)
-        finally:
-            federation.close()
         data = {**asdict(done), "revoked": revoke}
         emit(data, form, lambda: _show_forgotten(done, directory, revoked=revoke))
 
@@ -159,14 +157,11 @@ def _erase(directory: Path, client: str) -> dict[str, Any]:
     try:
         return control_socket.ask(directory, "erase", ERASE_S, name=client)
     except Unreachable:
-        federation = Federation.open_stopped(directory)
-        try:
+        with closing(Federation.open_stopped(directory)) as federation:
             row = ever_named(federation.ledger, client)
             roster = Roster(federation, AllowList())
             done = do(roster, directory, row, operator())
             more = tidy(federation.ledger.path, directory, done)
-        finally:
-            federation.close()
         return {**asdict(done), "stays": [*done.stays, *more]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,19 +177,18 @@ def serve(
             host = found.federation.listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
         file = log.open()
-        with removed_if_refused(directory) as start:
-            federation = Federation.open(directory, config, overrides, kept)
+        with (
+            removed_if_refused(directory) as start,
+            closing(Federation.open(directory, config, overrides, kept)) as federation,
+        ):
             start.opened = True
-            try:
-                if plan is not None:
-                    check_fits(plan, federation.config)
-                    if not new_run:
-                        check_resumes(plan, federation.ledger)
-                flags = {"new_run": new_run, "until_done": until_done}
-                flags["drain_on_term"] = drain_on_term
-                asyncio.run(_serve(federation, file, start, directory, **flags))
-            finally:
-                federation.close()
+            if plan is not None:
+                check_fits(plan, federation.config)
+                if not new_run:
+                    check_resumes(plan, federation.ledger)
+            flags = {"new_run": new_run, "until_done": until_done}
+            flags["drain_on_term"] = drain_on_term
+            asyncio.run(_serve(federation, file, start, directory, **flags))
 
 
 async def _serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,13 +104,10 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         from fcil_server.federation.directory import Federation
         from fcil_server.federation.roster import Roster
 
-        federation = Federation.open_stopped(directory)
-        try:
+        with closing(Federation.open_stopped(directory)) as federation:
             roster = Roster(federation, AllowList())
             addresses = federation.config.federation.told()
             return issue_ticket(roster, addresses, asked, operator())
-        finally:
-            federation.close()
 
 
 def _draw(text: str) -> None:
@@ -136,12 +134,9 @@ def rotate_keys(
     with errors(directory, form):
         from fcil_server.federation.directory import Federation, find_directory, operator
 
-        federation = Federation.open_stopped(find_directory(directory))
-        try:
+        with closing(Federation.open_stopped(find_directory(directory))) as federation:
             federation.rotate_keys(operator())
             fingerprint = federation.keys.public.fingerprint
-        finally:
-            federation.close()
         emit({"fingerprint": fingerprint}, form, lambda: None)
         typer.echo(f"The server's key is now {fingerprint}.", err=True)
 
@@ -210,8 +205,7 @@ def revoke(
         try:
             reply = control_socket.ask(directory, "revoke", name=name, why=why, keep=keep_update)
         except Unreachable:
-            federation = Federation.open_stopped(directory)
-            try:
+            with closing(Federation.open_stopped(directory)) as federation:
                 roster, actor = Roster(federation, AllowList()), operator()
                 if roster.withdraw(name, actor):
                     reply = {"name": name, "withdrawn": True}
@@ -220,7 +214,5 @@ def revoke(
                     tickets = roster.revoke(row, why, actor, keep=keep_update)
                     behind = roster.behind(row)
                     reply = {"name": row.name, "behind": behind, "tickets": tickets}
-            finally:
-                federation.close()
         emit({"withdrawn": False, "behind": [], "tickets": [], **reply}, form, lambda: None)
         typer.echo(describe_done("revoke", reply), err=True)

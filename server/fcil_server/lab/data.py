@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,7 @@ def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
 
 def _test_images(source: Path, data: Data, room: Path) -> Path:
     """Return the test images: the source's own test/, or a folder with a part of it."""
-    images = open_source(source)
-    try:
+    with closing(open_source(source)) as images:
         entries = [e for e in images.entries() if e.part == "test"]
         classes = {e.class_name for e in entries}
         if len(classes) != data.classes:
@@ -98,8 +98,6 @@ def _test_images(source: Path, data: Data, room: Path) -> Path:
         text = json.dumps([str(source), [(e.name, e.size, e.stamp) for e in chosen]])
         folder = room / f"test-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         _write(images, chosen, folder)
-    finally:
-        images.close()
     return folder
 
 

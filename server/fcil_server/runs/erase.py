@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,11 +157,8 @@ def _unspool(directory: Path, run: RunRow, ids: list[str], going: ServedRun | No
     folder = directory / "runs" / run.run_id / "spool"
     if not ids or not folder.is_dir() or not Segment.all_in(folder):
         return 0
-    spool = Spool(folder)
-    try:
+    with closing(Spool(folder)) as spool:
         return spool.purge(ids)
-    finally:
-        spool.close()
 
 
 def _clear(folder: Path) -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -275,14 +276,11 @@ def serve(directory: Path, run: RunId, name: str, pipe: int) -> None:
     """Follow a run until the pipe closes, and take the last news then."""
     given = json.loads(read_line(pipe))
     calls = Calls(pipe)
-    follower = Follower(directory, run, registry.choose(name, given))
-    try:
+    with closing(Follower(directory, run, registry.choose(name, given))) as follower:
         follower.catch_up()
         while calls.wait():
             follower.catch_up()
         follower.catch_up(last=True)
-    finally:
-        follower.close()
 
 
 def main() -> int:

@@ -196,11 +196,8 @@ class Runs:
     def _read(self, path: Path, run: RunRow, stamp: tuple[object, ...]) -> Compared:
         began = self._clock()
         try:
-            reader = HistoryReader(path)
-            try:
+            with HistoryReader(path) as reader:
                 found = compared(reader.read(run.run_id))
-            finally:
-                reader.close()
             now = self._clock()
             fresh_s = FRESH_S if run.status is RunStatus.RUNNING else KEPT_S
             # Slow reads are repeated less often.
