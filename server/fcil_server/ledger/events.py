@@ -40,23 +40,21 @@ class EventTable:
         self,
         run: RunId | None = None,
         *,
-        after: int = 0,
         limit: int = 1_000,
         notable: bool = False,
     ) -> list[Event]:
-        """Return the newest ``limit`` events with id > ``after``, oldest first.
+        """Return the newest ``limit`` events, oldest first.
 
         Args:
             run: of this run; None: of all.
-            after: an event's id.
             limit: most events.
             notable: only warnings and errors.
         """
         sql = (
-            "SELECT * FROM (SELECT * FROM events WHERE id > ? AND (? IS NULL OR run = ?) "
+            "SELECT * FROM (SELECT * FROM events WHERE (? IS NULL OR run = ?) "
             "AND (NOT ? OR level <> 'info') ORDER BY id DESC LIMIT ?) ORDER BY id"
         )
-        return self._db.all(Event, sql, (after, run, run, notable, limit))
+        return self._db.all(Event, sql, (run, run, notable, limit))
 
     def after(self, after: int, *, limit: int, level: str | None = None) -> list[Event]:
         """Return the first ``limit`` events with id > ``after``, oldest first.

@@ -40,14 +40,12 @@ class RunTable:
         schema_digest: str,
         seed: int,
         environment: Mapping[str, Any] | None = None,
-        parent: tuple[RunId, int] | None = None,
     ) -> RunRow:
         """Start a run.
 
         ``config`` is the TOML text that it runs with; ``hparams``, ``backbone`` and
-        ``environment`` are JSON objects; ``parent`` is the run and state it was forked from.
+        ``environment`` are JSON objects.
         """
-        parent_run, parent_state = parent or (None, None)
         self._db.insert(
             "runs",
             {
@@ -61,8 +59,6 @@ class RunTable:
                 "schema_digest": schema_digest,
                 "seed": seed,
                 "status": RunStatus.RUNNING,
-                "parent_run": parent_run,
-                "parent_state": parent_state,
                 "environment": json.dumps(dict(environment or {}), allow_nan=False),
             },
         )
