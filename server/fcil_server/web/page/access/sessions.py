@@ -43,15 +43,11 @@ class BrowserSession:
 
     Attributes:
         id: names it in this process; no secret, and useless without the cookie.
-        begun: when it began, unix seconds.
-        ends_at: when it is over unless it is used, unix seconds.
         csrf: token that our page sends with every POST; a foreign page cannot know it.
         renewal: the cookie that should replace the current one; None: that is fresh.
     """
 
     id: str
-    begun: float
-    ends_at: float
     csrf: str = field(repr=False)
     renewal: str | None = field(default=None, repr=False)
 
@@ -98,8 +94,6 @@ class BrowserSessions:
             return None
         return BrowserSession(
             id=name,
-            begun=float(begun),
-            ends_at=min(used + IDLE_S, begun + LIFE_S),
             csrf=self._mac("csrf", name),
             renewal=self._value(name, begun, int(now)) if abs(now - used) > RENEW_S else None,
         )

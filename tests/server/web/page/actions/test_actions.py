@@ -29,7 +29,7 @@ from fcil_server.web.page.actions.routes import MAX_BODY_BYTES, routes
 from fcil_server.web.page.server import LIMITS, ORDER_S
 from sample_run import ALICE, BOB
 
-ME, OTHER = (BrowserSession(id=i, begun=0.0, ends_at=1.0, csrf="") for i in ("me", "other"))
+ME, OTHER = (BrowserSession(id=i, csrf="") for i in ("me", "other"))
 TICKET = "FCIL1-ABCDEFGHIJKLMNOP"
 
 
