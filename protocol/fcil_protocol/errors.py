@@ -561,6 +561,15 @@ def all_errors() -> Iterator[type[FcilError]]:
         queue[:0] = cls.__subclasses__()
 
 
+def as_fcil_error(error: Exception) -> FcilError:
+    """Return an error that a peer may see; details of our own defects stay in the log."""
+    if isinstance(error, FcilError):
+        return error
+    wrapped = InternalError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 def from_code(code: str, message: str, action: str = "") -> FcilError:
     """Rebuild an error that a peer reported by its stable code."""
     for cls in all_errors():

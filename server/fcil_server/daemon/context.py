@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
 
-from fcil_protocol.errors import FcilError, StorageError
+from fcil_protocol.errors import FcilError, StorageError, as_fcil_error
 from fcil_server.daemon.journal import Journal
 from fcil_server.event_loop import LagMeter
 from fcil_server.federation.config import Config
@@ -15,7 +15,7 @@ from fcil_server.federation.roster import Roster
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs.active_run import OpenRun
 from fcil_server.sessions.byte_meter import ByteMeter
-from fcil_server.sessions.intake import Intake, peer_text
+from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
@@ -115,4 +115,4 @@ async def guard(work: Coroutine[None, None, None], fail: Callable[[FcilError], N
     try:
         await work
     except Exception as error:
-        fail(peer_text(error))
+        fail(as_fcil_error(error))

@@ -7,7 +7,14 @@ to a peer and never the end of the server.
 
 from __future__ import annotations
 
-from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
+from fcil_protocol.errors import (
+    BadSignature,
+    FcilError,
+    InternalError,
+    NotNow,
+    WireError,
+    as_fcil_error,
+)
 from fcil_protocol.link.zmq_link import MEMBER_BYTES, Incoming
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -32,7 +39,6 @@ from fcil_server.event_loop import Yielder
 from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.inbox import Inbox
-from fcil_server.sessions.intake import peer_text
 from fcil_server.sessions.peers import Peer
 
 MOST_ATTEMPTS = 4  # at a part, of which a client reports bytes
@@ -76,7 +82,7 @@ class Dispatch:
             try:
                 self._take(incoming)
             except Exception as error:  # for our defects, the peer gets a code, the log the details
-                self._refuse(incoming, peer_text(error))
+                self._refuse(incoming, as_fcil_error(error))
 
     def _take(self, incoming: Incoming) -> None:
         guests, context = self._guests, self._context

@@ -32,6 +32,7 @@ from fcil_protocol.errors import (
     StorageError,
     WorkerDied,
     WorkerStalled,
+    as_fcil_error,
 )
 from fcil_protocol.formats import format_bytes
 from fcil_protocol.ids import ClientId, RoundKey, RunId
@@ -68,7 +69,7 @@ from fcil_server.runs.run_record import (
 )
 from fcil_server.runs.uploads import RunUploads
 from fcil_server.sessions.handshake import RunTerms
-from fcil_server.sessions.intake import Intake, peer_text
+from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.run_ports import RunPorts
 
 
@@ -267,7 +268,7 @@ async def open_run(
             machine = isinstance(error, _MACHINE)
             if entry is None or machine or entry.id in begun_entries(ledger):
                 raise
-            fault = peer_text(error)
+            fault = as_fcil_error(error)
             queue.refuse(entry, fault)
             text = f"submitted {entry.name} cannot begin and is set aside: {fault}"
             ports.notify("error", fault.code, text)

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fcil_protocol.errors import FcilError, WireError
+from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, Update
-from fcil_server.sessions.intake import Intake, peer_text
+from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
 
 MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
@@ -111,7 +111,7 @@ class Inbox:
             else:
                 raise WireError("updates come after a Welcome that says ready.")
         except Exception as error:
-            self._refuse(peer, message.digest, peer_text(error))
+            self._refuse(peer, message.digest, as_fcil_error(error))
 
 
 def _size(received: Received) -> int:

@@ -37,12 +37,12 @@ from fcil_protocol.envelopes.window import share
 from fcil_protocol.errors import (
     CorruptFile,
     FcilError,
-    InternalError,
     SchemaMismatch,
     StorageError,
     TooLarge,
     WireError,
     WrongFederation,
+    as_fcil_error,
 )
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.frames import Received
@@ -281,11 +281,11 @@ class Intake:
             digest = one.envelope.digest
             try:
                 if isinstance(result, Exception):
-                    self._turn_down(one.peer, digest, peer_text(result))
+                    self._turn_down(one.peer, digest, as_fcil_error(result))
                 else:
                     self._take(one.peer, digest, result)
             except Exception as error:
-                self._turn_down(one.peer, digest, peer_text(error))
+                self._turn_down(one.peer, digest, as_fcil_error(error))
             finally:
                 self._waiting.popleft()
                 self._complete.discard(digest)
@@ -386,7 +386,7 @@ class Intake:
         except Exception as error:
             # The ledger's own disk, or no thread, no memory: the server can promise nothing any
             # more, and the clients of the batch wait for an answer.
-            self._ports.failed(peer_text(error))
+            self._ports.failed(as_fcil_error(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
         turns = Yielder()
@@ -426,7 +426,7 @@ class Intake:
                         self._check_durable(accepted)
                         self._ports.stored(accepted)
                     except Exception as error:  # our defect must not stop the other Acks
-                        faults.append(peer_text(error))
+                        faults.append(as_fcil_error(error))
                     else:
                         faults.append(None)
         except FcilError as error:  # nothing of it is in the ledger
@@ -517,12 +517,3 @@ def _clear_frames(error: BaseException) -> None:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def peer_text(error: Exception) -> FcilError:
-    """Return an error that a peer may see; details of our own defects stay in the log."""
-    if isinstance(error, FcilError):
-        return error
-    wrapped = InternalError(f"{type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -17,9 +17,9 @@ import fcil_protocol
 from fcil_protocol.errors import (
     BadTicket,
     FcilError,
-    InternalError,
     TrustError,
     WireError,
+    as_fcil_error,
 )
 from fcil_protocol.ids import ClientId
 from fcil_protocol.link.interface import Incoming, ServerLink
@@ -242,12 +242,8 @@ class RelayedLink:
             return
         try:
             self._hear(relay, incoming)
-        except FcilError as error:
-            self._refuse(relay, error)
-        except Exception as error:  # our defect, not the end of the server
-            wrapped = InternalError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            self._refuse(relay, wrapped)
+        except Exception as error:  # also our own defect is not the end of the server
+            self._refuse(relay, as_fcil_error(error))
 
     def _kind(self, incoming: Incoming) -> _Relay | None:
         if incoming.conn not in self._kinds:

@@ -21,11 +21,11 @@ import fcil_protocol
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.errors import (
     FcilError,
-    InternalError,
     StorageError,
     TrustError,
     WireError,
     WrongClock,
+    as_fcil_error,
     from_code,
 )
 from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial, flooded
@@ -158,11 +158,8 @@ class Relay:
         try:
             while True:
                 await self._hear(await self._uplink.recv())
-        except FcilError as error:
-            self._failure = error
         except Exception as error:
-            self._failure = InternalError(f"{type(error).__name__}: {error}")
-            self._failure.__cause__ = error
+            self._failure = as_fcil_error(error)
         self.stop()
 
     def fail(self, error: FcilError) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from fcil_protocol.envelopes.envelope import parse_header, verify_header
 from fcil_protocol.envelopes.header import Header
 from fcil_protocol.envelopes.transfer import Sender, granted
-from fcil_protocol.errors import FcilError, InternalError, WireError
+from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.link.interface import Incoming, ServerLink
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import parse
@@ -99,12 +99,8 @@ class RelaySession:
         """Run one of the session's tasks; an error that it lets out ends the relay."""
         try:
             await work
-        except FcilError as error:
-            self._fail(error)
         except Exception as error:
-            wrapped = InternalError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            self._fail(wrapped)
+            self._fail(as_fcil_error(error))
 
     async def close(self) -> None:
         """End all lanes and stop listening."""
