@@ -183,7 +183,7 @@ class Intake:
                 self._check(offer.peer, offer.header)  # its round may be over
                 self._begin(offer)
             except Exception as error:
-                self._turn_down(offer.peer, offer.header.update_id, peer_text(error))
+                self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
 
     def _forget_abandoned(self, peer: Peer) -> None:
         """Forget a client's unfinished update as it offers another: it sends one at a time."""
