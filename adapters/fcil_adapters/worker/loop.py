@@ -324,7 +324,7 @@ def context_from(
             averaging=Averaging(**fields["averaging"]),
             privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
             forms=Forms(frozenset(Kind(name) for name in fields["half"])),
-            masked_run=fields["masked_run"],
+            masked_run=fields.get("masked_run", ""),  # a client's model may be of an older fcil
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"the context for the worker is malformed: {error!r}.") from error

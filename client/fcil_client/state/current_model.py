@@ -43,7 +43,7 @@ from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
-FORMAT = 1
+FORMAT = 2  # 1: none of its parts is compact
 _TRIES = 5  # a daemon may remove the parts of the previous model while they are read
 _AGAIN = "It is rebuilt in the next round that this client takes part in."
 

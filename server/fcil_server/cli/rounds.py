@@ -163,7 +163,7 @@ def run_stop(
     """End the newest run for good; the next one of the queue begins, or a new one at `serve`."""
     form = chosen(form, json_flag)
     with errors(directory, form):
-        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.errors import Unreachable, UsageError
         from fcil_protocol.process import control_socket
         from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.ledger.enums import RunStatus
@@ -176,9 +176,13 @@ def run_stop(
             running = False
             with stopped_ledger(directory) as ledger:
                 run = ledger.runs.named(None)
+                if run.status is RunStatus.DONE:
+                    raise UsageError(
+                        f"run {run.run_id} is complete already.",
+                        action="Nothing: the next one of the queue begins with fcil-server serve.",
+                    ) from None
                 ledger.audit.add(operator(), "stop_run", run.run_id)
-                if run.status is not RunStatus.DONE:
-                    ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
+                ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                 told = {"run": run.run_id, "next": False}
         emit(told, form, lambda: None)
         more = ""

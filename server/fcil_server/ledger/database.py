@@ -25,7 +25,7 @@ from fcil_protocol.errors import (
     CorruptFile,
     StorageError,
 )
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
 from fcil_server.ledger.decoding import build
 from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.sqlite_errors import BUSY_S, damaged, named_errors
@@ -56,7 +56,8 @@ class Database:
     """One open ledger file: its connection, its transactions and its log.
 
     Used by one thread. The server writes; any number of readers open with ``read_only``
-    while it runs or after.
+    while it runs or after. A reader of an older version reads a copy in memory, brought up to date;
+    a writer brings the file up to date, and keeps a copy of it as it was (`older_name`).
 
     Raises:
         StorageError: no such file (read_only), not accessible, or written by a newer fcil.
@@ -88,17 +89,18 @@ class Database:
         if not read_only:
             _create_private(path)
         with named_errors(path):
-            self._db = _connect(path, read_only=read_only)
+            self._file = self._db = _connect(path, read_only=read_only)
         try:
             self._prepare()
         except BaseException:
-            self._db.close()
+            self.close()
             raise
         self._places = _inodes(path)
 
     def close(self) -> None:
         """Close the file; open transactions are rolled back."""
         self._db.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -106,10 +108,15 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_older(self) -> bool:
+        """True if the file has an older version, which a writer would bring up to date."""
+        return self._file is not self._db
+
     def copy_to(self, target: Path) -> None:
         """Write a consistent copy of the ledger as of now, even if others write meanwhile.
 
-        The copy is one file, 0600, without a log beside it.
+        The copy is one file, 0600, without a log beside it, and has the version of the file.
 
         Raises:
             CorruptFile: the ledger is damaged.
@@ -118,7 +125,7 @@ class Database:
         with named_errors(self.path):
             copy = sqlite3.connect(target, isolation_level=None)
             try:
-                self._db.backup(copy)  # all pages in one step: one moment
+                self._file.backup(copy)  # all pages in one step: one moment
                 copy.execute("PRAGMA journal_mode = DELETE")
             finally:
                 copy.close()
@@ -376,10 +383,7 @@ class Database:
             )
         if self.read_only:
             if version < SCHEMA_VERSION:
-                raise StorageError(
-                    f"{self.path} has ledger version {version}, expected {SCHEMA_VERSION}.",
-                    action="Start the server once; it upgrades the ledger.",
-                )
+                self._read_updated_copy(version)
             return
         self.refuse_damage()
         self.execute("PRAGMA foreign_keys = ON")
@@ -389,13 +393,54 @@ class Database:
                 action="Put the federation directory on a local disk.",
             )
         if version < SCHEMA_VERSION:
-            with named_errors(self.path):
-                # One transaction: a kill leaves the old version or the new one.
-                self._db.executescript(
-                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
-                    f"{' '.join(MIGRATIONS[version:])} PRAGMA user_version = {SCHEMA_VERSION};"
-                    "COMMIT;"
-                )
+            if version:
+                self._keep_older(version)
+            self._bring_up_to_date(version)
+
+    def _bring_up_to_date(self, version: int) -> None:
+        with named_errors(self.path):
+            # One transaction: a kill leaves the old version or the new one.
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
+                f"{' '.join(MIGRATIONS[version:])} PRAGMA user_version = {SCHEMA_VERSION};"
+                "COMMIT;"
+            )
+
+    def _keep_older(self, version: int) -> None:
+        """Keep the file as it is: the fcil that wrote it needs nothing else to continue.
+
+        Raises:
+            DiskFull, StorageError: it cannot be kept; the ledger has its old version.
+        """
+        kept = self.path.with_name(older_name(version))
+        unfinished = kept.with_name(f"{kept.name}.tmp")
+        try:
+            unfinished.unlink(missing_ok=True)
+            self.copy_to(unfinished)
+            with storage_errors("keep the ledger of before as", kept):
+                with unfinished.open("rb") as file:
+                    sync_data(file.fileno())
+                unfinished.replace(kept)
+            sync_directory(kept.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+
+    def _read_updated_copy(self, version: int) -> None:
+        """Read an older ledger in this version without a change of its file."""
+        if not version:
+            raise StorageError(
+                f"{self.path} is empty.",
+                action="Start the server once, or restore a backup.",
+            )
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        copy.row_factory = sqlite3.Row
+        self._db = copy
+        with named_errors(self.path):
+            self._file.backup(copy)
+            self._bring_up_to_date(version)
+            copy.execute("PRAGMA query_only = ON")
 
 
 @functools.lru_cache(maxsize=512)
@@ -415,6 +460,11 @@ def _create_private(path: Path) -> None:
             os.fchmod(descriptor, 0o600)
         finally:
             os.close(descriptor)
+
+
+def older_name(version: int) -> str:
+    """Return the name of the copy of a ledger that was brought up to date from this version."""
+    return f"ledger.version-{version}.sqlite"
 
 
 def log_path(ledger: Path) -> Path:

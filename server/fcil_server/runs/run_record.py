@@ -128,7 +128,11 @@ def begin_row(
     run, config, method = new_run_id(), setup.config, setup.method
     if begun is not None:
         begun.write(states_folder(ledger.path.parent, run).parent)
+    former = ledger.runs.newest()
+    left = former is not None and former.status in (RunStatus.RUNNING, RunStatus.FAILED)
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
+        if former is not None and left:
+            ledger.runs.set_status(former.run_id, RunStatus.STOPPED)
         row = ledger.runs.add(
             run,
             method=method.name,
@@ -143,6 +147,8 @@ def begin_row(
         if config.tasks.schedule == "listed":
             ClassRegistry(ledger, run).register_listed(config.tasks.classes)
         ledger.audit.add(operator(), "run_begun", run)
+    if former is not None and left:
+        notify("warning", "set_aside", f"run {former.run_id} is not complete, and is stopped")
     more = f"; {begun.text()}" if begun is not None else ""
     notify("info", "run_begun", f"run {run} begins with method {method.name}{more}")
     return row
@@ -198,5 +204,6 @@ def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) 
         raise RunFailed(
             f"run {row.run_id} was started with {row.method} {row.method_version} (schema "
             f"{row.schema_digest[:12]}), installed is {method.version} (schema {digest[:12]}).",
-            action="Install that version, or start a new run: fcil-server serve --new-run",
+            action="Go back to the fcil that began it (docs/upgrades.md), or start a new run: "
+            "fcil-server serve --new-run",
         )

@@ -138,7 +138,7 @@ def check(terms: RunTerms, hello: Hello) -> bool:
         raise VersionMismatch(
             f"the client speaks protocol {hello.oldest} to {hello.protocol}, the server "
             f"{ours[0]} to {ours[1]}.",
-            action=f"Install fcil {terms.package} on the client.",
+            action=f"{_upgrade(terms, hello)}.",
         )
     if hello.federation != terms.federation:
         raise WrongFederation(
@@ -149,8 +149,8 @@ def check(terms: RunTerms, hello: Hello) -> bool:
         raise VersionMismatch(
             f"the run's payloads are compact, and the client's fcil {hello.package} does not read "
             "these.",
-            action=f"Install fcil {terms.package} on the client, or start a run for both on the "
-            "server: fcil-server serve --new-run -c wire.compact=false",
+            action=f"{_upgrade(terms, hello)}, or start a run for both on the server: "
+            "fcil-server serve --new-run -c wire.compact=false",
         )
     _check_method(terms, hello.methods)
     if hello.run != terms.run:
@@ -166,6 +166,13 @@ def check(terms: RunTerms, hello: Hello) -> bool:
             action=terms.install,
         )
     return True
+
+
+def _upgrade(terms: RunTerms, hello: Hello) -> str:
+    """Return the advice to install the server's fcil; two builds may have one version."""
+    one = hello.package == terms.package
+    which = f"the server's build of fcil {terms.package}" if one else f"fcil {terms.package}"
+    return f"Install {which} on the client"
 
 
 def _check_method(terms: RunTerms, theirs: list[str]) -> None:

@@ -96,9 +96,16 @@ def _taken(file: Path) -> UsageError:
 
 
 def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
-    """Note a backup in the audit log, even while a server runs; return True if that worked."""
+    """Note a backup in the audit log, even while a server runs; return True if that worked.
+
+    It does not bring the ledger of an older version up to date: that version may still use it.
+    """
+    path = directory / LEDGER_NAME
     try:
-        with Ledger(directory / LEDGER_NAME) as ledger:
+        with Ledger(path, read_only=True) as ledger:
+            if ledger.database.is_older:
+                return False
+        with Ledger(path) as ledger:
             keys = "with sealed keys" if done.manifest.keys else "without keys"
             ledger.audit.add(actor, "backup", f"{printable(done.file.name)}, {keys}")
     except FcilError:

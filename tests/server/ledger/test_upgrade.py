@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fcil_protocol.errors import DiskFull, FcilError, StorageError
 from fcil_protocol.ids import RoundKey
+from fcil_server.ledger import database
+from fcil_server.ledger.database import older_name
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
@@ -35,14 +39,20 @@ INSERT INTO answers (run, task, kind, round, client, answer, reason, at)
 """
 
 
-@pytest.mark.parametrize("version", range(3, SCHEMA_VERSION))
-def test_what_an_earlier_version_wrote_is_all_there(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "ledger.sqlite"
+def older(path: Path, version: int = SCHEMA_VERSION - 1) -> bytes:
+    """Write a ledger of an earlier version; return its bytes."""
     old = sqlite3.connect(path)
     old.executescript("".join(MIGRATIONS[:version]) + ROWS)
     old.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {version};")
     old.close()
     path.chmod(0o600)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("version", range(3, SCHEMA_VERSION))
+def test_what_an_earlier_version_wrote_is_all_there(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "ledger.sqlite"
+    older(path, version)
     with Ledger(path) as ledger:
         assert [(c.name, c.admitted) for c in ledger.classes.all(RUN)] == [
             ("Cat", True),
@@ -56,3 +66,60 @@ def test_what_an_earlier_version_wrote_is_all_there(tmp_path: Path, version: int
         assert (answer.client, answer.answer, answer.reason) == (BOB, Answer.LOST, "away")
         ledger.answers.set(KEY, BOB, Answer.SURPLUS, "")  # a word that it did not know
         assert ledger.answers.of_round(KEY)[0].answer is Answer.SURPLUS
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_who_only_reads_an_earlier_version_changes_nothing(tmp_path: Path) -> None:
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    before = older(path)
+    with Ledger(path, read_only=True) as ledger:
+        assert ledger.database.is_older
+        assert [c.admitted for c in ledger.classes.all(RUN)] == [True, True]
+        with pytest.raises(FcilError, match="readonly"):
+            ledger.answers.set(KEY, BOB, Answer.SURPLUS, "")
+        ledger.database.copy_to(copy)
+    assert path.read_bytes() == before
+    assert version_of(copy) == SCHEMA_VERSION - 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "ledger.sqlite"]
+
+
+def test_an_empty_file_is_no_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.touch(0o600)
+    with pytest.raises(StorageError, match="is empty"):
+        Ledger(path, read_only=True)
+
+
+def test_the_ledger_of_before_is_kept_and_its_version_can_go_on_with_it(tmp_path: Path) -> None:
+    path, kept = tmp_path / "ledger.sqlite", tmp_path / older_name(SCHEMA_VERSION - 1)
+    older(path)
+    Ledger(path).close()
+    assert version_of(path) == SCHEMA_VERSION
+    assert version_of(kept) == SCHEMA_VERSION - 1
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.replace(path)  # as docs/upgrades.md says
+    with Ledger(path) as ledger:
+        assert not ledger.database.is_older
+        assert [u.samples for u in ledger.updates.of_round(KEY)] == [5]
+    assert kept.exists()
+
+
+def test_a_ledger_that_cannot_be_kept_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    before = older(path)
+
+    def full(*_: object) -> None:
+        raise DiskFull("planted: the disk is full.")
+
+    monkeypatch.setattr(database, "sync_data", full)
+    with pytest.raises(DiskFull):
+        Ledger(path)
+    assert version_of(path) == SCHEMA_VERSION - 1
+    assert len(path.read_bytes()) == len(before)
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.sqlite"]

@@ -53,6 +53,9 @@ def test_a_client_that_reads_no_compact_payloads_is_refused_where_there_are_some
     assert "the client's fcil 8 does not read" in caught.value.message
     assert "Install fcil 9 on the client" in caught.value.action
     assert "-c wire.compact=false" in caught.value.action
+    with pytest.raises(VersionMismatch) as same:
+        check(compact, hello(package=TERMS.package))
+    assert "the server's build of fcil" in same.value.action
     assert welcome(compact, nonce=bytes(16), ready=False, verdict=None).compact
     assert not welcome(TERMS, nonce=bytes(16), ready=False, verdict=None).compact
 

@@ -31,6 +31,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.cli.show_storage import show_restored
 from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.directory import CONFIG, Federation
+from fcil_server.ledger import database as database_module
 from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -680,3 +681,24 @@ class TestRestore:
         with pytest.raises(DiskFull):
             again(file, tmp_path / "new")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed"]
+
+
+def test_the_ledger_of_an_older_version_is_backed_up_as_it_is(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before an upgrade, by the newer fcil: with the backup the older one can go on."""
+    ledger = built.directory / LEDGER_NAME
+    newer = (*database_module.MIGRATIONS, "CREATE TABLE more (one INTEGER);")
+    monkeypatch.setattr(database_module, "MIGRATIONS", newer)
+    monkeypatch.setattr(database_module, "SCHEMA_VERSION", len(newer))
+    with Ledger(ledger, read_only=True) as held:
+        assert held.database.is_older
+    done = backup(built.directory, tmp_path / "older.tar", passphrase=PHRASE)
+    assert not audit_backup(built.directory, done, "me")
+    assert done.manifest.state == OPEN_STATE
+    with Ledger(ledger, read_only=True) as held:
+        assert held.database.is_older
+    with tarfile.open(done.file) as archive:
+        archive.extract(LEDGER_NAME, tmp_path, filter="data")
+    with Ledger(tmp_path / LEDGER_NAME, read_only=True) as held:
+        assert held.database.is_older
