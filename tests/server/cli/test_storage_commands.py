@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract.registry import load_method
 from fcil_protocol.ids import new_run_id
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.cli.main import app
+from fcil_server.federation.config import Config
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.runs.run_record import begin_row
 from server.storage_kit import OPEN_STATE, Built, build, flip
 
 
@@ -143,3 +149,42 @@ def test_a_damaged_ledger_is_one_sentence_in_every_command(built: Built) -> None
         done = run(*arguments, code=1)
         assert "error [corrupt_file]" in done.stderr, arguments
         assert "fcil-server restore" in done.stderr, arguments
+
+
+def test_a_run_that_is_complete_is_not_stopped_again(built: Built) -> None:
+    said = run("run", "stop").stderr
+    assert "The run is stopped." in said
+    with built.ledger() as ledger:
+        ledger.runs.set_status(built.run, RunStatus.DONE)
+        before = ledger.audit.newest()
+    said = run("run", "stop", code=4).stderr
+    assert f"run {built.run} is complete already" in said
+    with built.ledger() as ledger:
+        assert ledger.runs.newest().status is RunStatus.DONE
+        assert ledger.audit.newest() == before
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "warned"),
+    [
+        (RunStatus.RUNNING, RunStatus.STOPPED, True),
+        (RunStatus.FAILED, RunStatus.STOPPED, True),
+        (RunStatus.DONE, RunStatus.DONE, False),
+    ],
+)
+def test_a_new_run_stops_one_that_is_not_complete_and_says_so(
+    built: Built, status: RunStatus, after: RunStatus, warned: bool
+) -> None:
+    notes = []
+    method = load_method("running_mean")
+    setup = SimpleNamespace(
+        config=Config(), method=method, hparams=method.hparams(), info=NO_BACKBONE,
+        schema_digest="d" * 64,
+    )  # fmt: skip
+    with built.ledger() as ledger:
+        ledger.runs.set_status(built.run, status)
+        begin_row(ledger, setup, {}, lambda *note: notes.append(note))
+        [former] = [row for row in ledger.runs.all() if row.run_id == built.run]
+    assert former.status is after
+    told = ("warning", "set_aside", f"run {built.run} is not complete, and is stopped")
+    assert (told in notes) == warned
