@@ -187,6 +187,7 @@ class Jobs:
         task = asyncio.get_running_loop().create_task(self._guard(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it has not begun if `stop` came first
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:

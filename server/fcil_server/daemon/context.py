@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
@@ -110,9 +111,17 @@ class ServerActions(Protocol):
         ...
 
 
-async def guard(work: Coroutine[None, None, None], fail: Callable[[FcilError], None]) -> None:
-    """Run one piece of the server's work; pass its failure to ``fail``, as an `FcilError`."""
-    try:
-        await work
-    except Exception as error:
-        fail(as_fcil_error(error))
+def start_guarded(
+    work: Coroutine[None, None, None], fail: Callable[[FcilError], None]
+) -> asyncio.Task[None]:
+    """Start one piece of the server's work; its failure goes to ``fail``, as an `FcilError`."""
+
+    async def guard() -> None:
+        try:
+            await work
+        except Exception as error:
+            fail(as_fcil_error(error))
+
+    task = asyncio.create_task(guard())
+    task.add_done_callback(lambda _: work.close())  # cancelled at once, it has not begun
+    return task

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.ids import RoundKey
-from fcil_server.daemon.context import ServerContext, guard
+from fcil_server.daemon.context import ServerContext, start_guarded
 
 SEEN_S = 15.0  # between two records of connected clients
 SEEN_AT_ONCE = 1000  # clients in one such record: the loop has other work
@@ -75,7 +75,7 @@ class LedgerFlusher:
     async def close_round(self, key: RoundKey) -> None:
         """Write the cost and the results of a closed round during the round that follows."""
         await self.wait_until_settled()
-        self._closing = asyncio.create_task(guard(self._write_round(key), self._fail))
+        self._closing = start_guarded(self._write_round(key), self._fail)
 
     async def _write_round(self, key: RoundKey) -> None:
         await self.run()

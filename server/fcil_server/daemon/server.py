@@ -20,7 +20,7 @@ from fcil_protocol.link.zmq_link import Router
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.supervisor import Service
 from fcil_server.daemon.commands import Commands
-from fcil_server.daemon.context import ServerContext, guard
+from fcil_server.daemon.context import ServerContext, start_guarded
 from fcil_server.daemon.cut_offs import CutOffs
 from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.daemon.flush import LedgerFlusher
@@ -256,7 +256,7 @@ class Server:
             context.page.run(),
             context.api.run(),
         )
-        return [asyncio.create_task(guard(one, self.fail)) for one in work]
+        return [start_guarded(one, self.fail) for one in work]
 
     async def _last(self, step: Callable[[], Awaitable[None]]) -> None:
         """Take one step of the shutdown; if it fails, the others still follow."""

@@ -1,6 +1,8 @@
 """The worker's jobs beside the loop: what is said while one takes long, and of the images."""
 
 import asyncio
+import gc
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -87,6 +89,28 @@ def test_a_load_under_way_is_kept_when_its_run_is_met_again():
         await jobs.stop()
 
     asyncio.run(work())
+
+
+def test_a_load_that_was_stopped_before_it_began_leaves_no_warning():
+    """A client that cannot enter its run ends at once; Python warned of its load at the end."""
+    fed = []
+
+    async def work():
+        async def close():
+            pass
+
+        jobs = Jobs(
+            SimpleNamespace(close=close), Notes(fed.append),
+            feed=fed.append, fail=fed.append, progress=lambda *_: None,
+        )  # fmt: skip
+        jobs.load(TERMS)
+        await jobs.stop()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(work())
+        gc.collect()
+    assert (fed, warned) == ([], [])
 
 
 def test_a_fault_of_the_images_is_said_when_it_is_new_and_again_when_it_came_back():

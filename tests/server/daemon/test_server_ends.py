@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fcil_protocol.errors import DiskFull, NotNow, RunFailed, UsageError
+from fcil_protocol.errors import DiskFull, FcilError, NotNow, RunFailed, UsageError
 from fcil_server.daemon.commands import Commands
-from fcil_server.daemon.context import ServerContext
+from fcil_server.daemon.context import ServerContext, start_guarded
 from fcil_server.daemon.journal import Journal
 from fcil_server.daemon.server import Server
 from fcil_server.federation.directory import Federation
@@ -174,3 +175,23 @@ def test_what_is_done_and_not_in_the_audit_log_is_no_error(server: Server, monke
     (note,) = server.journal.latest(9)
     assert note["level"] == "warning"
     assert "submit_run (number 1) by uid 1 is done and is not in the audit log" in note["text"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_work_that_is_cancelled_before_it_began_leaves_no_warning() -> None:
+    """Python warns of a coroutine that is never awaited; so would the server's last words."""
+    failed: list[FcilError] = []
+
+    async def never() -> None:
+        raise AssertionError("it did not begin")
+
+    async def story() -> None:
+        work = never()
+        task = start_guarded(work, failed.append)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+    asyncio.run(story())
+    assert failed == []

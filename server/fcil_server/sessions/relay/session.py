@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from fcil_protocol.envelopes.envelope import parse_header, verify_header
 from fcil_protocol.envelopes.header import Header
@@ -90,15 +89,13 @@ class RelaySession:
             PortInUse, LinkError.
         """
         self._link = open_link(self._allow_list)
-        self._tasks = [
-            asyncio.create_task(self._guard(w))
-            for w in (self._receive(), self._flow(), self._watch())
-        ]
+        work = (self._receive, self._flow, self._watch)
+        self._tasks = [asyncio.create_task(self._guard(w)) for w in work]
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run one of the session's tasks; an error that it lets out ends the relay."""
         try:
-            await work
+            await work()
         except Exception as error:
             self._fail(as_fcil_error(error))
 
