@@ -16,9 +16,8 @@ from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.decoding import sample_folder
-from fcil_adapters.masks.exchanges import in_terms
 from fcil_adapters.masks.record import without_record
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import BackboneMismatch, RunFailed, UsageError
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import storage_errors
@@ -32,7 +31,6 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.reports.results.round_views import RoundReader, sum_bytes
 from fcil_server.rounds.classes import ClassRegistry
-from fcil_server.runs.run_record import check_resumed
 
 _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
 
@@ -74,9 +72,7 @@ def export_state(
         backbone, info = _backbone(method, config, notify)
     else:
         backbone, info = None, backbone_from_fields(dict(row.backbone))
-    run_method, terms = in_terms(method, config.privacy.terms), config.privacy.terms
-    digest = registry.schema_digest(run_method, hparams, info, terms)
-    check_resumed(row, method, info, digest)
+    _check_readable(row, method, info)
     images = None
     if calibrate is not None:
         notify(f"reading images in {calibrate}")
@@ -104,6 +100,28 @@ def export_state(
     state = StateStore(states_folder(directory, row.run_id)).load(chosen.state)
     parts = _parts(method, ctx, hparams, state)
     return write(module, wanted, (method, ctx, parts, origin), state, images, notify)
+
+
+def _check_readable(row: RunRow, method: Method, info: BackboneInfo) -> None:
+    """Refuse states of another backbone or version of the method.
+
+    Its uploads may differ: a new option changes these, and no state.
+
+    Raises:
+        BackboneMismatch, RunFailed: with both values, and what to do.
+    """
+    if row.backbone.get("digest") != info.digest:
+        raise BackboneMismatch(
+            f"run {row.run_id} was started with backbone weights "
+            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
+            action="Name the file that it began with: -c run.weights=FILE",
+        )
+    if row.method_version != method.version:
+        raise RunFailed(
+            f"run {row.run_id} was started with {row.method} {row.method_version}, installed is "
+            f"{method.version}.",
+            action="Export it with the fcil that began it (docs/upgrades.md).",
+        )
 
 
 def learned_until(ledger: Ledger, chosen: StateRow) -> LearningFacts:

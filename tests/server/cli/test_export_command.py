@@ -203,6 +203,14 @@ def test_a_run_of_another_version_of_the_method_is_refused(
     monkeypatch.setattr(registry, "load_method", lambda _: newer)
     done = export("--onnx", "model.onnx", code=1)
     assert "was started with running_mean 1" in done.stderr
+    assert "Export it with the fcil that began it" in done.stderr
+
+
+def test_a_run_from_before_an_option_that_changes_no_state_is_exported(built: Built) -> None:
+    with Ledger(built.directory / LEDGER_NAME) as ledger, ledger.transaction():
+        ledger.database.execute("UPDATE runs SET schema_digest = ?", ("e" * 64,))
+    export("--onnx", "model.onnx")
+    assert ExportedModel.load(Path("model.onnx")).info.run == built.run
 
 
 @pytest.mark.parametrize(("agreement", "said"), [(0.0, False), (0.9, True)])
