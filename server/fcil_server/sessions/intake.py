@@ -146,17 +146,13 @@ class Intake:
         if message.digest in peer.receiver.under_way:
             self._ask(peer)  # offered twice: its chunks are on their way, or had to wait
             return
-        self._check(peer, header)
+        self._check_core(peer, header.core)
+        self._check_size(peer, header)
         offer = UploadOffer(peer, header, received.blobs, message.unasked)
         if offer.may_wait and self._line.is_full(self._arriving_now):
             self._line.put(offer)
         else:
             self._begin(offer)
-
-    def _check(self, peer: Peer, header: Header) -> None:
-        """Refuse an update that the run does not take."""
-        self._check_core(peer, header.core)
-        self._check_size(peer, header)
 
     @property
     def _arriving_now(self) -> int:
@@ -180,8 +176,7 @@ class Intake:
         """Begin the first updates in line, as many as there is room for."""
         while (offer := self._line.next(self._arriving_now)) is not None:
             try:
-                self._check(offer.peer, offer.header)  # its round may be over
-                self._begin(offer)
+                self._begin(offer)  # once it has arrived, its round decides if it takes it
             except Exception as error:
                 self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
 

@@ -19,7 +19,6 @@ from fcil_protocol.errors import (
     AlreadyHave,
     DiskFull,
     InternalError,
-    RoundClosed,
     SchemaMismatch,
 )
 from fcil_protocol.ids import FederationId
@@ -608,24 +607,25 @@ def test_the_line_moves_on_when_connections_end_or_send_nothing(two_at_a_time, s
     play(story)
 
 
-def test_an_update_whose_round_is_over_when_its_turn_comes_is_refused(two_at_a_time, scene):
+def test_an_update_that_has_no_room_when_its_turn_comes_is_refused_and_the_next_called(
+    two_at_a_time, scene
+):
     async def story():
         first = update("a" * 26)
         peer = scene.offer("a" * 26, first)
-        others = [scene.offer(c * 26, update(c * 26)) for c in "bc"]
-        taken = scene.ports.expect
+        others = [scene.offer(c * 26, update(c * 26)) for c in "bcd"]
+        take = scene.intake.arriving.take
 
-        def expect(client, core):
+        def full(client, header):
             if client[0] == "c":
-                raise RoundClosed("planted: its round is over.")
-            return taken(client, core)
+                raise DiskFull("planted: the disk is full.")
+            return take(client, header)
 
-        scene.ports.expect = expect
+        scene.intake.arriving.take = full
         await chunk(scene, peer, first)
-        assert "refused RoundClosed" in scene.log
-        assert "nack c" in scene.log
-        assert len(others) == 2
-        assert scene.wanted == ["a", "b"]
+        assert scene.wanted == ["a", "b", "d"]
+        assert scene.log.count("nack c") == scene.log.count("refused DiskFull") == 1
+        assert len(others) == 3
 
     play(story)
 
