@@ -33,6 +33,7 @@ from typing import Self
 import platformdirs
 
 from fcil_protocol.errors import (
+    ConfigError,
     CorruptFile,
     KeyFileError,
     StorageError,
@@ -55,7 +56,7 @@ from fcil_server.federation.environment import (
     variables_in_force,
 )
 from fcil_server.federation.first_start import load_first
-from fcil_server.ledger.database import log_path
+from fcil_server.ledger.database import log_path, refuse_newer
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.wal_check import lost_frames
@@ -150,10 +151,14 @@ class Federation:
         if not new and config_path is None and not own.stat().st_size:
             raise CorruptFile(f"{own} is empty.", action="Restore it from a backup.")
         path = config_path or (None if new else own)
-        with naming_variables(overrides):
-            config = load_first(path, overrides) if new else load(path, overrides)
-            # Choices at the first start hold for every later start.
-            file = as_file(load(config_path, kept)).encode() if new else b""
+        try:
+            with naming_variables(overrides):
+                config = load_first(path, overrides) if new else load(path, overrides)
+                # Choices at the first start hold for every later start.
+                file = as_file(load(config_path, kept)).encode() if new else b""
+        except ConfigError:
+            refuse_newer(directory / LEDGER_NAME)  # which may have keys that are unknown here
+            raise
         with storage_errors("create the federation directory", directory):
             make_private(directory)
             (directory / "keys").mkdir(mode=0o700, exist_ok=True)

@@ -375,12 +375,7 @@ class Database:
                 f"{self.path} is a database, but not an fcil ledger.",
                 action="Move it away, or name another federation directory.",
             )
-        if version > SCHEMA_VERSION:
-            raise StorageError(
-                f"{self.path} was written by a newer fcil: expected ledger version "
-                f"{SCHEMA_VERSION} or older, got {version}.",
-                action="Install that fcil again, or restore a backup from before the upgrade.",
-            )
+        _check_version(self.path, version)
         if self.read_only:
             if version < SCHEMA_VERSION:
                 self._read_updated_copy(version)
@@ -460,6 +455,30 @@ def _create_private(path: Path) -> None:
             os.fchmod(descriptor, 0o600)
         finally:
             os.close(descriptor)
+
+
+def refuse_newer(path: Path) -> None:
+    """Refuse a ledger that a newer fcil has written; other faults are found when it is opened.
+
+    Raises:
+        StorageError: with both versions.
+    """
+    version = 0
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(_connect(path, read_only=True)) as db,
+    ):
+        [version] = db.execute("PRAGMA user_version").fetchone()
+    _check_version(path, version)
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise StorageError(
+            f"{path} was written by a newer fcil: expected ledger version {SCHEMA_VERSION} or "
+            f"older, got {version}.",
+            action="Install that fcil again, or go back as docs/upgrades.md says.",
+        )
 
 
 def older_name(version: int) -> str:

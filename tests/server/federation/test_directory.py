@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from fcil_protocol.errors import CorruptFile, FcilError, KeyFileError
-from fcil_server.federation.directory import Federation
+from fcil_protocol.errors import (
+    ConfigError,
+    CorruptFile,
+    FcilError,
+    KeyFileError,
+    StorageError,
+)
+from fcil_server.federation.directory import CONFIG, Federation
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.schema import SCHEMA_VERSION
 from server.storage_kit import Built, build, tree
 
 
@@ -97,3 +106,14 @@ def test_a_damaged_ledger_is_refused_before_anything_is_added_to_it(built: Built
         Ledger(path)
     assert "fcil-server restore" in caught.value.action
     assert path.read_bytes() == bytes(data)
+
+
+def test_a_file_with_unknown_keys_beside_a_newer_ledger_is_of_a_newer_fcil(built: Built) -> None:
+    config = built.directory / CONFIG
+    config.write_text(config.read_text() + "\n[later]\nkey = 1\n")
+    with pytest.raises(ConfigError, match="later"):
+        opened(built.directory)
+    with contextlib.closing(sqlite3.connect(built.directory / LEDGER_NAME)) as ledger:
+        ledger.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(StorageError, match="was written by a newer fcil"):
+        opened(built.directory)
