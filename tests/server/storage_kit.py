@@ -16,6 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from byte_counts import add_bytes
+from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
+from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.contract.registry import load_method, make_hparams, schema_digest, with_forms
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId, new_run_id
 from fcil_protocol.payloads.payload import Payload, pack
@@ -116,9 +119,11 @@ def _fill(federation: Federation, config: str, *, listed: bool) -> Built:
         ledger.clients.add(
             client, client[:1], curve=public.curve, signing=public.signing, sealing=public.sealing
         )
+    method = with_forms(load_method("running_mean"), forms_of(load(None, ()).wire.half, "running_mean", ()))
     ledger.runs.add(
-        run, method="running_mean", method_version="1", config=config, hparams={}, backbone={},
-        schema_digest="0" * 64, seed=1,
+        run, method="running_mean", method_version="1", config=config, hparams={},
+        backbone=backbone_fields(NO_BACKBONE),
+        schema_digest=schema_digest(method, make_hparams(method, {}), NO_BACKBONE), seed=1,
     )  # fmt: skip
     registry = ClassRegistry(ledger, run)
     if listed:

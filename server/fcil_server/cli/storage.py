@@ -180,10 +180,13 @@ def rollback(
     with errors(directory, form):
         from fcil_server.federation.directory import find_directory, operator, stopped_ledger
         from fcil_server.runs.fork import choose_state, fork
+        from fcil_server.runs.run_record import check_installed
 
         find_directory(directory)
         with stopped_ledger(directory) as ledger:
-            source = ledger.runs.named(run).run_id
+            row = ledger.runs.named(run)
+            check_installed(row)
+            source = row.run_id
             state = choose_state(ledger, directory, source, task=to_task, state=to_state)
             actor = operator()
             row = fork(ledger, directory, source, state, actor=actor, action="rollback")

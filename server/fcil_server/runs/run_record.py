@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fcil_adapters.contract import BackboneInfo, Hparams, Method
-from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.contract import BackboneInfo, Hparams, Method, registry
+from fcil_adapters.contract.backbone_info import backbone_fields, backbone_from_fields
+from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.images.named_sets import find
 from fcil_adapters.images.sources import open_source
+from fcil_adapters.masks.exchanges import in_terms
 from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, RunFailed
 from fcil_protocol.ids import new_run_id
 from fcil_protocol.storage.atomic_files import make_private
@@ -186,6 +188,24 @@ def begin_again(ledger: Ledger, directory: Path, source: RunRow, *, actor: str) 
             ClassRegistry(ledger, run).register_listed(tasks.classes)
         ledger.audit.add(actor, "restore_begin", f"{run} in place of {source.run_id}")
     return row
+
+
+def check_installed(row: RunRow) -> None:
+    """Check that a server could resume a run, as far as that is known without its weights.
+
+    Raises:
+        ConfigError: its method is not installed, or does not know its options.
+        RunFailed: it was begun with another version of the method.
+    """
+    terms = configuration.parse(row.config).privacy.terms
+    method = registry.load_method(row.method)
+    half = configuration.parse(row.config).wire.half
+    method = in_terms(
+        registry.with_forms(method, forms_of(half, method.name, method.half)), terms
+    )
+    info = backbone_from_fields(dict(row.backbone))
+    hparams = registry.make_hparams(method, dict(row.hparams))
+    check_resumed(row, method, info, registry.schema_digest(method, hparams, info, terms))
 
 
 def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) -> None:

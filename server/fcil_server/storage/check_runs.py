@@ -27,6 +27,7 @@ from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.runs.forget import leftovers
+from fcil_server.runs.run_record import check_installed
 from fcil_server.storage.findings import CheckFinding, failure, fine, warning
 
 _SHOWN = 5  # faults of one kind
@@ -49,6 +50,7 @@ def check_run(
         *_classes(ledger, run, about),
     ]
     if newest and run.status in (RunStatus.RUNNING, RunStatus.FAILED):
+        found += _installed(run, about)
         found += _spool(ledger, directory, run, about)
         found += _parts(ledger, directory, run, about)
     yield from found
@@ -56,6 +58,13 @@ def check_run(
     states = len(ledger.states.all(run.run_id))
     held = (count_of(tasks, "task"), count_of(rounds, "round"), count_of(states, "state"))
     yield fine(about, f"{run.status.value}; {', '.join(held)}")
+
+
+def _installed(run: RunRow, about: str) -> Iterator[CheckFinding]:
+    try:
+        check_installed(run)
+    except FcilError as error:
+        yield warning(about, f"it cannot be resumed: {error.message}", error.action)
 
 
 def _emptied(directory: Path, run: RunRow, about: str) -> Iterator[CheckFinding]:
