@@ -81,7 +81,8 @@ def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
 
 def _held(frame: SharedFrame) -> zmq.Frame:
     if not isinstance(frame.held, zmq.Frame):
-        frame.held = zmq.Frame(frame, copy=True)
+        # A frame keeps what it was made of: of the frame itself, that would be a circle.
+        frame.held = zmq.Frame(bytes(memoryview(frame)), copy=True)
     return frame.held
 
 

@@ -7,6 +7,8 @@ to a peer and never the end of the server.
 
 from __future__ import annotations
 
+import contextlib
+
 from fcil_protocol.errors import (
     BadSignature,
     FcilError,
@@ -189,11 +191,14 @@ class Dispatch:
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer a message that belongs to no session; the connection of a guest ends with it."""
         self._sessions.refuse(incoming, error)
-        self._guests.answer_unreadable(incoming, error)
+        with contextlib.suppress(FcilError):  # a ledger that cannot be read
+            self._guests.answer_unreadable(incoming, error)
         self._guests.cut_after_answer(incoming)
         self._limit_strays(incoming)
         if isinstance(error, InternalError | BadSignature):
-            origin, who = incoming.key.hex(), self._context.roster.who(incoming.key)
+            origin, who = incoming.key.hex(), "a client"
+            with contextlib.suppress(FcilError):
+                who = self._context.roster.who(incoming.key)
             self._context.journal.note(
                 "error", error.code, f"{who}: {error.message}", origin=origin
             )

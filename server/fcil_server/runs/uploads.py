@@ -71,7 +71,7 @@ class RunUploads(IntakePorts):
 
     def announced(self, peer: Peer, payload: Payload) -> None:
         """Take a client's inventory: its classes and their numbers of images."""
-        if self._ports.peers.by_conn(peer.conn) is not peer:
+        if not self.is_here(peer):
             return  # it left while its list was opened, and will announce it again
         self._ports.announced(peer)
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
@@ -98,6 +98,10 @@ class RunUploads(IntakePorts):
             self._promotion.on_client_ready(peer)
         if self._coordinator.progress.phase == "done" and not self._ports.another_waits():
             self._ports.tell_done(peer)
+
+    def is_here(self, peer: Peer) -> bool:
+        """Return True if a session is its client's present one."""
+        return self._ports.peers.by_conn(peer.conn) is peer
 
     def send(self, peer: Peer, message: Message) -> bool:
         """Send a message; False if the client is gone."""

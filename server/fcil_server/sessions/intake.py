@@ -149,8 +149,10 @@ class Intake:
         self._check_core(peer, header.core)
         self._check_size(peer, header)
         offer = UploadOffer(peer, header, received.blobs, message.unasked)
-        if offer.may_wait and self._line.is_full(self._arriving_now):
+        counts = peer.receiver in self._receiving  # with an update that it has given up
+        if offer.may_wait and not counts and self._line.is_full(self._arriving_now):
             self._line.put(offer)
+            self._call_next()
         else:
             self._begin(offer)
 
@@ -175,6 +177,8 @@ class Intake:
     def _call_next(self) -> None:
         """Begin the first updates in line, as many as there is room for."""
         while (offer := self._line.next(self._arriving_now)) is not None:
+            if not self._ports.is_here(offer.peer):
+                continue  # it offers its update again when it is back
             try:
                 self._begin(offer)  # once it has arrived, its round decides if it takes it
             except Exception as error:
@@ -448,6 +452,7 @@ class Intake:
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused; another may have its room."""
+        self._line.leave(peer.client, digest)
         if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
             self._ask(peer)

@@ -51,27 +51,32 @@ class OfferLine:
         self._most = MOST_ARRIVING
 
     def is_full(self, arriving: int) -> bool:
-        """Return True if an update has to wait while this many others arrive."""
-        return arriving >= self._most
+        """Return True if an update has to wait while this many others arrive, or wait already."""
+        return bool(self._offers) or arriving >= self._most
 
     def put(self, offer: UploadOffer) -> None:
         """Let an offer wait. A client that had one in line keeps its place."""
         self._offers[offer.peer.client] = offer
 
-    def leave(self, client: ClientId) -> None:
-        """Forget a client's offer: another one of its updates arrives."""
-        self._offers.pop(client, None)
+    def leave(self, client: ClientId, digest: str = "") -> None:
+        """Forget a client's offer, or only that of this update."""
+        waiting = self._offers.get(client)
+        if waiting is not None and digest in ("", waiting.header.update_id):
+            del self._offers[client]
 
     def next(self, arriving: int) -> UploadOffer | None:
         """Return the first offer, which leaves the line; None if there is no room for it."""
-        if not self._offers or self.is_full(arriving):
+        if not self._offers or arriving >= self._most:
             return None
         return self._offers.pop(next(iter(self._offers)))
 
     def look(self, receivers: Iterable[Receiver], now: float) -> None:
-        """Let as many more arrive as there are connections that have sent nothing for a while."""
+        """Let as many more arrive as connections have sent nothing for a while, and no more.
+
+        Twice as many, with the least window each, have the whole memory for transfers.
+        """
         idle = sum(one.pace.idle_s(now) >= IDLE_S for one in receivers) if self._offers else 0
-        self._most = MOST_ARRIVING + idle
+        self._most = MOST_ARRIVING + min(idle, MOST_ARRIVING)
 
     def sweep(self, continues: RoundKey | None) -> None:
         """Forget the offers of a round that is over.

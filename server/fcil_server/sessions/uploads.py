@@ -82,6 +82,10 @@ class IntakePorts(Protocol):
         """Take a client's inventory."""
         ...
 
+    def is_here(self, peer: Peer) -> bool:
+        """Return True if a session is its client's present one."""
+        ...
+
     def send(self, peer: Peer, message: Message) -> bool:
         """Send a message; False if the client is gone."""
         ...

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import socket
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -153,9 +155,17 @@ def test_a_frame_for_many_peers_is_held_once_and_reaches_each_of_them_whole() ->
                 assert router.send(got.route, [shared])
                 held.append(shared.held)
             assert held[0] is held[1] is not None
+            gone = weakref.ref(held[0])
+            held.clear()
             for dealer in (alice, again):
                 assert await dealer.recv() == (b"head", shared)
                 assert await dealer.recv() == (shared,)
+            gc.disable()
+            try:
+                del shared
+                assert gone() is None, "it waits for no garbage collection"
+            finally:
+                gc.enable()
 
     run(test)
 

@@ -55,7 +55,7 @@ class Server:
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
             credit=credit, max_payload_bytes=1 << 30, max_classes=10_000,
             ports=SimpleNamespace(
-                recorded=lambda *_: False, announced=self._announced,
+                recorded=lambda *_: False, is_here=lambda _: True, announced=self._announced,
                 send=lambda peer, message: self.sent.append((peer, message)) or True,
                 refused=lambda peer, error: self.refused.append((peer, error)),
             ),

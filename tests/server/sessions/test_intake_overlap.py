@@ -63,7 +63,7 @@ class Scene:
 
     def __init__(self, tmp_path):
         (tmp_path / "incoming").mkdir()
-        self.log, self.failed, self.recorded, self.wanted = [], [], set(), []
+        self.log, self.failed, self.recorded, self.wanted, self.gone = [], [], set(), [], []
         self.opening, self.go_on = threading.Semaphore(0), threading.Event()
         self.go_on.set()
         self.most_opened = self.opened = 0
@@ -85,6 +85,7 @@ class Scene:
             stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
             wait_until_durable=self._lasting,
             send=self._send,
+            is_here=lambda peer: peer not in self.gone,
             refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
             failed=self.failed.append,
         )
@@ -603,6 +604,40 @@ def test_the_line_moves_on_when_connections_end_or_send_nothing(two_at_a_time, s
         now = offers.IDLE_S
         scene.intake.revive(peers)
         assert scene.wanted == ["a", "b", "c", "d"]
+
+    play(story)
+
+
+def test_who_has_left_is_not_called_and_who_comes_later_overtakes_nobody(two_at_a_time, scene):
+    async def story():
+        sealed = {c: update(c * 26) for c in "abcdef"}
+        peers = {c: scene.offer(c * 26, sealed[c]) for c in "abcd"}
+        scene.gone = [peers["c"]]
+        scene.intake.forget(peers["a"], sealed["a"].parsed.update_id)
+        peers["e"] = scene.offer("e" * 26, sealed["e"])
+        assert scene.wanted == ["a", "b", "d"]
+        await chunk(scene, peers["b"], sealed["b"])
+        assert scene.wanted == ["a", "b", "d", "e"]
+
+    play(story)
+
+
+def test_a_client_does_not_wait_behind_an_update_that_it_has_given_up(two_at_a_time, scene):
+    async def story():
+        peers = {c: scene.offer(c * 26, update(c * 26)) for c in "abc"}
+        scene.offer("a" * 26, update("a" * 26), peers["a"])
+        assert scene.wanted == ["a", "b", "a"]
+
+    play(story)
+
+
+def test_an_offer_in_line_that_is_refused_is_not_called(two_at_a_time, scene):
+    async def story():
+        sealed = {c: update(c * 26) for c in "abc"}
+        peers = {c: scene.offer(c * 26, sealed[c]) for c in "abc"}
+        scene.intake.forget(peers["c"], sealed["c"].parsed.update_id)
+        await chunk(scene, peers["a"], sealed["a"])
+        assert scene.wanted == ["a", "b"]
 
     play(story)
 

@@ -14,7 +14,8 @@ ROUND = RoundKey("r", 0, "train", 2)
 
 def offer(client, *, unasked=0, kind="train", round_=2):
     core = SimpleNamespace(run="r", task=0, kind=kind, round=round_)
-    return UploadOffer(SimpleNamespace(client=client), SimpleNamespace(core=core), (), unasked)
+    header = SimpleNamespace(core=core, update_id=f"{client}{round_}")
+    return UploadOffer(SimpleNamespace(client=client), header, (), unasked)
 
 
 def left(line, arriving=0):
@@ -37,11 +38,22 @@ def test_the_first_in_line_is_called_first_and_a_new_offer_keeps_its_place(line)
 
 
 def test_nobody_is_called_while_too_many_arrive(line):
-    line.put(offer("a"))
     assert line.is_full(MOST_ARRIVING)
-    assert line.next(MOST_ARRIVING) is None
     assert not line.is_full(MOST_ARRIVING - 1)
+    line.put(offer("a"))
+    assert line.is_full(0), "nobody overtakes who waits"
+    assert line.next(MOST_ARRIVING) is None
     assert left(line, MOST_ARRIVING - 1) == ["a"]
+    assert not line.is_full(0)
+
+
+def test_an_offer_that_was_refused_leaves_the_line_and_another_of_its_client_stays(line):
+    line.put(offer("a"))
+    line.leave("a", "a1")
+    line.leave("b", "b2")
+    assert line.is_full(0)
+    line.leave("a", "a2")
+    assert left(line) == []
 
 
 def test_updates_that_have_stalled_make_room_for_as_many_others(line):
@@ -49,13 +61,18 @@ def test_updates_that_have_stalled_make_room_for_as_many_others(line):
     for receiver in receivers[:2]:
         receiver.pace.asked(1000, now=0.0)
     receivers[0].pace.arrived(1, now=1.0)
-    line.put(offer("a"))
+    for client in "ab":
+        line.put(offer(client))
     line.look(receivers, now=IDLE_S)
-    assert not line.is_full(MOST_ARRIVING)
-    assert line.is_full(MOST_ARRIVING + 1), "one has sent a byte since, and one has nothing to send"
+    assert line.next(MOST_ARRIVING + 1) is None, (
+        "one has sent a byte since, one has nothing to send"
+    )
+    assert line.next(MOST_ARRIVING).peer.client == "a"
     line.look(receivers, now=IDLE_S + 1)
-    assert line.is_full(MOST_ARRIVING + 2)
-    assert left(line, MOST_ARRIVING + 1) == ["a"]
+    assert line.next(MOST_ARRIVING + 2) is None
+    line.look(receivers * MOST_ARRIVING, now=IDLE_S + 1)
+    assert line.next(2 * MOST_ARRIVING) is None, "however many have stalled"
+    assert left(line, 2 * MOST_ARRIVING - 1) == ["b"]
     line.look(receivers, now=IDLE_S + 1)
     assert line.is_full(MOST_ARRIVING), "nobody waits"
 
