@@ -119,7 +119,9 @@ def _fill(federation: Federation, config: str, *, listed: bool) -> Built:
         ledger.clients.add(
             client, client[:1], curve=public.curve, signing=public.signing, sealing=public.sealing
         )
-    method = with_forms(load_method("running_mean"), forms_of(load(None, ()).wire.half, "running_mean", ()))
+    method = with_forms(
+        load_method("running_mean"), forms_of(load(None, ()).wire.half, "running_mean", ())
+    )
     ledger.runs.add(
         run, method="running_mean", method_version="1", config=config, hparams={},
         backbone=backbone_fields(NO_BACKBONE),

@@ -125,7 +125,7 @@ class Database:
         with named_errors(self.path):
             copy = sqlite3.connect(target, isolation_level=None)
             try:
-                self._file.backup(copy)  # all pages in one step: one moment
+                self._copy_into(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")
             finally:
                 copy.close()
@@ -139,7 +139,8 @@ class Database:
         Raises:
             CorruptFile: it is damaged.
         """
-        verdict = str(self.number("PRAGMA integrity_check(1)"))
+        with named_errors(self.path):
+            [verdict] = self._file.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise damaged(self.path, verdict.splitlines()[-1])
 
@@ -231,8 +232,10 @@ class Database:
 
     def faults(self) -> list[str]:
         """Return what SQLite finds damaged or dangling in the file, a sentence each."""
-        found = [str(row[0]) for row in self.rows("PRAGMA integrity_check(20)")]
-        dangling = {str(row["table"]) for row in self.rows("PRAGMA foreign_key_check")}
+        with named_errors(self.path):
+            found = [str(row[0]) for row in self._file.execute("PRAGMA integrity_check(20)")]
+            rows = self._file.execute("PRAGMA foreign_key_check").fetchall()
+        dangling = {str(row["table"]) for row in rows}
         texts = [f"rows of {name} refer to rows that do not exist" for name in sorted(dangling)]
         return [text for text in found if text != "ok"] + texts
 
@@ -408,9 +411,9 @@ class Database:
             DiskFull, StorageError: it cannot be kept; the ledger has its old version.
         """
         kept = self.path.with_name(older_name(version))
-        unfinished = kept.with_name(f"{kept.name}.tmp")
+        # A name that the next process to lock the directory removes if a kill leaves the file.
+        unfinished = kept.with_name(f".{kept.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
         try:
-            unfinished.unlink(missing_ok=True)
             self.copy_to(unfinished)
             with storage_errors("keep the ledger of before as", kept):
                 with unfinished.open("rb") as file:
@@ -421,6 +424,22 @@ class Database:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise
+
+    def _copy_into(self, copy: sqlite3.Connection) -> None:
+        """Copy the file as of one moment.
+
+        Raises:
+            Locked: another process holds the write lock for too long; `backup` would wait for ever.
+        """
+        began = not self._file.in_transaction
+        if began:
+            self._file.execute("BEGIN")
+        try:
+            self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            self._file.backup(copy)
+        finally:
+            if began:
+                self._file.rollback()
 
     def _read_updated_copy(self, version: int) -> None:
         """Read an older ledger in this version without a change of its file."""
@@ -433,7 +452,8 @@ class Database:
         copy.row_factory = sqlite3.Row
         self._db = copy
         with named_errors(self.path):
-            self._file.backup(copy)
+            self._copy_into(copy)
+            [version] = copy.execute("PRAGMA user_version").fetchone()  # a server may have begun
             self._bring_up_to_date(version)
             copy.execute("PRAGMA query_only = ON")
 
@@ -479,6 +499,17 @@ def _check_version(path: Path, version: int) -> None:
             f"older, got {version}.",
             action="Install that fcil again, or go back as docs/upgrades.md says.",
         )
+
+
+def remove_older(directory: Path) -> None:
+    """Remove what upgrades have kept of a ledger.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    for path in directory.glob("ledger.version-*.sqlite"):
+        with storage_errors("remove", path):
+            path.unlink(missing_ok=True)
 
 
 def older_name(version: int) -> str:

@@ -19,6 +19,7 @@ from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.clients import as_word
+from fcil_server.ledger.database import remove_older
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow, Erased, RunRow
@@ -259,6 +260,7 @@ def _tidy(path: Path, directory: Path, done: Erasure) -> list[str]:
                 run_directory.write(
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
+        remove_older(directory)
         stays = _signed_states(ledger, directory, done.client)
         if not ledger.database.try_empty_log():  # its pages hold the old content
             stays.append("its name in the ledger's log, until the server is next stopped")

@@ -131,7 +131,7 @@ def begin_row(
     if begun is not None:
         begun.write(states_folder(ledger.path.parent, run).parent)
     former = ledger.runs.newest()
-    left = former is not None and former.status in (RunStatus.RUNNING, RunStatus.FAILED)
+    left = former is not None and former.status is RunStatus.RUNNING
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
         if former is not None and left:
             ledger.runs.set_status(former.run_id, RunStatus.STOPPED)
@@ -200,9 +200,7 @@ def check_installed(row: RunRow) -> None:
     terms = configuration.parse(row.config).privacy.terms
     method = registry.load_method(row.method)
     half = configuration.parse(row.config).wire.half
-    method = in_terms(
-        registry.with_forms(method, forms_of(half, method.name, method.half)), terms
-    )
+    method = in_terms(registry.with_forms(method, forms_of(half, method.name, method.half)), terms)
     info = backbone_from_fields(dict(row.backbone))
     hparams = registry.make_hparams(method, dict(row.hparams))
     check_resumed(row, method, info, registry.schema_digest(method, hparams, info, terms))

@@ -43,6 +43,7 @@ _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
 _OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS, EXPORTS}
 _OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
+_OLDER = re.compile(r"ledger\.version-\d+\.sqlite")  # kept by an upgrade
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
@@ -252,7 +253,7 @@ def _runs(ledger: Ledger, directory: Path) -> Iterator[CheckFinding]:
 
 def _leftovers(directory: Path) -> Iterator[CheckFinding]:
     there = [p for p in sorted(directory.iterdir()) if p.name not in _OURS]
-    odd = [p for p in there if not _LOG.fullmatch(p.name)]
+    odd = [p for p in there if not (_LOG.fullmatch(p.name) or _OLDER.fullmatch(p.name))]
     keys = directory / "keys"
     if keys.is_dir():
         odd += [p for p in sorted(keys.iterdir()) if p.name not in _KEYS]

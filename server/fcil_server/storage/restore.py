@@ -25,6 +25,7 @@ from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
 from fcil_server.federation.directory import CONFIG
+from fcil_server.ledger.database import remove_older
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow
@@ -142,6 +143,7 @@ def _check_content(file: Path, staged: Path) -> None:
     try:
         with Ledger(staged / LEDGER_NAME) as ledger:  # one of an earlier version is upgraded
             ledger.database.refuse_damage()
+        remove_older(staged)  # its clients have seen more than that: it must not be served again
     except CorruptFile as error:
         raise _incomplete(file, f"{LEDGER_NAME} in it is damaged") from error
 

@@ -198,9 +198,9 @@ def test_a_damaged_record_is_named_in_one_sentence(home, damage):
 def test_a_record_of_a_newer_fcil_says_so(home):
     give_model(home)
     fields = json.loads(home.model_path.read_bytes())
-    fields["model"]["format"] = 2
+    fields["model"]["format"] = current_model.FORMAT + 1
     home.model_path.write_text(json.dumps(fields))
-    with pytest.raises(CorruptFile, match="format 2; this fcil reads 1"):
+    with pytest.raises(CorruptFile, match=f"format {current_model.FORMAT + 1}; this fcil"):
         current_model.load(home)
 
 

@@ -168,7 +168,7 @@ def test_a_run_that_is_complete_is_not_stopped_again(built: Built) -> None:
     ("status", "after", "warned"),
     [
         (RunStatus.RUNNING, RunStatus.STOPPED, True),
-        (RunStatus.FAILED, RunStatus.STOPPED, True),
+        (RunStatus.FAILED, RunStatus.FAILED, False),
         (RunStatus.DONE, RunStatus.DONE, False),
     ],
 )

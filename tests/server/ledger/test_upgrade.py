@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fcil_protocol.errors import DiskFull, FcilError, StorageError
+from fcil_protocol.errors import CorruptFile, DiskFull, FcilError, Locked, StorageError
 from fcil_protocol.ids import RoundKey
 from fcil_server.ledger import database
-from fcil_server.ledger.database import older_name
+from fcil_server.ledger.database import Database, older_name
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
@@ -123,3 +123,59 @@ def test_a_ledger_that_cannot_be_kept_stays_as_it_is(
     assert version_of(path) == SCHEMA_VERSION - 1
     assert len(path.read_bytes()) == len(before)
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+def test_damage_in_the_file_of_an_earlier_version_is_found_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration may make anew what is damaged; the file is damaged all the same."""
+    path = tmp_path / "ledger.sqlite"
+    older(path)
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("CREATE INDEX planted ON classes (run, key)")
+        raw.execute("PRAGMA writable_schema = ON")
+        other = "CREATE INDEX planted ON classes (run, name)"
+        raw.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'planted'", (other,))
+        raw.commit()
+    mending = (*MIGRATIONS[:-1], f"{MIGRATIONS[-1]} REINDEX;")
+    monkeypatch.setattr(database, "MIGRATIONS", mending)
+    with Ledger(path, read_only=True) as ledger:
+        assert ledger.database.is_older
+        assert ledger.database.faults()
+        with pytest.raises(CorruptFile):
+            ledger.database.refuse_damage()
+
+
+def test_a_ledger_that_is_upgraded_while_a_reader_copies_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    older(path)
+    copy_into = Database._copy_into
+
+    def late(self: Database, copy: sqlite3.Connection) -> None:
+        monkeypatch.setattr(Database, "_copy_into", copy_into)
+        Ledger(path).close()  # a server starts
+        copy_into(self, copy)
+
+    monkeypatch.setattr(Database, "_copy_into", late)
+    with Ledger(path, read_only=True) as ledger:
+        assert [u.samples for u in ledger.updates.of_round(KEY)] == [5]
+
+
+def test_a_reader_of_an_earlier_version_waits_for_no_lock_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    older(path)
+    copy_into = Database._copy_into
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+
+        def late(self: Database, copy: sqlite3.Connection) -> None:
+            self._file.execute("PRAGMA busy_timeout = 1")
+            other.execute("BEGIN EXCLUSIVE")
+            copy_into(self, copy)
+
+        monkeypatch.setattr(Database, "_copy_into", late)
+        with pytest.raises(Locked):
+            Ledger(path, read_only=True)

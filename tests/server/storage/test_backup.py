@@ -40,6 +40,7 @@ from fcil_server.storage import backup as backup_module
 from fcil_server.storage import restore as restore_module
 from fcil_server.storage.archive import CERTIFICATE, MANIFEST, BackupManifest, verify
 from fcil_server.storage.backup import audit_backup, backup
+from fcil_server.storage.check import check
 from fcil_server.storage.restore import Keys, Restored, restore
 from server.storage_kit import (
     OPEN_STATE,
@@ -702,3 +703,21 @@ def test_the_ledger_of_an_older_version_is_backed_up_as_it_is(
         archive.extract(LEDGER_NAME, tmp_path, filter="data")
     with Ledger(tmp_path / LEDGER_NAME, read_only=True) as held:
         assert held.database.is_older
+
+
+def test_a_restored_ledger_of_an_older_version_leaves_no_copy_of_before(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on as a fork: its clients have seen more than that copy."""
+    done = backup(built.directory, tmp_path / "older.tar", passphrase=PHRASE)
+    newer = (*database_module.MIGRATIONS, "CREATE TABLE more (one INTEGER);")
+    monkeypatch.setattr(database_module, "MIGRATIONS", newer)
+    monkeypatch.setattr(database_module, "SCHEMA_VERSION", len(newer))
+    again(done.file, tmp_path / "new")
+    assert list((tmp_path / "new").glob("ledger.version-*")) == []
+    with Ledger(built.directory / LEDGER_NAME):
+        pass
+    [kept] = built.directory.glob("ledger.version-*")
+    names = {finding.about for finding in check(built.directory)}
+    assert "leftovers" not in names
+    assert kept.exists()
