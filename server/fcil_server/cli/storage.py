@@ -83,7 +83,8 @@ def backup(
         done = write(directory, file, passphrase=phrase)
         audited = audit_backup(directory, done, operator())
         if not audited:
-            typer.echo("warning: the audit log could not be written.", err=True)
+            why = "the ledger is in use, or of an older version"
+            typer.echo(f"warning: the audit log was not written: {why}.", err=True)
         held = done.manifest
         data = {
             "file": str(done.file),

@@ -188,6 +188,10 @@ class AuditTable:
             "audit", {"at": self._db.now, "actor": actor, "action": action, "detail": detail}
         )
 
+    def count(self) -> int:
+        """Return the number of operator actions."""
+        return int(self._db.number("SELECT count(*) FROM audit"))
+
     def newest(self, *, limit: int = 1_000) -> list[AuditEntry]:
         """Return the newest operator actions, oldest first."""
         sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) ORDER BY id"

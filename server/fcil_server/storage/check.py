@@ -209,7 +209,7 @@ def _ledger(ledger: Ledger) -> Iterator[CheckFinding]:
         yield failure("ledger", f"{ledger.path} is damaged: {fault}", action)
     if not faults:
         runs = count_of(len(ledger.runs.all()), "run")
-        acts = count_of(len(ledger.audit.newest()), "action")
+        acts = count_of(ledger.audit.count(), "action")
         yield fine("ledger", f"intact, {runs}, {acts}")
     mode = stat.S_IMODE(ledger.path.stat().st_mode)
     if mode & 0o077:

@@ -279,3 +279,12 @@ class TestCommand:
         assert answer["status"] == "error"
         assert answer["data"]["count"]["failure"] == 1
         assert {"level", "about", "text", "action"} == set(answer["data"]["findings"][0])
+
+
+def test_every_action_of_the_audit_log_is_counted(built: Built) -> None:
+    with built.ledger() as ledger, ledger.transaction():
+        before = ledger.audit.count()
+        for number in range(1_500):
+            ledger.audit.add("me", "planted", str(number))
+    found = [f.text for f in check(built.directory) if f.about == "ledger"]
+    assert any(text.endswith(f"{before + 1_500:,} actions") for text in found), found
