@@ -10,7 +10,7 @@ import os
 import numpy as np
 
 from attack_kit.pouring import Hose
-from fcil_protocol.messages.messages import Chunk, Decline, Progress, Update
+from fcil_protocol.messages.messages import Chunk, Decline, Progress, Update, Want
 from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload
 
@@ -48,8 +48,12 @@ async def inventory_flood(client, *, names=999, most_bytes=BYTES, most_s=SECONDS
     return await hose.close()
 
 
-async def decline_flood(client, *, size=1900, most_bytes=BYTES, most_s=SECONDS):
-    """Decline rounds that were never asked of it, with long reasons."""
+async def decline_flood(client, *, size=1900, most_bytes=BYTES, most_s=SECONDS, patient=False):
+    """Decline rounds that were never asked of it, with long reasons.
+
+    Patient: after every twentieth it asks for a part that there is not, and waits for that answer,
+    so that little is unread.
+    """
     hose = await _begin(client, most_bytes, most_s)
     number = 0
     while hose.goes_on:
@@ -57,6 +61,9 @@ async def decline_flood(client, *, size=1900, most_bytes=BYTES, most_s=SECONDS):
         reason = f"{number} ".ljust(size, "x")
         decline = Decline(run=client.welcome.run, task=0, kind="train", round=0, reason=reason)
         await hose.send(client.frames(decline))
+        if patient and number % 20 == 0:
+            await hose.send(client.frames(Want(digest="0" * 64, chunks=[0])))
+            await hose.answered(number // 20, "malformed", "cut_off")
     return await hose.close()
 
 

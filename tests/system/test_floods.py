@@ -135,7 +135,7 @@ def test_a_flood_of_class_names_is_a_few_lines(siege, endure):
 
 def test_a_flood_of_declines_is_a_few_lines(siege, endure):
     client, who = member(siege, "decliner")
-    poured = endure(notes.decline_flood(client, most_s=SECONDS))
+    poured = endure(notes.decline_flood(client, most_s=SECONDS, patient=True))
     must_be_cut_off(siege, "decliner", who, poured)
 
 
