@@ -80,7 +80,7 @@ async def way_of_one_update(tmp_path):
     # 1: folder -> manifest
     source = open_source(folder)
     images = manifest.scan(source, home.directory / "manifest.json", home.salt())
-    assert images.classes == ("0", "1")
+    assert {image.entry.class_name for image in images.images} == {"0", "1"}
     # 2: manifest -> images of the current task, and of nothing else
     data = LocalData(source, images, NO_BACKBONE.preprocessing, memory_bytes=10_000_000)
     door = data.learner_images({"0": 0, "1": 1})
