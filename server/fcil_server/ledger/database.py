@@ -507,12 +507,17 @@ def remove_older(directory: Path) -> None:
     Raises:
         StorageError: a file cannot be removed.
     """
-    for path in directory.glob("ledger.version-*.sqlite"):
+    for path in older_copies(directory):
         with storage_errors("remove", path):
             path.unlink(missing_ok=True)
 
 
-def older_name(version: int) -> str:
+def older_copies(directory: Path) -> list[Path]:
+    """Return the files that upgrades have kept of a ledger."""
+    return sorted(directory.glob(older_name("*")))
+
+
+def older_name(version: int | str) -> str:
     """Return the name of the copy of a ledger that was brought up to date from this version."""
     return f"ledger.version-{version}.sqlite"
 

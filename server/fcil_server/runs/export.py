@@ -17,7 +17,7 @@ from fcil_adapters.export.exported_model import LearningFacts, Origin
 from fcil_adapters.export.load import Described, ExportOrder, check_method, exporter, write
 from fcil_adapters.images.decoding import sample_folder
 from fcil_adapters.masks.record import without_record
-from fcil_protocol.errors import BackboneMismatch, RunFailed, UsageError
+from fcil_protocol.errors import RunFailed, UsageError
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.storage.atomic_files import storage_errors
@@ -31,6 +31,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow
 from fcil_server.reports.results.round_views import RoundReader, sum_bytes
 from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.runs.run_record import check_backbone
 
 _OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
 
@@ -110,12 +111,7 @@ def _check_readable(row: RunRow, method: Method, info: BackboneInfo) -> None:
     Raises:
         BackboneMismatch, RunFailed: with both values, and what to do.
     """
-    if row.backbone.get("digest") != info.digest:
-        raise BackboneMismatch(
-            f"run {row.run_id} was started with backbone weights "
-            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
-            action="Name the file that it began with: -c run.weights=FILE",
-        )
+    check_backbone(row, info, "Name the file that it began with: -c run.weights=FILE")
     if row.method_version != method.version:
         raise RunFailed(
             f"run {row.run_id} was started with {row.method} {row.method_version}, installed is "

@@ -206,18 +206,28 @@ def check_installed(row: RunRow) -> None:
     check_resumed(row, method, info, registry.schema_digest(method, hparams, info, terms))
 
 
+def check_backbone(row: RunRow, info: BackboneInfo, action: str) -> None:
+    """Refuse another backbone than the one that a run was begun with.
+
+    Raises:
+        BackboneMismatch: with both digests, and the action.
+    """
+    if row.backbone.get("digest") != info.digest:
+        raise BackboneMismatch(
+            f"run {row.run_id} was started with backbone weights "
+            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
+            action=action,
+        )
+
+
 def check_resumed(row: RunRow, method: Method, info: BackboneInfo, digest: str) -> None:
     """Refuse to resume a run that was begun with another backbone or method.
 
     Raises:
         BackboneMismatch, RunFailed: with both values, and what to do.
     """
-    if row.backbone.get("digest") != info.digest:
-        raise BackboneMismatch(
-            f"run {row.run_id} was started with backbone weights "
-            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
-            action="Give the same weights file, or start a new run: fcil-server serve --new-run",
-        )
+    action = "Give the same weights file, or start a new run: fcil-server serve --new-run"
+    check_backbone(row, info, action)
     if row.method_version != method.version or row.schema_digest != digest:
         raise RunFailed(
             f"run {row.run_id} was started with {row.method} {row.method_version} (schema "

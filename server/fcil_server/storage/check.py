@@ -30,6 +30,7 @@ from fcil_server.federation.directory import (
     open_to_others,
 )
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
+from fcil_server.ledger.database import older_copies
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.export_jobs import EXPORTS
 from fcil_server.runs.run_queue import QUEUE, RunQueue
@@ -43,7 +44,6 @@ _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
 _OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS, EXPORTS}
 _OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
-_OLDER = re.compile(r"ledger\.version-\d+\.sqlite")  # kept by an upgrade
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
@@ -253,7 +253,8 @@ def _runs(ledger: Ledger, directory: Path) -> Iterator[CheckFinding]:
 
 def _leftovers(directory: Path) -> Iterator[CheckFinding]:
     there = [p for p in sorted(directory.iterdir()) if p.name not in _OURS]
-    odd = [p for p in there if not (_LOG.fullmatch(p.name) or _OLDER.fullmatch(p.name))]
+    older = older_copies(directory)
+    odd = [p for p in there if not _LOG.fullmatch(p.name) and p not in older]
     keys = directory / "keys"
     if keys.is_dir():
         odd += [p for p in sorted(keys.iterdir()) if p.name not in _KEYS]

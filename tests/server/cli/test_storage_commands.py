@@ -188,3 +188,18 @@ def test_a_new_run_stops_one_that_is_not_complete_and_says_so(
     assert former.status is after
     told = ("warning", "set_aside", f"run {built.run} is not complete, and is stopped")
     assert (told in notes) == warned
+
+
+def test_a_run_that_no_server_could_resume_is_named_by_check_and_not_rolled_back(
+    built: Built,
+) -> None:
+    with built.ledger() as ledger, ledger.transaction():
+        ledger.database.execute("UPDATE runs SET schema_digest = ?", ("e" * 64,))
+    listed = json.loads(run("check", "--json").stdout)["data"]["findings"]
+    [found] = [f for f in listed if "cannot be resumed" in f["text"]]
+    assert found["level"] == "warning"
+    assert "docs/upgrades.md" in found["action"]
+    said = run("run", "rollback", "--to-task", "0", code=1).stderr
+    assert "was started with running_mean 1 (schema eeee" in said
+    with built.ledger() as ledger:
+        assert [row.run_id for row in ledger.runs.all()] == [built.run]
