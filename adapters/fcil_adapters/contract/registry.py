@@ -240,6 +240,8 @@ def schema_digest(
     terms = privacy.model_dump(mode="json")
     if not privacy.masks:  # so that runs from before there were masks keep their digest
         terms = {key: value for key, value in terms.items() if not key.startswith("secure")}
+    if not privacy.relay_sums:  # the same for relays that add up updates
+        del terms["relay_sums"]
     extra = {} if privacy == NO_PRIVACY else {"privacy": terms}
     text = json.dumps(
         {

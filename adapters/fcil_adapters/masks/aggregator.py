@@ -30,7 +30,7 @@ from fcil_adapters.masks.record import (
     tied,
     without_record,
 )
-from fcil_adapters.masks.ring import add_stream, added, from_ring
+from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
     commitment,
     join,
@@ -40,6 +40,7 @@ from fcil_adapters.masks.shares import (
     stream_of_self,
     unseal,
 )
+from fcil_adapters.numerics.fixed_point import added, from_ring
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId

@@ -28,7 +28,7 @@ from fcil_adapters.masks.record import (
     statement,
     tied,
 )
-from fcil_adapters.masks.ring import add_stream, to_ring
+from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
     PAIR_BYTES,
     SHARE_BYTES,
@@ -42,6 +42,7 @@ from fcil_adapters.masks.shares import (
     stream_of_self,
     unseal,
 )
+from fcil_adapters.numerics.fixed_point import to_ring
 from fcil_adapters.numerics.weighted_sums import dense
 from fcil_protocol.errors import BadSignature, TrustError
 from fcil_protocol.ids import ClientId

@@ -28,6 +28,8 @@ def show_dry_run(row: dict[str, Any]) -> None:
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
     out.print(f"Privacy: {PrivacyTerms.model_validate(row['privacy']).describe()}.")
+    if row["relay"]:
+        out.print(f"Relay {printable(row['relay'])} opens the updates that are sums.")
     if row["least"] > row["privacy"]["min_count"]:
         out.print(f"Classes with fewer than {row['least']} images stay out (--min-count).")
     if row["declined"]:
@@ -168,6 +170,7 @@ def _holds(row: dict[str, Any]) -> str:
         kinds[tensor["kind"]] += tensor["bytes"]
     parts = [f"{kind} {count:,}" for kind, count in kinds.items()]
     parts += [f"{f['values']} {f['name']}" for f in row["fields"]]
+    parts += [f"also for relay {printable(row['relay'])}"] if row["relay"] else []
     return ", ".join(parts)
 
 

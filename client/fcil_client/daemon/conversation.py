@@ -40,6 +40,7 @@ from fcil_protocol.messages.messages import (
     Nack,
     Parts,
     Progress,
+    Pull,
     RoundClosed,
     RoundOpen,
     UseModel,
@@ -242,6 +243,8 @@ class Conversation:
                 self.report_fetching()
             case Want():
                 self._transfers.send_requested(message)
+            case Pull() if self.terms is not None and self.terms.relay is not None:
+                self._transfers.send_requested(message)
             case Ack():
                 self._transfers.acked(message.digest)
             case Nack():
@@ -276,10 +279,14 @@ class Conversation:
             self._notes("warning", str(error))
         try:
             self.terms = handshake.read_terms(welcome)
+            handshake.check_relay(self.terms, self.enrolment.link_key)
             self._work.choose_engine(self.terms)
         except FcilError as error:
             self._fail(error)  # the session is open, so the server learns the reason
             return
+        if self.terms.relay is not None:
+            self._notes.once("relay_sums", "info", f"relay {self.terms.relay_name} opens this "
+                             "client's updates and sends the server their sum")  # fmt: skip
         self._release_model(self.terms.run, welcome.promoted)
         self._transfers.use_object_store(self.terms.object_store)
         self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))

@@ -36,6 +36,7 @@ from fcil_protocol.messages.messages import (
     Nack,
     PartRef,
     Parts,
+    Pull,
     RoundOpen,
     UseModel,
     Want,
@@ -317,7 +318,7 @@ class Transfers:
         waits = self._waits and digest not in self._inventories
         self._outbox.offer(digest, self._line.send, again=again, waits=waits)
 
-    def send_requested(self, message: Want) -> None:
+    def send_requested(self, message: Want | Pull) -> None:
         """Send the requested chunks, if the envelope was offered and is still held."""
         digest = message.digest
         if digest not in self._offered:

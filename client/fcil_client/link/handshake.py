@@ -80,6 +80,8 @@ class Terms:
         compact: payloads are compact, both ways.
         training_metrics: trained updates hold the loss and accuracy of their training.
         object_store: what addresses of large parts begin with; empty: the server sends all parts.
+        relay_name, relay: the relay that adds up this client's updates; None: the server alone
+            opens them.
     """
 
     run: str
@@ -93,6 +95,8 @@ class Terms:
     compact: bool = False
     training_metrics: bool = False
     object_store: str = ""
+    relay_name: str = ""
+    relay: PublicKeys | None = None
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -102,6 +106,11 @@ class Terms:
     def exchange(self, kind: str) -> Exchange | None:
         """Return the method's exchange of one kind; None: the kind is the protocol's own."""
         return next((e for e in self.exchanges if e.kind == kind), None)
+
+    def adder(self, kind: str) -> PublicKeys | None:
+        """Return the keys of the relay that adds up updates of one kind of round, if one does."""
+        exchange = self.exchange(kind)
+        return None if exchange is None or exchange.additive is None else self.relay
 
     def dims(self, task: TaskInfo, kind: str) -> dict[str, int]:
         """Return the known symbols of an upload's schema."""
@@ -259,7 +268,36 @@ def _terms_of(method: Method, welcome: Welcome) -> Terms:
         and not welcome.privacy.noise_multiplier
         and not welcome.privacy.masks,
         object_store=welcome.object_store,
+        **_relay(welcome),
     )
+
+
+def _relay(welcome: Welcome) -> dict[str, Any]:
+    """Return the relay that adds up updates, which only terms that say so allow."""
+    relay = welcome.summing_relay
+    if relay is None or not welcome.privacy.relay_sums:
+        return {}
+    keys = PublicKeys.from_fields(relay.model_dump())
+    return {"relay_name": relay.name, "relay": keys}
+
+
+def check_relay(terms: Terms, link_key: str) -> None:
+    """Check that the relay that may open updates is the one that this client was enrolled through.
+
+    Args:
+        terms: of a Welcome.
+        link_key: hex of the CURVE key that the client connects to; empty: the server's own.
+
+    Raises:
+        TrustError: it is another one.
+    """
+    if terms.relay is not None and terms.relay.curve.hex() != link_key:
+        raise TrustError(
+            f"the server wants relay {terms.relay_name!r} to open this client's updates, and the "
+            "client was not enrolled through that relay.",
+            action="Nothing was sent. Ask the operator for a ticket through it "
+            "(enrol NAME --via RELAY), or to set privacy.relay_sums to false.",
+        )
 
 
 def goodbye(failure: FcilError | None) -> Bye:

@@ -94,6 +94,7 @@ def dry_run(
         "version": terms.method.version,
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
+        "relay": terms.relay_name,
         "object_store": (not link_only and terms.object_store) or None,
         "exemplars": terms.method.exemplars(terms.hparams),
         "unlabelled": _unlabelled(terms, unlabelled),

@@ -542,8 +542,13 @@ class RoundWork:
         sealed, content_key = seal(plain, core, self._keys)
         wrap = wrap_key(content_key, sealed.header, server)
         # Recorded before it can be sent: an envelope that the journal does not list never leaves.
-        self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
-        return sealed.stored(wrap), str(sealed.parsed.update_id)
+        relay = terms.adder(key.kind)
+        opener = "" if relay is None else terms.relay_name
+        self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed, opener)
+        digest = str(sealed.parsed.update_id)
+        if relay is not None:
+            self.outbox.share(digest, wrap_key(content_key, sealed.header, relay))
+        return sealed.stored(wrap), digest
 
 
 def _refuse(what: str, faults: list[str]) -> None:

@@ -23,6 +23,7 @@ class Outbox:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._held: dict[str, StoredEnvelope] = {}
+        self._for_relay = ("", b"")  # digest of an update -> its key, wrapped for a relay
         self._own: set[str] = set()  # written by this process: its bytes need no verification
         self._open: tuple[str, EnvelopeFile] | None = None
         self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as last requested by the server
@@ -77,6 +78,10 @@ class Outbox:
             raise
         self._own = {digest}
 
+    def share(self, digest: str, wrap: bytes) -> None:
+        """Offer an update with its content key wrapped for a relay too, in this process."""
+        self._for_relay = (digest, wrap)
+
     def forget(self, digest: str) -> None:
         """Close the file of an envelope that is not sent any more."""
         if self._open is not None and self._open[0] == digest:
@@ -112,7 +117,9 @@ class Outbox:
         requested = waits or (again and len(header.hashes) > 1)
         count = 0 if requested else unrequested_chunks(header)
         message = Update(digest=digest, unasked=count)
-        send(message, envelope.header, envelope.signature, envelope.wrap)
+        shared, wrap = self._for_relay
+        also = (wrap,) if shared == digest else ()
+        send(message, envelope.header, envelope.signature, envelope.wrap, *also)
         span = max(1, self._span_bytes // header.chunk_bytes)
         self.send_chunks(digest, range(count), send, span=span)
 

@@ -41,8 +41,12 @@ class SentJournal:
             full_name=self._next_name,
         )
 
-    def sealed(self, payload: Payload, schema: PayloadSchema, header: Header) -> None:
+    def sealed(
+        self, payload: Payload, schema: PayloadSchema, header: Header, relay: str = ""
+    ) -> None:
         """Record the content of a sealed envelope; the payload must have passed the guard.
+
+        ``relay``: the one that can open it, beside the server.
 
         The line is on disk with the next `sent`. If a power cut takes it before that, `has_sealed`
         returns False: the envelope never left, and must not.
@@ -66,6 +70,7 @@ class SentJournal:
                 "fields": describe_fields(payload, schema),
                 "tensor_bytes": payload.tensor_bytes,
                 "sealed_bytes": header.sealed_bytes,
+                **({"relay": relay} if relay else {}),
             },
             sync=False,
         )
@@ -163,8 +168,9 @@ def _number(path: Path) -> int:
 def read(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """Return one row per envelope, in the order of sealing, and the number of damaged lines.
 
-    A row has the fields of the ``sealed`` line, ``sealed_at``, ``sent_at`` (a list), ``answer``
-    (``acked``, ``refused`` or None), ``code`` (of a refusal) and ``answered_at``.
+    A row has the fields of the ``sealed`` line (``relay`` is empty in most), ``sealed_at``,
+    ``sent_at`` (a list), ``answer`` (``acked``, ``refused`` or None), ``code`` (of a refusal) and
+    ``answered_at``.
 
     Raises:
         StorageError: a file cannot be read.
@@ -196,7 +202,7 @@ def _empty(digest: str) -> dict[str, Any]:
         "digest": digest, "sealed_at": None, "federation": None, "run": None, "method": None,
         "task": None, "kind": None, "round": None, "tensors": [], "fields": [],
         "tensor_bytes": None, "sealed_bytes": None, "sent_at": [], "answer": None, "code": "",
-        "answered_at": None,
+        "answered_at": None, "relay": "",
     }  # fmt: skip
 
 

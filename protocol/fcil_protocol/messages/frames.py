@@ -29,11 +29,11 @@ from fcil_protocol.messages.relay_frames import is_laned
 from fcil_protocol.trust.session_keys import MAC_BYTES
 
 MAX_BODY_BYTES = 256 * 1024
-MAX_BLOBS = 3
+MAX_BLOBS = 4
 MAX_HEADER_BLOB_BYTES = 9 << 18  # a header lists 32 bytes per chunk
 _MAX_ARRAY = 100_000  # elements
 MAX_CHUNK_BYTES = (1 << 20) + 64
-_BLOBS = {"update": 3, "parts": 3, "chunk": 1}
+_BLOBS = {"update": (3, 4), "parts": (3,), "chunk": (1,)}
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def parse(frames: Sequence[bytes], *, to_server: bool = False) -> Received:
     for blob in blobs:
         if len(blob) > limit:
             raise TooLarge(f"a blob of {len(blob)} bytes in {cls.type} exceeds {limit}.")
-    expected = _BLOBS.get(cls.type, 0)
-    if len(blobs) != expected:
-        raise WireError(f"{cls.type} has {expected} blobs, got {len(blobs)}.")
+    expected = _BLOBS.get(cls.type, (0,))
+    if len(blobs) not in expected:
+        raise WireError(f"{cls.type} has {expected[0]} blobs, got {len(blobs)}.")
     try:
         message = cls.model_validate(fields)
     except ValidationError as error:

@@ -136,6 +136,7 @@ class PrivacyTerms(Strict):
     secure: Name = "off"  # masks: the server sees sums alone
     secure_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.6  # of the clients, in a sum
     secure_min_clients: Annotated[int, Field(ge=3, lt=2**53)] = 3  # in a sum
+    relay_sums: bool = False  # a relay may open the updates of its clients, and send their sum
 
     @property
     def masks(self) -> bool:
@@ -160,10 +161,21 @@ class PrivacyTerms(Strict):
         if self.masks:
             fewest = self.secure_min_clients
             parts.append(f"masks: the server sees sums of {fewest} clients or more")
+        if self.relay_sums:
+            parts.append("a relay may open its clients' updates and send the server their sum")
         return "; ".join(parts) or "no noise, no minimum class size"
 
 
 NO_PRIVACY = PrivacyTerms()
+
+
+class RelayKeys(Strict):
+    """The relay that adds up a client's updates, for which they are sealed too."""
+
+    name: Name
+    curve: Annotated[bytes, Field(min_length=32, max_length=32)]
+    signing: Annotated[bytes, Field(min_length=32, max_length=32)]
+    sealing: Annotated[bytes, Field(min_length=1216, max_length=1216)]
 
 
 class Welcome(Message):
@@ -193,6 +205,7 @@ class Welcome(Message):
     promoted: Index = -1  # the run's promoted state; -1: none
     session_key: SessionKey | None = None  # the server's, if the Hello has one
     object_store: Address = ""  # what addresses of parts begin with; empty: there are none
+    summing_relay: RelayKeys | None = None  # it carries this client's messages
 
 
 class PartRef(Strict):
@@ -265,7 +278,8 @@ class Progress(RoundMessage):
 class Update(Message):
     """Client -> server: signed header of an envelope; ``unasked`` first chunks follow at once.
 
-    Blobs: header, header signature, wrapped content key.
+    Blobs: header, header signature, wrapped content key; for a relay that adds up updates the
+    content key wrapped for it too, which the relay leaves empty if it takes the update.
     """
 
     type = "update"
@@ -285,6 +299,26 @@ class Want(Message):
     chunks: list[Count] = Field(max_length=MAX_WANTED, fail_fast=True)
     span: Annotated[int, Field(ge=1, lt=2**53)] = 1
     header: bool = False
+
+
+class Pull(Message):
+    """A relay that adds up updates -> its client: send it these chunks of an update.
+
+    As `Want`, from a sender that has no keys of the session.
+    """
+
+    type = "pull"
+    signed = False
+    digest: EnvelopeDigest
+    chunks: list[Count] = Field(max_length=MAX_WANTED, fail_fast=True)
+    span: Annotated[int, Field(ge=1, lt=2**53)] = 1
+
+
+class Release(Message):
+    """A relay -> server: it adds up these updates no more; the server requests their chunks."""
+
+    type = "release"
+    digests: list[EnvelopeDigest] = Field(max_length=MAX_WANTED, fail_fast=True)
 
 
 class Parts(Message):
@@ -397,6 +431,7 @@ class Uplink(Message):
     federation: Name
     relay: Name
     address: Name
+    sums: bool = False  # it adds up its clients' updates where the run allows it
 
 
 class Admit(Message):
@@ -431,10 +466,11 @@ MESSAGES: dict[str, type[Message]] = {
     cls.type: cls
     for cls in (
         Hello, Welcome, RoundOpen, UseModel, RoundClosed, Decline, Progress,
-        Update, Want, Parts, Fetched, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
+        Update, Want, Pull, Release, Parts, Fetched, Chunk, Ack, Nack, Enrol, Enrolled, Rotate,
+        Uplink, Admit, Bye,
     )
 }  # fmt: skip
 # Those that clients and relays send.
 TO_SERVER: frozenset[type[Message]] = frozenset(
-    (Hello, Decline, Progress, Update, Want, Fetched, Chunk, Enrol, Rotate, Uplink, Bye)
+    (Hello, Decline, Progress, Update, Want, Release, Fetched, Chunk, Enrol, Rotate, Uplink, Bye)
 )

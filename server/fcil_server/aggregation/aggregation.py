@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
 
 _CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."
+
+
+def as_sent(updates: Sequence[UpdateRow]) -> list[list[UpdateRow]]:
+    """Return the updates that came together, in a relay's sum, or alone; in order of the first."""
+    found: dict[str, list[UpdateRow]] = {}
+    for update in updates:
+        found.setdefault(update.record, []).append(update)
+    return list(found.values())
 
 
 def threads_of(config: Config) -> int:
@@ -297,16 +306,16 @@ class Aggregation:
             write(self._kept.get(row.update_id))
             return
         assert self._keys is not None
-        data = memoryview(self._spool.get(row.update_id, check=False))
+        data = memoryview(self._spool.get(row.record, check=False))
         try:
             stored = StoredEnvelope.from_bytes(data)
             header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
             key = unwrap_key(stored.wrap, stored.header, self._keys)
-            if header.update_id != row.update_id:
-                raise CorruptFile(f"the spool's record {row.update_id!r} is another update.")
+            if header.update_id != row.record:
+                raise CorruptFile(f"the spool's record {row.record!r} is another update.")
             open_to(header, key, header.split(stored.body), write)
         except FcilError:
-            self._spool.get(row.update_id)
+            self._spool.get(row.record)
             raise
 
     async def aggregate(
@@ -333,17 +342,21 @@ class Aggregation:
         about = (
             *(version("fcil"), self._method.name, self._method.version),
             *(ctx.kind, str(ctx.task.index), str(ctx.round)),
-            *(u.update_id for u in updates),
+            *(u.record for u in updates),
         )
         self._trials = Trials(self._trials_at, about)
+        sent = as_sent(updates)
         combining = Combining(
             lambda some: self._combine(ctx, state, some, older),
-            updates,
+            [replace(rows[0], samples=sum(u.samples for u in rows)) for rows in sent],
             self._trials,
-            limit_s(self._config.run.work_timeout_s, len(updates)),
+            limit_s(self._config.run.work_timeout_s, len(sent)),
             self._notify,
         )
-        return await combining.run()
+        combined = await combining.run()
+        members = {rows[0].client: rows for rows in sent}
+        excluded = {u.client: why for c, why in combined.excluded.items() for u in members[c]}
+        return replace(combined, excluded=excluded)
 
     def settled(self) -> None:
         """Forget the tries of the last aggregation: its round is closed."""
@@ -368,7 +381,8 @@ class Aggregation:
             "clients": [u.client for u in updates],
             "samples": [u.samples for u in updates],
             "outliers": {
-                "factor": trust.outlier_factor,
+                # A relay's sum of many updates is no outlier among single ones.
+                "factor": 0.0 if self._config.privacy.relay_sums else trust.outlier_factor,
                 "min_clients": trust.outlier_min_clients,
             },
         }

@@ -35,11 +35,19 @@ def relay(
         str | None, typer.Option(help="HOST:PORT that clients should use, if different.")
     ] = None,
     cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
+    sums: Annotated[
+        bool,
+        typer.Option(
+            "--sums",
+            help="Open the updates of its clients and send the server their sum, in runs with "
+            "privacy.relay_sums.",
+        ),
+    ] = False,
     log: LogOptions,
 ) -> None:
     """Relay a site's clients to the server until Ctrl-C; each broadcast crosses the uplink once.
 
-    A relay can decrypt and forge nothing. It sees who sends how much and when.
+    Without --sums a relay can decrypt and forge nothing. It sees who sends how much and when.
     """
     with errors():
         import asyncio
@@ -55,7 +63,9 @@ def relay(
         allow_many_files()
         file = log.open()
         with DirectoryLock.acquire(directory, "relay"):
-            asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb, file))
+            asyncio.run(
+                _relay(directory, shown, listen, advertise or listen, cache_mb, file, sums=sums)
+            )
 
 
 async def _relay(
@@ -65,6 +75,8 @@ async def _relay(
     address: str,
     cache_mb: int,
     log: LogFile | None,
+    *,
+    sums: bool,
 ) -> None:
     import time
 
@@ -119,6 +131,7 @@ async def _relay(
         open_link=open_link,
         notify=say,
         keep=lambda newer: save_record(directory, newer),
+        incoming=directory / "incoming" if sums else None,
     )
 
     async def command(op: str, _fields: dict[str, Any]) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Commands:
         run_context, directory = coordinator.context, context.federation.directory
         under_way = ledger.rounds.current(run_context.run)
         rows = ledger.updates.of_round(under_way.key) if under_way else []
-        going = ServedRun(run_context.run, run_context.spool, {str(u.update_id) for u in rows})
+        going = ServedRun(run_context.run, run_context.spool, {str(u.record) for u in rows})
         journal.write()  # waiting notes name the client, too
         try:
             done = erase(context.roster, directory, row, actor, going)

@@ -29,6 +29,7 @@ from fcil_protocol.messages.messages import (
     Hello,
     Message,
     Progress,
+    Release,
     Rotate,
     Update,
     Want,
@@ -69,7 +70,7 @@ class Dispatch:
         self._credit = context.config.wire.credit
         self._inbox = Inbox(
             context.intake,
-            alive=lambda peer: context.peers.by_conn(peer.conn) is peer,
+            alive=lambda peer: peer is context.peers.by_conn(peer.conn) or peer.sums,
             refuse=self._turn_down,
             cut=sessions.overrun,
             most_bytes=MEMBER_BYTES + self._credit,
@@ -141,6 +142,16 @@ class Dispatch:
                 self._departed(peer.conn)
             case _:
                 raise WireError(f"a client does not send {message.type}.")
+
+    def take_sum(self, peer: Peer, received: Received, message: Update | Chunk | Release) -> None:
+        """Handle a relay's sum of updates, or those that it does not add up."""
+        try:
+            if isinstance(message, Release):
+                self._context.intake.release(message.digests)
+            else:
+                self._inbox.put(peer, received, message)
+        except FcilError as error:
+            self._turn_down(peer, "", error)
 
     def _fetched(self, peer: Peer, message: Fetched) -> None:
         """Count what a client says it has fetched elsewhere, as far as that is possible.

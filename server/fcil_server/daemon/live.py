@@ -158,7 +158,8 @@ class LiveReports:
 
     def opened(self, accepted: Accepted) -> None:
         """Note that an update is complete and valid."""
-        self._opened[accepted.client] = accepted.sealed_bytes
+        for one in accepted.members or (accepted,):
+            self._opened[one.client] = one.sealed_bytes
 
     async def report(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's current state.

@@ -57,6 +57,9 @@ class ServerPorts(RunPorts):
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
         return self.parts().sessions.send(peer, message, *blobs)
 
+    def is_summed(self, peer: Peer) -> bool:
+        return self.parts().context.link.adder(peer.conn) is not None
+
     def lag(self) -> Lag:
         return self.meter.take()
 

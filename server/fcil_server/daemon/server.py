@@ -17,6 +17,8 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.link.descriptors import allow_many_files
 from fcil_protocol.link.interface import ServerLink
 from fcil_protocol.link.zmq_link import Router
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Chunk, Release, Update
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.supervisor import Service
 from fcil_server.daemon.commands import Commands
@@ -42,7 +44,7 @@ from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.conduct import Floods
 from fcil_server.sessions.guests import Guests
-from fcil_server.sessions.peers import Peers
+from fcil_server.sessions.peers import Peer, Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
 from fcil_server.web.supervisor import WebProcess, api_site, figures_site, page_site
@@ -303,6 +305,9 @@ class Server:
             self.journal.refusal(relay, error)
             cut_offs.count_needless(relay)
 
+        def summed(relay: Peer, received: Received, message: Update | Chunk | Release) -> None:
+            parts().dispatch.take_sum(relay, received, message)
+
         def greets(relay: ClientId) -> None:
             cut_offs.count_needless(relay)
 
@@ -314,6 +319,7 @@ class Server:
             credit=credit,
             byte_meter=lambda: parts().context.byte_meter,
             serve=lambda p, want: parts().context.run.publisher.serve(p, want, credit),
+            summed=summed,
             notify=self.note,
             refused=refused,
             greets=greets,
@@ -431,5 +437,5 @@ class Server:
             await asyncio.sleep(FLUSH_S)
             self.ledger.database.check_still_in_place()
             await parts.flusher.run(counts=False)
-            parts.context.intake.revive(self.peers)
+            parts.context.intake.revive([*self.peers, *parts.context.link.adders()])
             self._service.news()

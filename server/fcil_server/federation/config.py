@@ -297,6 +297,8 @@ def _cross_checks(config: Config) -> Iterator[str]:
         for key in ("secure_threshold", "secure_min_clients"):
             if getattr(privacy, key) != getattr(usual, key):
                 yield f"privacy.{key} does nothing while privacy.secure is 'off'"
+    if privacy.relay_sums:
+        yield from relay_sum_faults(config)
     told = [("advertise", address) for address in config.federation.advertise]
     for key, address in [("listen", config.federation.listen), *told]:
         try:
@@ -357,12 +359,9 @@ def _round_checks(section: RoundSection, least: int, why: str) -> Iterator[str]:
 
 
 def masks_faults(config: Config) -> Iterator[str]:
-    """Yield the settings that need single updates, which masked rounds hide."""
-    section, trust, default = config.round, config.trust, TrustSection()
-    least = config.privacy.secure_min_clients
-    alone = "needs each client's own update, which privacy.secure = 'masks' hides"
-    if section.mode == "async":
-        yield f"round.mode is 'async', which {alone}: set it to 'sync'"
+    """Yield the settings that masked rounds exclude."""
+    section, least = config.round, config.privacy.secure_min_clients
+    yield from _faults_of_sums(config, "privacy.secure = 'masks'")
     if section.take:
         yield (
             f"round.take is {section.take}, and with privacy.secure = 'masks' a round waits for "
@@ -373,6 +372,30 @@ def masks_faults(config: Config) -> Iterator[str]:
             f"round.min_clients is {section.min_clients}, and with privacy.secure = 'masks' no sum "
             f"of fewer than {least} clients is opened (privacy.secure_min_clients)"
         )
+
+
+def relay_sum_faults(config: Config) -> Iterator[str]:
+    """Yield the settings that sums of relays exclude."""
+    privacy = config.privacy
+    if privacy.secure != "off":
+        yield (
+            "privacy.relay_sums lets a relay open updates, and with privacy.secure = 'masks' "
+            "nobody can: set one of them to its default"
+        )
+    if privacy.noise_multiplier:
+        yield (
+            "privacy.relay_sums adds up updates without noise only: set it to false, or "
+            "privacy.noise_multiplier to 0"
+        )
+    yield from _faults_of_sums(config, "privacy.relay_sums")
+
+
+def _faults_of_sums(config: Config, cause: str) -> Iterator[str]:
+    """Yield the settings that need single updates, which sums hide."""
+    trust, default = config.trust, TrustSection()
+    alone = f"needs each client's own update, which {cause} hides"
+    if config.round.mode == "async":
+        yield f"round.mode is 'async', which {alone}: set it to 'sync'"
     if trust.averaging != default.averaging:
         yield f"trust.averaging is {trust.averaging!r}, which {alone}: set it to 'mean'"
     if trust.max_weight_share not in (default.max_weight_share, 1):

@@ -408,6 +408,11 @@ class PrivacySection(Section):
     secure_min_clients: int = Field(
         3, ge=3, description="with masks: clients open no sum of fewer clients"
     )
+    relay_sums: bool = Field(
+        False,
+        description="a relay that was started with --sums opens its clients' updates and sends one "
+        "sum of them (docs/relays.md)",
+    )
 
     @property
     def terms(self) -> PrivacyTerms:

@@ -262,6 +262,7 @@ class UpdateTable:
         train_loss: float | None = None,
         train_accuracy: float | None = None,
         base_state: int | None = None,
+        sum_id: UpdateId | None = None,
     ) -> None:
         """Record an update, inside the transaction that the caller commits before the Ack.
 
@@ -293,6 +294,7 @@ class UpdateTable:
                 "train_loss": train_loss,
                 "train_accuracy": train_accuracy,
                 "base_state": base_state,
+                "sum_id": sum_id,
             },
         )
         # Whoever was given up and answered after all has not failed this round.
@@ -340,9 +342,9 @@ class UpdateTable:
         return self._db.one(UpdateRow, sql, (*key, client))
 
     def holds(self, run: RunId, update_id: str) -> bool:
-        """Return True if a run has an update, of whichever round."""
-        sql = "SELECT 1 FROM updates WHERE run = ? AND update_id = ?"
-        return self._db.number(sql, (run, update_id)) is not None
+        """Return True if a run has an update, or a sum of some, of whichever round."""
+        sql = "SELECT 1 FROM updates WHERE run = ? AND (update_id = ? OR sum_id = ?)"
+        return self._db.number(sql, (run, update_id, update_id)) is not None
 
     def accepted(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that aggregation takes, in ClientId order."""
@@ -366,12 +368,12 @@ class UpdateTable:
         return self._db.all(UpdateRow, sql, (run, client))
 
     def of_erased(self, run: RunId) -> list[UpdateId]:
-        """Return the ids of all updates of clients that were erased."""
+        """Return the records of all updates of clients that were erased."""
         sql = (
-            "SELECT update_id FROM updates WHERE run = ? "
+            "SELECT ifnull(sum_id, update_id) AS record FROM updates WHERE run = ? "
             "AND client IN (SELECT client_id FROM clients WHERE curve = x'') ORDER BY rowid"
         )
-        return [UpdateId(row["update_id"]) for row in self._db.rows(sql, (run,))]
+        return [UpdateId(row["record"]) for row in self._db.rows(sql, (run,))]
 
     def last_judged(self, run: RunId, client: ClientId) -> UpdateRow | None:
         """Return a client's last update whose round is closed."""
@@ -385,6 +387,15 @@ class UpdateTable:
         self._db.write(
             f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} AND client = ?",  # noqa: S608
             (reason, *key, client),
+        )
+
+    def exclude_beside(self, key: RoundKey, reason: str) -> None:
+        """Take the other updates of a relay's sum out of aggregation where one of it is."""
+        beside = f"SELECT sum_id FROM updates WHERE {IN_ROUND} AND status = 'excluded'"  # noqa: S608
+        self._db.write(
+            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} "  # noqa: S608
+            f"AND status = 'accepted' AND sum_id IN ({beside} AND sum_id IS NOT NULL)",
+            (reason, *key, *key),
         )
 
     def mark_counted(self, key: RoundKey) -> None:

@@ -236,6 +236,7 @@ class UpdateRow:
         reason: why it was excluded.
         train_loss, train_accuracy: of its training, as the client says; None: it does not.
         base_state: the state that it starts from; None: the one that its round starts from.
+        sum_id: the sum that came in its place, from a relay; None: it came itself.
     """
 
     run: RunId
@@ -253,6 +254,12 @@ class UpdateRow:
     train_loss: float | None
     train_accuracy: float | None
     base_state: int | None = None
+    sum_id: UpdateId | None = None
+
+    @property
+    def record(self) -> UpdateId:
+        """The key under which the spool has it."""
+        return self.sum_id or self.update_id
 
 
 @dataclass(frozen=True)

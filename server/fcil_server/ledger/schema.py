@@ -365,6 +365,12 @@ CREATE UNIQUE INDEX bytes_key ON bytes (
 );
 """
 
+_V12 = """
+-- The sum that a relay sent with this update in it: its record in the spool; NULL: its own.
+ALTER TABLE updates ADD COLUMN sum_id TEXT;
+CREATE INDEX updates_sum ON updates (sum_id) WHERE sum_id IS NOT NULL;
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11, _V12)
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -26,6 +26,7 @@ from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
 
 NOT_TESTED: Mapping[str, int] = MappingProxyType({})
+BESIDE = "its relay added it to one that does not count"
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
@@ -35,7 +36,7 @@ def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
     made = ledger.states.newest_combined(run)
     updates = ledger.updates.accepted(row.key) if row else []
     updates += ledger.updates.of_round(made.key) if made else []
-    return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
+    return {str(u.record) for u in updates if u.reason != WITHDRAWN}
 
 
 async def save(
@@ -215,7 +216,11 @@ class Closing:
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
-        return [u for u in self.context.ledger.updates.accepted(key) if u.samples > 0]
+        rows = self.context.ledger.updates.of_round(key)
+        usable = [u for u in rows if u.status is not UpdateStatus.EXCLUDED]
+        # A relay's sum is used with all its updates, or not at all.
+        split = {u.sum_id for u in rows if u.status is UpdateStatus.EXCLUDED} - {None}
+        return [u for u in usable if u.samples > 0 and u.sum_id not in split]
 
     def _too_few(
         self,
@@ -340,6 +345,7 @@ class Closing:
                     if reason or not kept:
                         silent.append((client, answer, reason))
             ledger.answers.set_each(key, silent)
+            ledger.updates.exclude_beside(key, BESIDE)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = Outcome.SKIPPED

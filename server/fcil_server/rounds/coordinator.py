@@ -296,7 +296,7 @@ class Coordinator:
         updates = self.context.ledger.updates.accepted(row.key) if row else []
         held = set(self.context.spool.keys())
         for update in updates:
-            if row is not None and update.update_id not in held:
+            if row is not None and update.record not in held:
                 self.context.ledger.updates.exclude(row.key, update.client, "damaged in the spool")
                 name = self.context.name_of(update.client)
                 text = f"the update of {name} is damaged in the spool and cannot be counted"

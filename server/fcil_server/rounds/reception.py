@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from fcil_adapters.contract import State, TaskInfo
 from fcil_adapters.masks.checks import upload_faults
 from fcil_adapters.masks.record import MaskRecord
+from fcil_adapters.numerics.relay_sums import (
+    MOST_MEMBERS,
+    member_faults,
+    sum_schema,
+    without_members,
+)
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import (
     AlreadyHave,
@@ -63,8 +69,7 @@ class Reception:
             NotYet: no round takes it now, and one will.
         """
         context, progress = self.context, self.progress
-        if core.run != context.run:
-            raise WrongFederation(f"the update is of run {core.run}, this is {context.run}.")
+        self._must_be_of_run(core)
         key = self._round_at_offer(core, client)
         assert progress.round is not None
         assert progress.task is not None
@@ -77,12 +82,51 @@ class Reception:
             raise AlreadyHave("an update of this client for this round is already stored.")
         self._must_have_room(key)
         self._must_start_from_allowed_state(core, key)
+        self._must_be_of_method(core)
+        return self._expectation(progress.task, core)
+
+    def expect_sum(self, core: Core) -> Expectation:
+        """Return what a relay's sum of updates for the open round must be.
+
+        Raises:
+            WrongFederation, RoundClosed, StaleUpdate, SchemaMismatch.
+        """
+        context, progress = self.context, self.progress
+        self._must_be_of_run(core)
+        key = RoundKey(context.run, core.task, core.kind, core.round)
+        if progress.task is None or not progress.is_open or key != progress.key(context.run):
+            raise RoundClosed(f"task {key.task} {key.kind} round {key.round} is not open.")
+        self._must_start_from_allowed_state(core, key)
+        self._must_be_of_method(core)
+        if not self.may_be_summed(core.kind):
+            raise SchemaMismatch(f"updates of {core.kind} rounds of this run are not added up.")
+        own = self._expectation(progress.task, core)
+        exchange = context.exchange(core.kind)
+        assert exchange is not None, "its updates can be added up"
+
+        def check(payload: Payload, task: TaskInfo) -> list[str]:
+            return member_faults(payload) or exchange.check(without_members(payload), task)
+
+        dims = {**own.dims, "most_members": MOST_MEMBERS}
+        return Expectation(progress.task, sum_schema(exchange.upload), dims, check)
+
+    def may_be_summed(self, kind: str) -> bool:
+        """Return True if relays may add up the updates of a kind of round."""
+        exchange = self.context.exchange(kind)
+        allowed = self.context.config.privacy.relay_sums
+        return allowed and exchange is not None and exchange.additive is not None
+
+    def _must_be_of_run(self, core: Core) -> None:
+        if core.run != self.context.run:
+            raise WrongFederation(f"the update is of run {core.run}, this is {self.context.run}.")
+
+    def _must_be_of_method(self, core: Core) -> None:
+        context = self.context
         if (core.method, core.schema) != (context.method.name, context.schema_digest):
             raise SchemaMismatch(
                 f"the update is of method {core.method} with schema {core.schema[:12]}, expected "
                 f"{context.method.name} with {context.schema_digest[:12]}."
             )
-        return self._expectation(progress.task, core)
 
     def _round_at_offer(self, core: Core, client: ClientId) -> RoundKey:
         """Return the open round that takes an offered update: its own or a later, asynchronous one.
@@ -209,11 +253,11 @@ class Reception:
         return self._masks[1]
 
     def recorded(self, digest: str) -> bool:
-        """Return True if the ledger has exactly this update, whichever round counts it."""
+        """Return True if the ledger has exactly this update or sum, whichever round counts it."""
         return self.context.ledger.updates.holds(self.context.run, digest)
 
     def stored(self, accepted: Accepted) -> None:
-        """Record an update in the ledger; the Ack follows when the ledger is synced.
+        """Record an update, or all updates of a sum, in the ledger; the Ack follows its sync.
 
         Raises:
             AlreadyHave: another update of this client for this round came first.
@@ -222,6 +266,13 @@ class Reception:
             NotYet: the asynchronous round that expected it has closed, and the next is not open.
             StaleUpdate: too many such rounds have closed.
         """
+        with self.context.ledger.transaction(waits=False):
+            for member in accepted.members:
+                self._store(member, UpdateId(accepted.digest))
+            if not accepted.members:
+                self._store(accepted, None)
+
+    def _store(self, accepted: Accepted, sum_id: UpdateId | None) -> None:
         core, ledger = accepted.core, self.context.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
         key = self._round_at_commit(core)
@@ -237,13 +288,18 @@ class Reception:
                 tensor_bytes=accepted.tensor_bytes,
                 sealed_bytes=accepted.sealed_bytes,
                 base_state=None if core.base == self.progress.base else core.base,
+                sum_id=sum_id,
                 **accepted.metrics,
             )
             if nothing:
                 ledger.updates.exclude(key, accepted.client, NO_SAMPLES)
 
     def committed(self, accepted: Accepted) -> None:
-        """Tell the round of an update that was committed to the ledger."""
+        """Tell the round of an update, or of those in a sum, committed to the ledger."""
+        for member in accepted.members:
+            self.updated(member.client)
+        if accepted.members:
+            return
         if _is_of_nothing(accepted):
             self.empty(accepted.client, NO_SAMPLES)
         else:

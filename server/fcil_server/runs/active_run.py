@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.known import backbone_by_name
-from fcil_adapters.contract import Exchange, Hparams, Method, registry
+from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, registry
 from fcil_adapters.contract.half_precision import forms_of
 from fcil_adapters.contract.manifest_checks import (
     check_asynchronous,
@@ -315,6 +315,8 @@ async def _open(
         check_manifest(registry.load_method(config.method.name), info, hparams)
         check_uploads(method, hparams, info)
         check_privacy(plain, hparams, info, config.privacy.terms)
+        if config.privacy.relay_sums:
+            check_relay_sums(method, hparams, info)
         if config.round.mode == "async":
             check_asynchronous(method, hparams, info)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
@@ -403,6 +405,21 @@ def _assemble(
     )
 
 
+def check_relay_sums(method: Method, hparams: Hparams, info: BackboneInfo) -> None:
+    """Check that a method has updates that relays can add up.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if all(exchange.additive is None for exchange in method.exchanges(hparams, info)):
+        raise ConfigError(
+            f"privacy.relay_sums is true, but the server of the method {method.name} with these "
+            "options needs each client's own update.",
+            action="Set it to false, or choose a method whose updates are sums "
+            "(docs/secure-aggregation.md lists them).",
+        )
+
+
 def tell_ignored(
     notify: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
 ) -> None:
@@ -414,6 +431,9 @@ def tell_ignored(
     if method.plain is not None:
         text = "rounds are masked: no weight is capped, and no outliers are looked for ([trust])"
         notify("info", "masked", text)
+    if config.privacy.relay_sums:
+        text = "relays add up updates: no weight is capped, and no outliers are looked for"
+        notify("info", "relay_sums", f"{text} ([trust])")
     share, default = trust.max_weight_share, TrustSection().max_weight_share
     reason = method.uncapped(hparams)
     if reason and share not in (default, 1):

@@ -146,7 +146,7 @@ def _remove_updates(
     """Remove a client's updates from all runs; return the numbers of sealed and of kept ones."""
     sealed = kept = 0
     for run in ledger.runs.all():
-        ids = [str(u.update_id) for u in ledger.updates.of_client(run.run_id, client)]
+        ids = [str(u.record) for u in ledger.updates.of_client(run.run_id, client)]
         kept += KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
         sealed += _unspool(directory, run, ids, going)
     return sealed, kept

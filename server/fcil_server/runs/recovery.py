@@ -149,10 +149,10 @@ class Recovery:
             *self._context.spool.keys(),
             *(self._context.kept.names() if self._context.kept else ()),
         }
-        lost = [u for u in counted if u.update_id not in held]
+        lost = [u for u in counted if u.record not in held]
         if lost or not counted:
             raise CorruptFile(f"{len(lost)} of its {len(counted)} updates are not kept.")
-        given = [u for u in rows if u in counted or (u.update_id in held and u.reason != WITHDRAWN)]
+        given = [u for u in rows if u in counted or (u.record in held and u.reason != WITHDRAWN)]
         return [given] if given == counted else [given, counted]
 
     async def _step(self, row: StateRow, base: State | None, updates: list[UpdateRow]) -> State:

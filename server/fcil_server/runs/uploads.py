@@ -41,8 +41,16 @@ class RunUploads(IntakePorts):
         """Return the requirements for an update with this core, or raise the reason against it."""
         return self._coordinator.reception.expect(client, core)
 
+    def expect_sum(self, core: Core) -> Expectation:
+        """Return the requirements for a relay's sum, or raise the reason against it."""
+        return self._coordinator.reception.expect_sum(core)
+
+    def is_with_relay(self, peer: Peer, core: Core) -> bool:
+        """Return True if the relay that carries a client may add up its update."""
+        return self._coordinator.reception.may_be_summed(core.kind) and self._ports.is_summed(peer)
+
     def recorded(self, digest: str) -> bool:
-        """Return True if the ledger has this update."""
+        """Return True if the ledger has this update, or this sum."""
         return self._coordinator.reception.recorded(digest)
 
     def opened(self, accepted: Accepted) -> None:
@@ -62,7 +70,9 @@ class RunUploads(IntakePorts):
         self._coordinator.reception.committed(accepted)
         self._ports.stored(accepted)
         size = accepted.sealed_bytes / 1e3
-        text = f"update from {self._coordinator.context.name_of(accepted.client)}, {size:.1f} kB"
+        many = len(accepted.members)
+        what = f"sum of {count_of(many, 'update')}" if many else "update"
+        text = f"{what} from {self._coordinator.context.name_of(accepted.client)}, {size:.1f} kB"
         self._ports.notify("info", "update", text, accepted.client)
 
     def wait_until_durable(self) -> None:

@@ -30,6 +30,7 @@ from fcil_protocol.messages.messages import (
     Bye,
     Hello,
     PrivacyTerms,
+    RelayKeys,
     Uplink,
     Verdict,
     Welcome,
@@ -249,6 +250,7 @@ def welcome(
     clock_s: float = 0.0,
     promoted: int = -1,
     session_key: bytes | None = None,
+    relay: ClientRow | None = None,
 ) -> Welcome:
     """Build the answer to a Hello that passed.
 
@@ -261,6 +263,7 @@ def welcome(
         clock_s: unix time.
         promoted: the run's promoted state; -1: none.
         session_key: the server's, if the client sent one.
+        relay: the one that carries the client and adds up updates.
     """
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
@@ -286,7 +289,12 @@ def welcome(
         promoted=promoted,
         session_key=session_key,
         object_store=terms.object_store,
+        summing_relay=_keys_of(relay) if relay is not None and terms.privacy.relay_sums else None,
     )
+
+
+def _keys_of(relay: ClientRow) -> RelayKeys:
+    return RelayKeys(name=relay.name[:128], **relay.public_keys.to_fields())
 
 
 def check_uplink(row: ClientRow, message: Uplink, federation: str, now: float) -> None:

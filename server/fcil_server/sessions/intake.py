@@ -17,12 +17,13 @@ import time
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from fcil_adapters.numerics.relay_sums import members_of
 from fcil_protocol.envelopes.envelope import (
     Core,
     Header,
@@ -113,6 +114,7 @@ class Intake:
         # Of live connections, those with envelopes under way: counted at every chunk.
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
         self._line = OfferLine()
+        self._with_relay: dict[ClientId, UploadOffer] = {}  # for their sums
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -131,7 +133,7 @@ class Intake:
 
     def offer(self, peer: Peer, received: Received, message: Update) -> None:
         """Check the header of an update and ask for its chunks, or Ack a stored one."""
-        data, signature, _ = received.blobs
+        data, signature, *_ = received.blobs
         verify_header(data, signature, peer.keys)
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
@@ -148,7 +150,28 @@ class Intake:
             return
         self._check_core(peer, header.core)
         self._check_size(peer, header)
-        offer = UploadOffer(peer, header, received.blobs, message.unasked)
+        offer = UploadOffer(peer, header, received.blobs[:3], message.unasked)
+        taken = len(received.blobs) > 3 and not received.blobs[3]
+        if taken and self._ports.is_with_relay(peer, header.core):
+            self._with_relay[peer.client] = offer
+            return
+        self._with_relay.pop(peer.client, None)
+        self._receive(offer)
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Ask for updates that their relay does not add up."""
+        given_up = set(digests)
+        for client, offer in list(self._with_relay.items()):
+            if offer.header.update_id in given_up:
+                del self._with_relay[client]
+                try:
+                    self._receive(replace(offer, unasked=0))  # what came, the relay has
+                except Exception as error:
+                    self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
+
+    def _receive(self, offer: UploadOffer) -> None:
+        """Ask for an envelope's chunks, now or when it is its turn."""
+        peer = offer.peer
         counts = peer.receiver in self._receiving  # with an update that it has given up
         if offer.may_wait and not counts and self._line.is_full(self._arriving_now):
             self._line.put(offer)
@@ -193,14 +216,19 @@ class Intake:
     def _check_size(self, peer: Peer, header: Header) -> None:
         """Refuse payloads larger than the schema allows before space is set aside for them."""
         limit = MAX_INVENTORY_BYTES
-        if header.core.kind != INVENTORY:
-            expectation = self._ports.expect(peer.client, header.core)
+        if header.core.kind != INVENTORY or peer.sums:
+            expectation = self._expectation(peer, header.core)
             limit = expectation.schema.max_bytes(expectation.dims) + SLACK_BYTES
         if header.plain_bytes > limit:
             raise TooLarge(
                 f"a payload of {header.plain_bytes} bytes exceeds the {limit} bytes that "
                 f"{header.core.kind} can need."
             )
+
+    def _expectation(self, peer: Peer, core: Core) -> Expectation:
+        if peer.sums:
+            return self._ports.expect_sum(core)
+        return self._ports.expect(peer.client, core)
 
     def _check_core(self, peer: Peer, core: Core) -> None:
         expected = (self._federation, "update", peer.client, "server")
@@ -313,10 +341,12 @@ class Intake:
         if envelope.header.core.kind == INVENTORY:
             return partial(self._open_inventory, envelope)
         try:
-            expectation = self._ports.expect(peer.client, envelope.header.core)
+            expectation = self._expectation(peer, envelope.header.core)
         except Exception as error:
             return partial(_raise, error)
-        return partial(self._keep, peer, envelope, expectation)
+        held = self._with_relay.values() if peer.sums else ()
+        offers = {str(offer.header.update_id): offer for offer in held}
+        return partial(self._keep, peer, envelope, expectation, offers)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
         if isinstance(error, CorruptFile):  # one of this server's: the peer sends its own again
@@ -338,8 +368,14 @@ class Intake:
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
-    def _keep(self, peer: Peer, envelope: IncomingEnvelope, expected: Expectation) -> Accepted:
-        """Open, check and spool an update; runs in a thread."""
+    def _keep(
+        self,
+        peer: Peer,
+        envelope: IncomingEnvelope,
+        expected: Expectation,
+        offers: Mapping[str, UploadOffer],
+    ) -> Accepted:
+        """Open, check and spool an update, or a sum of offered ones; runs in a thread."""
         header = envelope.header
         payload = self._open(envelope)
         faults = expected.schema.check_upload(payload, expected.dims)
@@ -354,6 +390,7 @@ class Intake:
             sealed_bytes=header.sealed_bytes,
             samples=int(payload.i64("n").sum()),
             metrics=training_metrics(payload),
+            members=_members(header.core, payload, offers) if peer.sums else (),
         )
         del payload  # before the sealed chunks are read
         head = head_of(
@@ -413,6 +450,10 @@ class Intake:
             self._pending.discard(accepted.digest)
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
+            for member in accepted.members:
+                offer = self._with_relay.pop(member.client, None)
+                if offer is not None and offer.header.update_id == member.digest:
+                    self._ports.send(offer.peer, Ack(digest=member.digest))
             await turns.yield_if_long()
 
     def _commit_few(self, few: Sequence[Accepted]) -> list[FcilError | None]:
@@ -453,6 +494,9 @@ class Intake:
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused; another may have its room."""
         self._line.leave(peer.client, digest)
+        offer = self._with_relay.get(peer.client)
+        if offer is not None and offer.header.update_id == digest:
+            del self._with_relay[peer.client]
         if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
             self._ask(peer)
@@ -475,6 +519,7 @@ class Intake:
         live = {digest for peer in peers for digest in peer.receiver.under_way}
         later = set[str]() if continues is None else self.arriving.of_kind(continues)
         self._line.sweep(continues)
+        self._with_relay.clear()
         with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete | later, files=continues is None)
 
@@ -484,6 +529,42 @@ class Intake:
             await one.over.wait()
         if self._flush is not None:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
+
+
+def _members(
+    core: Core, payload: Payload, offers: Mapping[str, UploadOffer]
+) -> tuple[Accepted, ...]:
+    """Return the updates in a sum, each as its client has offered it.
+
+    Raises:
+        SchemaMismatch: one was not offered, or is not of the sum's round.
+    """
+    found: list[Accepted] = []
+    for member in members_of(payload):
+        offer = offers.get(member.digest)
+        own = None if offer is None else offer.header.core
+        if offer is None or own is None or _start(own) != _start(core):
+            raise SchemaMismatch(
+                f"a sum names the update {member.digest[:16]}, which its client has not offered "
+                "for this round through the relay.",
+                action="The server asks for the updates themselves.",
+            )
+        found.append(
+            Accepted(
+                client=offer.peer.client,
+                digest=member.digest,
+                core=own,
+                tensor_bytes=member.tensor_bytes,
+                sealed_bytes=offer.header.sealed_bytes,
+                samples=member.samples,
+                metrics=member.metrics,
+            )
+        )
+    return tuple(found)
+
+
+def _start(core: Core) -> tuple[object, ...]:
+    return core.run, core.method, core.schema, core.task, core.kind, core.round, core.base
 
 
 def _attempt_all(

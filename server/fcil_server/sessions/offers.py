@@ -39,8 +39,8 @@ class UploadOffer:
 
     @property
     def may_wait(self) -> bool:
-        """True unless its first chunks are on their way, or it is a list of classes."""
-        return not self.unasked and self.header.core.kind != INVENTORY
+        """True unless its first chunks are on their way, or it is a list of classes, or a sum."""
+        return not (self.unasked or self.header.core.kind == INVENTORY or self.peer.sums)
 
 
 class OfferLine:

@@ -31,6 +31,7 @@ class Peer:
         agreement: relative distance of its features of the probe images from the server's.
         takes_models: it knows the message `UseModel`.
         promoted: the promoted state that its Welcome named; -1: none.
+        sums: it is a relay that sends sums of its clients' updates.
         fetched: digest of a part -> bytes of it that it says it has fetched elsewhere.
     """
 
@@ -54,6 +55,7 @@ class Peer:
     agreement: float | None = None
     takes_models: bool = False
     promoted: int = -1
+    sums: bool = False
     fetched: dict[str, int] = field(default_factory=dict, repr=False)
 
     @property

@@ -26,7 +26,16 @@ from fcil_protocol.link.interface import Incoming, ServerLink
 from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.messages import relay_frames as lanes
 from fcil_protocol.messages.frames import Received, parse
-from fcil_protocol.messages.messages import Admit, Message, Uplink, Want, nack_of
+from fcil_protocol.messages.messages import (
+    Admit,
+    Chunk,
+    Message,
+    Release,
+    Update,
+    Uplink,
+    Want,
+    nack_of,
+)
 from fcil_protocol.messages.relay_frames import Laned
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.ticket import check_address
@@ -91,6 +100,7 @@ class _Relay:
         peer: its session; None until its `Uplink` is accepted.
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
+        sums: it adds up its clients' updates.
         waiting: messages that its socket does not take yet, in order.
         flush: the timer that sends those; None while there are none.
         silenced: its messages are ignored; the connection is about to be cut.
@@ -102,6 +112,7 @@ class _Relay:
     peer: Peer | None = None
     lanes: dict[int, _RelayedConnection] = field(default_factory=dict)
     newest: int = -1
+    sums: bool = False
     waiting: SendQueue = field(default_factory=SendQueue)
     flush: asyncio.TimerHandle | None = None
     silenced: bool = False
@@ -125,6 +136,7 @@ class RelayedLink:
         byte_meter: returns the byte counts; called when there are bytes to count.
         serve: answers a relay's Want, chunks only.
         notify: takes a note for the operator: level, code, text, relay.
+        summed: takes what a relay that adds up updates sends about its sums.
         refused: receives errors of a relay's own messages.
         must_be_heard: raises for a relay that is cut off.
         greets: counts a relay's beginnings, each of which is answered with long lists.
@@ -139,6 +151,7 @@ class RelayedLink:
         byte_meter: Callable[[], ByteMeter],
         serve: Callable[[Peer, Want], None],
         notify: Callable[[str, str, str, ClientId], None],
+        summed: Callable[[Peer, Received, Update | Chunk | Release], None] = lambda *_: None,
         refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
         must_be_heard: Callable[[ClientId], None] = lambda _: None,
         greets: Callable[[ClientId], None] = lambda _: None,
@@ -148,6 +161,7 @@ class RelayedLink:
         self._credit = credit
         self._byte_meter = byte_meter
         self._serve = serve
+        self._summed = summed
         self._notify = notify
         self._refused = refused
         self._must_be_heard = must_be_heard
@@ -219,6 +233,16 @@ class RelayedLink:
         lane = self._lanes.get(conn)
         return lane.relay.row.client_id if lane else None
 
+    def adder(self, conn: int) -> ledger_rows.ClientRow | None:
+        """Return the relay that carries a connection, if it adds up updates."""
+        lane = self._lanes.get(conn)
+        return lane.relay.row if lane is not None and lane.relay.sums else None
+
+    def adders(self) -> list[Peer]:
+        """Return the sessions of relays that add up updates."""
+        relays = (r for r in self._kinds.values() if r is not None and r.sums)
+        return [relay.peer for relay in relays if relay.peer is not None]
+
     def has(self, client: ClientId) -> bool:
         """Return True if a relay is connected and greeted."""
         return any(relay.peer is not None for relay in self._relays(client))
@@ -267,7 +291,7 @@ class RelayedLink:
             self._own(relay, incoming)
 
     def _own(self, relay: _Relay, incoming: Incoming) -> None:
-        """Take a relay's own message, of which there are two kinds."""
+        """Take a relay's own message."""
         received = parse(incoming.frames, to_server=True)
         message = received.message
         if isinstance(message, Uplink):
@@ -285,6 +309,8 @@ class RelayedLink:
                 self._serve(relay.peer, message)
             except FcilError as error:  # the part is gone, or is one client's alone
                 self._answer(relay.peer, nack_of(error, message.digest))
+        elif isinstance(message, Update | Chunk | Release) and relay.peer and relay.peer.sums:
+            self._summed(relay.peer, received, message)
         elif not isinstance(message, Uplink):
             raise WireError(f"a relay does not send {message.type}.")
 
@@ -303,6 +329,8 @@ class RelayedLink:
             route=_LANE + relay.conn.to_bytes(8, "big"),
             conn=relay.conn,
             channel=channel,
+            ready=True,
+            sums=message.sums,
         )
         self._end_all(relay)
         relay.peer = None  # a second uplink starts from scratch
@@ -316,12 +344,13 @@ class RelayedLink:
         for other in self._relays(row.client_id):
             if other is not relay:
                 self._link.cut(other.conn)
-        relay.peer = peer
+        relay.peer, relay.sums = peer, message.sums
         federation.ledger.clients.mark_seen(row.client_id)
         federation.ledger.clients.set_address(row.client_id, message.address)
         self._byte_meter().connected(row.client_id, relay.conn)
         self._admit(peer)
-        self._note(relay, "info", "relay", f"connected, listening on {message.address}")
+        adds = ", adds up its clients' updates" if message.sums else ""
+        self._note(relay, "info", "relay", f"connected, listening on {message.address}{adds}")
 
     def _admit(self, peer: Peer) -> None:
         members, guests, invited = self._roster.lists(peer.client)

@@ -38,6 +38,10 @@ class RunPorts:
         """Tell a client that this run needs nothing more of it; it may stay for the next."""
         self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
+    def is_summed(self, _peer: Peer) -> bool:
+        """Return True if the relay that carries a client adds up updates."""
+        return False
+
     def lag(self) -> Lag:
         """Return how late the loop was since the last call."""
         return Lag()

@@ -32,7 +32,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A validated upload: an update to be synced to disk, or an inventory."""
+    """A validated update, or a relay's sum of some."""
 
     client: ClientId
     digest: str
@@ -41,6 +41,7 @@ class Accepted:
     sealed_bytes: int
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)  # of its training, if it has any
+    members: tuple[Accepted, ...] = ()  # the updates in a relay's sum
 
 
 class IntakePorts(Protocol):
@@ -54,8 +55,20 @@ class IntakePorts(Protocol):
         """
         ...
 
+    def expect_sum(self, core: Core) -> Expectation:
+        """Return the requirements for a relay's sum of updates with this core.
+
+        Raises:
+            RoundClosed, StaleUpdate: why none is taken.
+        """
+        ...
+
+    def is_with_relay(self, peer: Peer, core: Core) -> bool:
+        """Return True if the relay that carries a client may add up its update of this core."""
+        ...
+
     def recorded(self, digest: str) -> bool:
-        """Return True if the ledger has this update."""
+        """Return True if the ledger has this update, or this sum."""
         ...
 
     def opened(self, accepted: Accepted) -> None:

@@ -15,7 +15,7 @@ from fcil_protocol.envelopes.envelope import (
     verify_header,
 )
 from fcil_protocol.errors import CorruptFile, FcilError
-from fcil_protocol.ids import Digest
+from fcil_protocol.ids import ClientId, Digest
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.storage.segment import Damage, RecordKind, RecordSpan, Segment
 from fcil_protocol.trust.keys import PrivateKeys
@@ -23,7 +23,7 @@ from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.start import RunStart
 from fcil_server.aggregation.store import PartStore, StateStore, check_state, states_folder
 from fcil_server.federation.config import parse
-from fcil_server.ledger.enums import RunStatus, UpdateStatus
+from fcil_server.ledger.enums import Role, RunStatus, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.runs.forget import leftovers
@@ -219,7 +219,7 @@ def _spool(ledger: Ledger, directory: Path, run: RunRow, about: str) -> Iterator
     updates = ledger.updates.accepted(row.key) if row else []
     keys = _server_keys(directory)
     for update in updates:
-        place = records.get(update.update_id)
+        place = records.get(update.record)
         fault = "it is not in the spool" if place is None else ""
         if place is not None and keys is not None:
             fault = _fault(ledger, update, *place, keys)
@@ -255,11 +255,13 @@ def _fault(
     try:
         stored = StoredEnvelope.from_bytes(segment.read(record))
         header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
-        if header.update_id != update.update_id:
+        if header.update_id != update.record:
             return "another update is stored under its name"
-        if (header.core.sender, header.core.run) != (update.client, update.run):
+        client = ledger.clients.get(ClientId(header.core.sender))
+        is_own = header.core.sender == update.client
+        is_sum = update.sum_id is not None and client is not None and client.role is Role.RELAY
+        if not (is_own or is_sum) or header.core.run != update.run:
             return "another client sent it, or for another run"
-        client = ledger.clients.get(update.client)
         if client is not None and header.core.sender_key == client.public_keys.fingerprint:
             verify_header(stored.header, stored.signature, client.public_keys)
         # else: the client has changed its keys since; the signature was verified then

@@ -26,7 +26,7 @@ from fcil_adapters.masks.record import (
     statement,
     tied,
 )
-from fcil_adapters.masks.ring import add_stream, from_ring, to_ring
+from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
     RoundSecrets,
     join,
@@ -34,6 +34,7 @@ from fcil_adapters.masks.shares import (
     split,
     stream_of_self,
 )
+from fcil_adapters.numerics.fixed_point import from_ring, to_ring
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import DataError, InternalError, TrustError
 from fcil_protocol.ids import ClientId

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import fcil_protocol
@@ -28,18 +29,20 @@ from fcil_protocol.errors import (
     as_fcil_error,
     from_code,
 )
+from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial, flooded
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord
 from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import Received, parse
-from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
+from fcil_protocol.messages.messages import Ack, Admit, Chunk, Message, Nack, Uplink, Want
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.session import OpenLink, RelaySession
+from fcil_server.sessions.relay.summing import Summing
 
 # Refusals that a retry cannot mend.
 FATAL = frozenset({
@@ -48,8 +51,12 @@ FATAL = frozenset({
 
 RETRY_S = 10.0  # before a session is tried again after one that could not begin
 
-# Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
-COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
+# Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages; sums that
+# the server has, and updates in them.
+COUNTED = (
+    *("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed"),
+    *("sums", "added"),
+)
 
 Notify = Callable[[str, str], None]
 
@@ -65,6 +72,7 @@ class Relay:
         notify: shows a note: level, text.
         keep: saves the record once it has a newer certificate of the server.
         make: starts a link to one of the server's addresses.
+        incoming: folder for updates that it adds up; None: all updates pass.
 
     Attributes:
         counts: totals since the start, see `status`.
@@ -84,6 +92,7 @@ class Relay:
         notify: Notify,
         keep: Callable[[EnrolmentRecord], None],
         make: Dial = dial,
+        incoming: Path | None = None,
     ) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))
         try:
@@ -99,6 +108,7 @@ class Relay:
         self._notify = notify
         self._keep = keep
         self._make = make
+        self._incoming = incoming
         self._at = 0
         self._uplink: ClientLink
         self._said = ""
@@ -151,6 +161,7 @@ class Relay:
             "clients": len(self._session.lanes) if self._session else 0,
             "cached_chunks": len(self._cache),
             "cached_bytes": self._cache.bytes,
+            "adds_up": self._incoming is not None,
             **self.counts,
         }
 
@@ -206,6 +217,7 @@ class Relay:
                     federation=self._record.federation,
                     relay=self._record.client_id,
                     address=self._address,
+                    sums=self._incoming is not None,
                 )
             )
         elif news.state == "refused":
@@ -270,6 +282,10 @@ class Relay:
                 self._session.on_admit(message)
             case Chunk():
                 self._session.on_chunk(message, received.blobs[0])
+            case Want() if self._session.summing is not None:
+                self._session.summing.on_want(message)
+            case Ack() | Nack() if self._session.is_about_sum(message):
+                pass
             case Nack() if message.digest:
                 self._session.on_part_refused(message.digest)
             case Nack():
@@ -305,12 +321,28 @@ class Relay:
             counts=self.counts,
             push=self.push,
             fail=self.fail,
+            summing=None if self._incoming is None else self._summing,
         )
         session.open(self._open_door)
         self._session = session
         self._obstacle = ""
         members = count_of(len(message.members), "client")
         self._note("info", f"listening on {self._address} for {members}")
+
+    def _summing(self, session: RelaySession) -> Summing:
+        assert self._incoming is not None, "it adds up updates"
+        return Summing(
+            self._keys,
+            ClientId(self._record.client_id),
+            FederationId(self._record.federation),
+            self._server,
+            credit=session.credit,
+            incoming=self._incoming,
+            push=session.send,
+            pull=session.send_down,
+            notify=self._notify,
+            counts=self.counts,
+        )
 
     def _save(self) -> None:
         """Save the record; a disk that cannot take it costs no service, since each Admit has it."""

@@ -15,14 +15,24 @@ from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.link.interface import Incoming, ServerLink
 from fcil_protocol.messages import relay_frames
-from fcil_protocol.messages.frames import parse
-from fcil_protocol.messages.messages import Admit, Chunk, Message, Parts, Want, Welcome
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import (
+    Ack,
+    Admit,
+    Chunk,
+    Message,
+    Nack,
+    Parts,
+    Want,
+    Welcome,
+)
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.trust.keys import PublicKeys
 from fcil_server.federation.allow_list import MAX_GUEST_BYTES, AllowList
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.fetches import Fetches
+from fcil_server.sessions.relay.summing import Summing
 
 FULL_S = 0.005  # between attempts to send while the uplink's queue is full
 WATCH_S = 10.0  # between checks for requests that were lost on a live uplink
@@ -44,6 +54,7 @@ class RelaySession:
         counts: totals of the traffic.
         push: sends over the uplink; False if its queue is full.
         fail: ends the relay.
+        summing: adds up clients' updates; None: all pass.
 
     Attributes:
         lanes: number of a lane -> its connection.
@@ -59,6 +70,7 @@ class RelaySession:
         counts: Counter[str],
         push: Callable[[list[bytes]], bool],
         fail: Callable[[FcilError], None],
+        summing: Callable[[RelaySession], Summing] | None = None,
     ) -> None:
         self._channel = channel
         self._server = server
@@ -69,7 +81,7 @@ class RelaySession:
         self._allow_list = AllowList(credit=first.credit)
         self._members = frozenset(first.members)
         self._admit(first)
-        self._credit = first.credit
+        self.credit = first.credit
         self._fetches = Fetches(first.credit)
         self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
         self._out: deque[list[bytes]] = deque()
@@ -81,6 +93,7 @@ class RelaySession:
         self._last = 0
         self._welcomed: set[int] = set()  # lanes with a session
         self.lanes: dict[int, Incoming] = {}
+        self.summing = None if summing is None else summing(self)
 
     def open(self, open_link: OpenLink) -> None:
         """Begin to listen.
@@ -104,6 +117,8 @@ class RelaySession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.summing is not None:
+            await self.summing.close()
         self._link.close()
 
     # --- up ---------------------------------------------------------------------------------
@@ -133,6 +148,8 @@ class RelaySession:
                 pass  # unused here, and must not pile up
             if self._fetches.revive(time.monotonic()):
                 self._ask()
+            if self.summing is not None:
+                self.summing.revive()
 
     def _push(self, frames: list[bytes]) -> None:
         if self._out or not self._uplink(frames):
@@ -159,8 +176,14 @@ class RelaySession:
             self._last += 1
             number = self._numbers[incoming.conn] = self._last
             self.lanes[number] = replace(incoming, frames=())
-        if not self._serve(number, frames):
-            self._push(relay_frames.up(number, incoming.key, frames))
+        received = _peek(frames, to_server=True)
+        if received is not None and self._serve(number, received.message):
+            return
+        passing: tuple[bytes, ...] | None = frames
+        if received is not None and self.summing is not None and number in self._welcomed:
+            passing = self.summing.on_client_message(number, received, frames)
+        if passing is not None:
+            self._push(relay_frames.up(number, incoming.key, passing))
 
     def _on_client_left(self, incoming: Incoming) -> None:
         number = self._numbers.pop(incoming.conn, None)
@@ -170,14 +193,15 @@ class RelaySession:
             self._spans.pop(number, None)
             self._welcomed.discard(number)
             self._push(relay_frames.up(number, incoming.key))
+            if self.summing is not None:
+                self.summing.on_client_left(number)
 
-    def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
+    def _serve(self, number: int, want: Message) -> bool:
         """Serve a Want for chunks that are cached or worth fetching for all; False: pass it on.
 
         Only in a session, of which the server sees that a client has one: chunks wait in memory
         until they are read.
         """
-        want = _peek(frames, to_server=True)
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
         if number not in self._welcomed:
@@ -190,7 +214,7 @@ class RelaySession:
         self._spans[number] = want.span
         here: dict[int, bytes] = {}
         missing: list[int] = []
-        for index in granted(header, want.chunks, self._credit):
+        for index in granted(header, want.chunks, self.credit):
             data = self._cache.get(want.digest, index, header.hashes[index])
             if data is None:
                 missing.append(index)
@@ -223,7 +247,10 @@ class RelaySession:
         if not laned.frames:
             self._link.cut(lane.conn)
             return
-        message = _peek(laned.frames)
+        received = _peek(laned.frames)
+        message = None if received is None else received.message
+        if self.summing is not None and message is not None:
+            self.summing.on_server_message(laned.number, message)
         if isinstance(message, Welcome):
             self._welcomed.add(laned.number)
         elif isinstance(message, Parts):
@@ -276,6 +303,20 @@ class RelaySession:
                 return False
         return True
 
+    def is_about_sum(self, message: Ack | Nack) -> bool:
+        """Take an answer to a sum; False: it is about something else."""
+        return self.summing is not None and self.summing.on_answer(message)
+
+    def send(self, message: Message, *blobs: bytes) -> None:
+        """Send the server a message of the relay's own."""
+        self._push(self._channel.frames(message, *blobs))
+
+    def send_down(self, number: int, message: Message) -> None:
+        """Send a client a message of the relay's own; if it does not read, it is cut."""
+        lane = self.lanes.get(number)
+        if lane is not None and not self._link.send(lane.route, self._channel.frames(message)):
+            self._link.cut(lane.conn)
+
     def on_part_refused(self, digest: str) -> None:
         """Cut the clients that wait for a part the server no longer has; they start again."""
         for number in sorted(self._fetches.refused(digest)):
@@ -299,9 +340,9 @@ class RelaySession:
         self._members = members
 
 
-def _peek(frames: tuple[bytes, ...], *, to_server: bool = False) -> Message | None:
+def _peek(frames: tuple[bytes, ...], *, to_server: bool = False) -> Received | None:
     """Read a message that its recipient will check; None if it is of no known kind."""
     try:
-        return parse(frames, to_server=to_server).message
+        return parse(frames, to_server=to_server)
     except FcilError:
         return None

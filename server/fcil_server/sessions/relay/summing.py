@@ -1,0 +1,569 @@
+"""A relay that adds up its clients' updates and sends the server one sum of some.
+
+A client seals its update for the server and, where the run allows it, for its relay. The header
+passes to the server, marked as taken; the chunks stay here. What the relay cannot add, or the
+server refuses as a sum, it releases: then the server requests that update itself. The relay answers
+no client and keeps nothing on disk for long: until the server's Ack each client has its update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fcil_protocol
+from fcil_adapters.contract import Exchange, TaskInfo
+from fcil_adapters.numerics.relay_sums import MOST_MEMBERS, RunningSum
+from fcil_protocol.envelopes.envelope import (
+    WRAP_BYTES,
+    Core,
+    Header,
+    Sealed,
+    open_body,
+    parse_header,
+    seal,
+    unwrap_key,
+    wrap_key,
+)
+from fcil_protocol.envelopes.transfer import (
+    UNASKED_SPAN_BYTES,
+    IncomingEnvelope,
+    Receiver,
+    Sender,
+    unrequested_chunks,
+)
+from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
+from fcil_protocol.errors import FcilError, WireError, as_fcil_error
+from fcil_protocol.ids import ClientId, FederationId, RoundKey, RunId
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import (
+    MAX_WANTED,
+    Ack,
+    Chunk,
+    Decline,
+    Message,
+    Nack,
+    Pull,
+    Release,
+    RoundClosed,
+    RoundOpen,
+    Update,
+    Want,
+    Welcome,
+)
+from fcil_protocol.payloads.payload import pieces, unpack
+from fcil_protocol.process.terminal import count_of
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_server.sessions.partial_uploads import Arriving
+from fcil_server.sessions.relay.sum_terms import SumTerms
+
+WAIT_S = 10.0  # from the first update of a sum until it is sent without those that are missing
+MOST_REMEMBERED = 10_000  # released updates that are not taken again
+
+Frames = tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A round, as a client was asked to take part in it."""
+
+    terms: SumTerms
+    key: RoundKey
+    base: int
+    task: TaskInfo
+    exchange: Exchange
+
+    def fits(self, header: Header) -> bool:
+        """Return True if an update is for this round and no larger than it can be."""
+        core, terms = header.core, self.terms
+        key = RoundKey(RunId(core.run), core.task, core.kind, core.round)
+        got = (core.federation, core.direction, core.schema, core.base)
+        own = (terms.federation, "update", terms.schema_digest, self.base)
+        most = terms.most_bytes(self.exchange, self.task)
+        return key == self.key and got == own and header.plain_bytes <= most
+
+
+@dataclass
+class _Lane:
+    """One client's connection; ``terms`` once it has a session in a run that is added up."""
+
+    terms: SumTerms | None = None
+    order: _Order | None = None
+    receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES))
+
+
+@dataclass
+class _Round:
+    """The round under way.
+
+    Attributes:
+        awaited: lanes whose clients are at work on it.
+        total: the updates that are added and not sent.
+        due: the timer after which they are sent without others; None: there are none.
+        overdue: it has ended.
+        ends_at: the round's deadline, on the loop's clock.
+    """
+
+    order: _Order
+    total: RunningSum
+    ends_at: float
+    awaited: set[int] = field(default_factory=set)
+    due: asyncio.TimerHandle | None = None
+    overdue: bool = False
+
+
+@dataclass(frozen=True)
+class _Outgoing:
+    """A sum on its way to the server."""
+
+    sealed: Sealed
+    members: tuple[str, ...]
+
+
+class Summing:
+    """Takes, opens and adds up updates, and sends sums, in one session of a relay.
+
+    Args:
+        keys, client_id: the relay's. server: the keys for which sums are sealed.
+        credit: bytes of one client that may be requested and not yet received.
+        incoming: folder for large updates that are being received.
+        push: sends the server a message of the relay's own.
+        pull: sends a client of a lane a message.
+        notify: shows a note: level, text.
+        counts: totals: ``sums`` that the server has, and updates ``added`` in them.
+    """
+
+    def __init__(
+        self,
+        keys: PrivateKeys,
+        client_id: ClientId,
+        federation: FederationId,
+        server: PublicKeys,
+        *,
+        credit: int,
+        incoming: Path,
+        push: Callable[..., None],
+        pull: Callable[[int, Message], None],
+        notify: Callable[[str, str], None],
+        counts: Counter[str],
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._keys = keys
+        self._client_id = client_id
+        self._federation = federation
+        self._server = server
+        self._credit = credit
+        self._push = push
+        self._pull = pull
+        self._notify = notify
+        self._counts = counts
+        self._wait_s = wait_s
+        incoming.mkdir(mode=0o700, exist_ok=True)
+        self._arriving = Arriving(incoming, per_client=1)
+        self._known: tuple[str, SumTerms | None] = ("", None)  # of the newest run, by its digest
+        self._lanes: dict[int, _Lane] = {}
+        self._round: _Round | None = None
+        self._taken: dict[str, int] = {}  # digest -> lane; without an answer of the server
+        self._released: dict[str, None] = {}  # in order
+        self._waiting: deque[tuple[int, IncomingEnvelope]] = deque()  # the first is being opened
+        self._adding = ""  # digest of the update that a thread opens
+        self._opener: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._out: _Outgoing | None = None
+
+    async def close(self) -> None:
+        """Stop; nothing is lost: the clients send their updates again."""
+        if self._round is not None:
+            self._end_round()
+        tasks = [task for task in (self._opener, self._sending) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sweep("")
+
+    # --- down: what the server says to clients -----------------------------------------------
+
+    def on_server_message(self, number: int, message: Message | None) -> None:
+        """Learn from a message that passes to a client."""
+        match message:
+            case Welcome():
+                self._welcome(number, message)
+            case RoundOpen():
+                self._opened(number, message)
+            case RoundClosed():
+                self._closed(number, message.key)
+            case Ack() | Nack() if message.digest in self._taken:
+                self._answered(message.digest)
+
+    def _welcome(self, number: int, welcome: Welcome) -> None:
+        self._drop_lane(number)
+        relay = welcome.summing_relay
+        if relay is None or relay.signing != self._keys.public.signing:
+            return
+        if self._known[0] != welcome.schema_digest + welcome.run:
+            terms = None
+            try:
+                terms = SumTerms.of(welcome, self._federation)
+                self._notify("info", f"adds up its clients' updates in run {welcome.run}")
+            except FcilError as error:
+                self._notify("warning", str(error))
+            self._known = (welcome.schema_digest + welcome.run, terms)
+        self._lanes[number] = _Lane(terms=self._known[1])
+
+    def _opened(self, number: int, message: RoundOpen) -> None:
+        lane = self._lanes.get(number)
+        if lane is None or lane.terms is None or message.run != lane.terms.run:
+            return
+        exchange, lane.order = lane.terms.exchange(message.kind), None
+        if exchange is None:
+            return
+        task = TaskInfo(message.task, tuple(message.classes), tuple(message.past))
+        lane.order = order = _Order(lane.terms, message.key, message.base, task, exchange)
+        now = asyncio.get_running_loop().time()
+        under_way = self._round
+        if under_way is None or (under_way.order.key, under_way.order.base) != (
+            order.key,
+            order.base,
+        ):
+            if under_way is not None:
+                self._end_round()
+            total = order.terms.new_sum(exchange, task)
+            self._round = _Round(order, total, now + max(message.remaining_s, 0.0))
+        assert self._round is not None
+        self._round.awaited.add(number)
+
+    def _closed(self, number: int, key: RoundKey) -> None:
+        lane, under_way = self._lanes.get(number), self._round
+        if lane is not None and lane.order is not None and lane.order.key == key:
+            self._stop_receiving(lane)
+            lane.order = None
+        if under_way is not None and under_way.order.key == key:
+            under_way.awaited.discard(number)
+            if not any(one.order for one in self._lanes.values()):
+                self._end_round()
+
+    def _end_round(self) -> None:
+        """Forget the updates of a round that is over, or of a session."""
+        assert self._round is not None
+        if self._round.due is not None:
+            self._round.due.cancel()
+        self._round = None
+        for lane in self._lanes.values():
+            self._stop_receiving(lane)
+        self._waiting = deque(one for one in self._waiting if one[1].digest == self._adding)
+        self._taken.clear()
+        self._out = None
+        self._sweep(self._adding)
+
+    def _sweep(self, keep: str) -> None:
+        """Remove what remains of updates; what cannot be removed, the next round removes."""
+        with contextlib.suppress(FcilError):
+            self._arriving.sweep({keep})
+
+    def _answered(self, digest: str) -> None:
+        """Forget an update that the server has, or refuses."""
+        self._forget(digest)
+        under_way = self._round
+        if under_way is None:
+            return
+        members = [member.digest for member in under_way.total.members]
+        if digest in members:  # it cannot be subtracted: its number were rounded
+            self._start_again()
+            self._release(one for one in members if one != digest)
+
+    def _start_again(self) -> None:
+        """Begin a new sum in the round under way."""
+        assert self._round is not None
+        order = self._round.order
+        self._round.total = order.terms.new_sum(order.exchange, order.task)
+        if self._round.due is not None:
+            self._round.due.cancel()
+        self._round.due, self._round.overdue = None, False
+
+    # --- up: what clients say to the server ----------------------------------------------------
+
+    def on_client_message(self, number: int, received: Received, frames: Frames) -> Frames | None:
+        """Return what passes to the server in place of a client's message; None: nothing."""
+        match received.message:
+            case Update() as message if len(received.blobs) > 3:
+                took = self._take(number, received, message)
+                return (*frames[:-1], b"") if took else frames[:-1]
+            case Chunk() as message if message.digest in self._taken:
+                self._chunk(number, received, message)
+                return None
+            case Decline() if self._round is not None:
+                self._round.awaited.discard(number)
+                self._send_if_due()
+        return frames
+
+    def on_client_left(self, number: int) -> None:
+        """Forget a lane; an update that is added counts all the same."""
+        self._drop_lane(number)
+        self._send_if_due()
+
+    def _drop_lane(self, number: int) -> None:
+        lane = self._lanes.pop(number, None)
+        if self._round is not None:
+            self._round.awaited.discard(number)
+        if lane is not None:
+            self._stop_receiving(lane)
+
+    def _stop_receiving(self, lane: _Lane) -> None:
+        for digest in list(lane.receiver.under_way):
+            self._forget(digest)
+
+    def _take(self, number: int, received: Received, message: Update) -> bool:
+        """Begin to receive an update if it can be added up."""
+        lane = self._lanes.get(number)
+        if lane is None or lane.order is None or message.digest in self._released:
+            return False
+        if message.digest in self._taken:
+            other = self._lanes.get(self._taken[message.digest])
+            if other is None or message.digest not in other.receiver.under_way:
+                return True  # it is complete, and offered again
+            if other is lane:
+                self._ask(number, lane)
+                return True
+            self._forget(message.digest)
+        data, signature, _, wrap = received.blobs
+        try:
+            header = parse_header(data, max_plain_bytes=1 << 40)
+            if len(wrap) != WRAP_BYTES or header.update_id != message.digest:
+                return False
+            if not lane.order.fits(header):
+                return False
+            self._stop_receiving(lane)
+            assembly = self._arriving.take(_owner(number), header)
+        except FcilError:
+            return False  # the server says what is wrong with it
+        self._taken[message.digest] = number
+        now = asyncio.get_running_loop().time()
+        blobs = (data, signature, wrap)
+        unasked = min(message.unasked, unrequested_chunks(header))
+        envelope = lane.receiver.begin(blobs, assembly, now, unasked=unasked)
+        self._continue(number, lane, envelope)
+        return True
+
+    def _chunk(self, number: int, received: Received, message: Chunk) -> None:
+        lane = self._lanes.get(number)
+        if lane is None:
+            return
+        now = asyncio.get_running_loop().time()
+        try:
+            envelope = lane.receiver.put(message.digest, message.index, received.blobs[0], now)
+        except WireError:  # it does not fit: its client or the network is at fault
+            self._release([message.digest])
+            return
+        except FcilError as error:
+            self._notify("warning", str(error))
+            self._release([message.digest])
+            return
+        if envelope is not None:
+            self._continue(number, lane, envelope)
+
+    def _continue(self, number: int, lane: _Lane, envelope: IncomingEnvelope) -> None:
+        if not envelope.complete:
+            self._ask(number, lane)
+            return
+        lane.receiver.end(envelope.digest)
+        self._waiting.append((number, envelope))
+        if self._opener is None or self._opener.done():
+            self._opener = asyncio.get_running_loop().create_task(self._open_all())
+
+    def _ask(self, number: int, lane: _Lane) -> None:
+        receiving = sum(bool(one.receiver.under_way) for one in self._lanes.values())
+        lane.receiver.pace.most_bytes = share(self._credit, receiving)
+        for want in lane.receiver.wants(asyncio.get_running_loop().time()):
+            self._pull(number, Pull(digest=want.digest, chunks=want.chunks, span=want.span))
+
+    def revive(self) -> None:
+        """Ask again for chunks that were lost on a live connection; called at intervals."""
+        now = asyncio.get_running_loop().time()
+        for number, lane in self._lanes.items():
+            if lane.receiver.revive(now):
+                self._ask(number, lane)
+
+    def _forget(self, digest: str) -> None:
+        number = self._taken.pop(digest, None)
+        lane = None if number is None else self._lanes.get(number)
+        if number is not None and lane is not None and lane.receiver.end(digest) is not None:
+            self._drop(number, digest)
+
+    def _drop(self, number: int, digest: str) -> None:
+        with contextlib.suppress(FcilError):  # a bad disk: `_sweep` tries again
+            self._arriving.drop(_owner(number), digest)
+
+    def _release(self, digests: Iterable[str]) -> None:
+        """Let the server request updates itself; they are not taken again."""
+        released = list(digests)
+        for digest in released:
+            number = self._taken.get(digest)
+            self._forget(digest)
+            self._released[digest] = None
+            if self._round is not None and number is not None:
+                self._round.awaited.discard(number)
+        for digest in list(self._released)[:-MOST_REMEMBERED]:
+            del self._released[digest]
+        for start in range(0, len(released), MAX_WANTED):
+            self._push(Release(digests=released[start : start + MAX_WANTED]))
+        self._send_if_due()
+
+    # --- adding ---------------------------------------------------------------------------------
+
+    async def _open_all(self) -> None:
+        """Open and add the waiting updates one after the other: one in memory at a time."""
+        while self._waiting:
+            number, envelope = self._waiting[0]
+            await self._open(number, envelope)
+            self._waiting.popleft()
+            self._send_if_due()
+
+    async def _open(self, number: int, envelope: IncomingEnvelope) -> None:
+        under_way, digest = self._round, envelope.digest
+        if under_way is None or digest not in self._taken:
+            return
+        order, total = under_way.order, under_way.total
+        error: FcilError | None = None
+        self._adding = digest
+        try:
+            await asyncio.to_thread(self._add, envelope, order, total)
+        except Exception as fault:
+            error = as_fcil_error(fault)
+        finally:
+            self._adding = ""
+        self._drop(number, digest)
+        if self._round is not under_way:
+            return
+        under_way.awaited.discard(number)
+        if error is not None:
+            self._notify("warning", f"an update is left to the server: {error.message}")
+            self._release([digest])
+        elif total is not under_way.total:  # which the server's answer to another one ended
+            self._release([digest])
+        elif digest not in self._taken:  # the server has answered meanwhile
+            self._answered(digest)
+        elif under_way.due is None:
+            loop = asyncio.get_running_loop()
+            # Early enough before the round's end to arrive.
+            wait = min(self._wait_s, max(0.0, (under_way.ends_at - loop.time()) / 2))
+            under_way.due = loop.call_later(wait, self._wait_no_longer, under_way)
+
+    def _add(self, envelope: IncomingEnvelope, order: _Order, total: RunningSum) -> None:
+        """Open an update, check it, and add it; runs in a thread."""
+        key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
+        payload = unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
+        order.terms.add(total, order.exchange, order.task, envelope.digest, payload)
+
+    # --- sums -----------------------------------------------------------------------------------
+
+    def _send_if_due(self) -> None:
+        """Send the sum if every client at work has answered, or has had time to, or it is full.
+
+        One sum at a time is under way.
+        """
+        under_way = self._round
+        if under_way is None or not (members := under_way.total.members):
+            return
+        if self._adding or self._sending is not None or self._out is not None:
+            return  # once that has ended, this one's turn comes
+        waits = bool(under_way.awaited or self._waiting)
+        if waits and not under_way.overdue and len(members) < MOST_MEMBERS:
+            return
+        total = under_way.total
+        self._start_again()
+        loop = asyncio.get_running_loop()
+        self._sending = loop.create_task(self._send(under_way.order, total))
+        self._sending.add_done_callback(self._sent)
+
+    def _wait_no_longer(self, under_way: _Round) -> None:
+        under_way.overdue = True
+        self._send_if_due()
+
+    def _sent(self, _task: asyncio.Task[None]) -> None:
+        self._sending = None
+        self._send_if_due()
+
+    async def _send(self, order: _Order, total: RunningSum) -> None:
+        members = tuple(member.digest for member in total.members)
+        try:
+            sealed, wrap = await asyncio.to_thread(self._seal, order, total)
+        except Exception as error:
+            self._notify("warning", f"a sum is not sent: {as_fcil_error(error).message}")
+            self._release(members)
+            return
+        if self._round is None or self._round.order is not order:
+            return
+        left = [digest for digest in members if digest in self._taken]
+        if len(left) < len(members):  # the server has answered one by itself
+            self._release(left)
+            return
+        self._out = _Outgoing(sealed, members)
+        count = unrequested_chunks(sealed.parsed)
+        message = Update(digest=sealed.parsed.update_id, unasked=count)
+        self._push(message, sealed.header, sealed.signature, wrap)
+        span = max(1, UNASKED_SPAN_BYTES // sealed.parsed.chunk_bytes)
+        self._send_chunks(range(count), span)
+
+    def _seal(self, order: _Order, total: RunningSum) -> tuple[Sealed, bytes]:
+        """Seal a sum for the server; runs in a thread."""
+        terms = order.terms
+        core = Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=terms.federation,
+            run=terms.run,
+            direction="update",
+            sender=self._client_id,
+            sender_key=self._keys.public.fingerprint,
+            recipient="server",
+            method=terms.method.name,
+            schema=terms.schema_digest,
+            task=order.key.task,
+            round=order.key.round,
+            kind=order.key.kind,
+            base=order.base,
+        )
+        sealed, key = seal(pieces(total.payload(), compact=terms.compact), core, self._keys)
+        return sealed, wrap_key(key, sealed.header, self._server)
+
+    def _send_chunks(self, indices: Iterable[int], span: int) -> None:
+        assert self._out is not None
+        sealed = self._out.sealed
+        there = (i for i in indices if 0 <= i < len(sealed.parsed.hashes))
+
+        def read(run: range) -> bytes:
+            return b"".join(sealed.chunk(index) for index in run)
+
+        for message, data in Sender(sealed.parsed, read).messages(there, span):
+            self._push(message, data)
+
+    def on_want(self, message: Want) -> None:
+        """Send the server the chunks of a sum that it requests."""
+        if self._out is not None and self._out.sealed.parsed.update_id == message.digest:
+            self._send_chunks(message.chunks, message.span)
+
+    def on_answer(self, message: Ack | Nack) -> bool:
+        """Take the server's answer to a sum; False: it is about something else."""
+        out = self._out
+        if out is None or out.sealed.parsed.update_id != message.digest:
+            return False
+        self._out = None
+        if isinstance(message, Ack):
+            self._counts["sums"] += 1
+            self._counts["added"] += len(out.members)
+            for digest in out.members:
+                self._forget(digest)
+            self._send_if_due()
+        else:
+            many = count_of(len(out.members), "update")
+            self._notify("warning", f"the server refuses a sum of {many}: {message.text}")
+            self._release(digest for digest in out.members if digest in self._taken)
+        return True
+
+
+def _owner(number: int) -> ClientId:
+    """Return the name under which a lane's partial updates are kept."""
+    return ClientId(str(number))
