@@ -1,13 +1,9 @@
 """A relay that adds up: one sum crosses the uplink, and each update counts once."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from fcil_protocol.payloads.payload import unpack
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.enums import Cause, Direction, RunStatus, UpdateStatus
+from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 from system.test_relay import Site
 

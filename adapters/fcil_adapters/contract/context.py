@@ -98,6 +98,8 @@ class Context:
         min_count: images of a class below which nothing of it leaves a client. Labelled images are
             chosen by it already; a learner that gives labels itself obeys it.
         masked_run: id of the run if its rounds are masked (`fcil_adapters.masks`); else empty.
+        summed: updates that are sums are added up before the method sees them, as some come added
+            up by relays (`fcil_adapters.numerics.relay_sums`).
         digests: SHA-256 (N, 32) of a learner's images where they are unlabelled; else None.
     """
 
@@ -120,6 +122,7 @@ class Context:
     exemplars: Exemplars | None = None
     min_count: int = 1
     masked_run: str = ""
+    summed: bool = False
     digests: NDArray[np.uint8] | None = None
 
     def rng(self, *purpose: int) -> np.random.Generator:

@@ -41,11 +41,10 @@ from fcil_adapters.masks.shares import (
     unseal,
 )
 from fcil_adapters.numerics.fixed_point import added, from_ring
+from fcil_adapters.numerics.relay_sums import TOGETHER
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId
-
-TOGETHER = ClientId("a" * 26)  # the client whose update is the sum of all
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,50 @@
-"""The sum of several clients' uploads, as a relay sends it in place of them (torch-free).
+"""Updates that are added up: by relays, each for its clients, and by the server (torch-free).
 
-It is an upload of the method, as one client with the images of all would send it, and a list of the
-updates that are in it. Uploads are added in fixed point, so neither their order nor their division
-among relays changes the total.
+A relay sends the sums of its clients' uploads, in fixed point, and a list of the updates that are
+in them. The server adds these and the other updates, and the method sees one upload, as a client
+with the images of all would send it. Whole numbers are added, so neither the order of updates nor
+their division among relays changes the state by a bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from fcil_adapters.contract import (
+    Aggregator,
+    Context,
+    Exchange,
+    Part,
+    Progress,
+    State,
+    TaskInfo,
+    Update,
+    Updates,
+)
 from fcil_adapters.contract.averaging import Additive
-from fcil_adapters.numerics.fixed_point import I64, from_ring, to_ring
+from fcil_adapters.numerics.fixed_point import I64, added, from_ring, to_ring
+from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.numerics.weighted_sums import dense
+from fcil_protocol.errors import InternalError
+from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.builtin import TRAIN_ACCURACY, TRAIN_LOSS
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
-MOST_MEMBERS = 1024  # updates in one sum; each has an equal part of a sum's bound
+TOGETHER = ClientId("a" * 26)  # the client whose update is the sum of all
+MOST_MEMBERS = 1024  # updates in one sum of a relay
+MOST_UPDATES = 4096  # each has an equal part of a sum's bound
 _DIGESTS, _COUNTS, _METRICS = "member.digest", "member.counts", "member.metrics"
-_SPECS = (
+_LISTS = (
+    TensorSpec("n", Kind.COUNT, (1,), "I64", non_negative=True),
     TensorSpec(_DIGESTS, Kind.COUNT, ("members", 32), "U8"),
     # Samples, tensor bytes, and 1 if the loss is known plus 2 if the accuracy is.
     TensorSpec(_COUNTS, Kind.COUNT, ("members", 3), "I64", non_negative=True),
     TensorSpec(_METRICS, Kind.METRIC, ("members", 2), "F32", max_abs=1e6),
 )
-_NAMES = frozenset(spec.name for spec in _SPECS)
 
 
 @dataclass(frozen=True)
@@ -47,21 +64,33 @@ class SumMember:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def sum_schema(upload: PayloadSchema) -> PayloadSchema:
-    """Return the schema of sums of uploads; ``most_members`` is a known symbol of it.
+def sum_schema(additive: Additive) -> PayloadSchema:
+    """Return the schema of a relay's sums; ``most_members`` is a known symbol of it."""
+    sums = (TensorSpec(spec.name, Kind.SUM, spec.shape, "I64") for spec in additive.sums)
+    return PayloadSchema((*sums, *_LISTS), (), (("members", "most_members"),))
 
-    Sums are larger than what one client sends, and never in half precision.
+
+def in_fixed_point(additive: Additive, upload: Payload, dims: Mapping[str, int]) -> dict[str, I64]:
+    """Return an upload's sums as whole numbers.
+
+    Raises:
+        DataError: a number is too large.
     """
-    tensors = (
-        replace(
-            spec,
-            max_abs=spec.max_abs * MOST_MEMBERS,
-            dtype="F32" if spec.dtype == "F16" else spec.dtype,
-        )
-        for spec in upload.tensors
-    )
-    bound = ("members", "most_members")
-    return PayloadSchema((*tensors, *_SPECS), upload.meta, (*upload.at_most, bound))
+    sums = additive.read(upload)
+    return {
+        spec.name: to_ring(dense(sums, spec, _shape(spec.shape, dims)), spec, MOST_UPDATES)
+        for spec in additive.sums
+    }
+
+
+def _shape(shape: Sequence[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else dims[size] for size in shape)
+
+
+def _written(additive: Additive, total: Mapping[str, I64], classes: tuple[int, ...]) -> Payload:
+    """Return the upload of a client that had the images of all."""
+    sums = {spec.name: from_ring(total[spec.name], spec) for spec in additive.sums}
+    return additive.write(sums, classes)
 
 
 class RunningSum:
@@ -69,28 +98,15 @@ class RunningSum:
 
     Args:
         additive: the sums of the round's exchange.
-        upload: the schema of its uploads.
         dims: the known symbols of its upload.
-        classes: ids of the task's classes.
 
     Attributes:
         members: the updates that are in it.
     """
 
-    def __init__(
-        self,
-        additive: Additive,
-        upload: PayloadSchema,
-        dims: Mapping[str, int],
-        classes: tuple[int, ...],
-    ) -> None:
+    def __init__(self, additive: Additive, dims: Mapping[str, int]) -> None:
         self._additive = additive
-        self._names = {spec.name for spec in upload.tensors}
-        self._classes = classes
-        self._shapes = {
-            spec.name: tuple(size if isinstance(size, int) else dims[size] for size in spec.shape)
-            for spec in additive.sums
-        }
+        self._dims = dims
         self._total: dict[str, I64] = {}
         self.members: list[SumMember] = []
 
@@ -100,24 +116,14 @@ class RunningSum:
         Raises:
             DataError: a number is too large to be added in fixed point; nothing was added.
         """
-        sums = self._additive.read(upload)
-        own = {
-            spec.name: to_ring(dense(sums, spec, self._shapes[spec.name]), spec, MOST_MEMBERS)
-            for spec in self._additive.sums
-        }
-        for name, values in own.items():
-            if name in self._total:
-                self._total[name] += values
-            else:
-                self._total[name] = values
+        own = in_fixed_point(self._additive, upload, self._dims)
+        self._total = added([self._total, own]) if self._total else own
         self.members.append(member)
 
     def payload(self) -> Payload:
-        """Return the upload of all members together, with their list, in order of digest."""
-        sums = {s.name: from_ring(self._total[s.name], s) for s in self._additive.sums}
-        made = self._additive.write(sums, self._classes).tensors
-        own = {name: array for name, array in made.items() if name in self._names}
-        return Payload({**own, **_listed(sorted(self.members, key=lambda m: m.digest))})
+        """Return the sums and the list of members, in order of digest."""
+        members = sorted(self.members, key=lambda member: member.digest)
+        return Payload({**self._total, **_listed(members)})
 
 
 def _listed(members: Sequence[SumMember]) -> dict[str, Array]:
@@ -126,6 +132,7 @@ def _listed(members: Sequence[SumMember]) -> dict[str, Array]:
     counts = [(m.samples, m.tensor_bytes, k) for m, k in zip(members, known, strict=True)]
     metrics = [[m.metrics.get(name, 0.0) for name in (TRAIN_LOSS, TRAIN_ACCURACY)] for m in members]
     return {
+        "n": np.array([sum(m.samples for m in members)], np.int64),
         _DIGESTS: digests.reshape(-1, 32),
         _COUNTS: np.asarray(counts, np.int64).reshape(-1, 3),
         _METRICS: np.asarray(metrics, np.float32).reshape(-1, 2),
@@ -145,20 +152,72 @@ def members_of(payload: Payload) -> list[SumMember]:
     return found
 
 
-def without_members(payload: Payload) -> Payload:
-    """Return the method's own part of a sum."""
-    own = {name: array for name, array in payload.tensors.items() if name not in _NAMES}
-    return Payload(own, payload.meta)
-
-
-def member_faults(payload: Payload) -> list[str]:
-    """Return every way in which a sum's list of members is not possible."""
+def sum_faults(exchange: Exchange, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return every way in which a payload that keeps `sum_schema` is no sum of updates."""
+    assert exchange.additive is not None, "its updates can be added up"
     digests = np.asarray(payload.tensors[_DIGESTS], np.uint8)
-    counts = payload.i64(_COUNTS)
+    samples = payload.i64(_COUNTS)[:, 0]
     if not len(digests) or len(np.unique(digests, axis=0)) != len(digests):
         return ["its list names no update, or one twice"]
-    if counts[:, 0].sum() != payload.i64("n").sum():
-        return ["'n' is not the sum of its members' samples"]
-    if (counts[:, 0] == 0).any():
+    if (samples == 0).any():
         return ["its list names an update of no samples"]
-    return []
+    if samples.sum() != payload.i64("n").sum():
+        return ["'n' is not the sum of its members' samples"]
+    total = {spec.name: payload.i64(spec.name) for spec in exchange.additive.sums}
+    if any(total[s.name].min(initial=0) < 0 for s in exchange.additive.sums if not s.bits):
+        return ["a count is negative"]
+    try:
+        upload = _written(exchange.additive, total, task.classes)
+    except InternalError as error:
+        return [error.message.rstrip(".")]
+    if upload.i64("n").sum() != samples.sum():
+        return ["its sums are not of 'n' samples"]
+    return exchange.check(upload, task)
+
+
+@dataclass(frozen=True)
+class SummedAggregator:
+    """Adds up updates, and hands the sum to a method's own server half.
+
+    Attributes:
+        inner: the method's own half, which sees one update with the images of all.
+        exchanges: the method's, by kind; those without sums are left to it.
+        dims: the known symbols of the uploads of the context's task.
+    """
+
+    inner: Aggregator
+    exchanges: Mapping[str, Exchange]
+    dims: Mapping[str, int]
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        return self.inner.init(ctx)
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Open a task."""
+        return self.inner.open_task(ctx, state)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the method's parts."""
+        return self.inner.broadcast(ctx, state)
+
+    def adds_up(self, kind: str) -> bool:
+        """Return True if the updates of a kind of round are added up."""
+        return self.exchanges[kind].additive is not None
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Return the state with a round's updates and relays' sums combined."""
+        additive = self.exchanges[ctx.kind].additive
+        if additive is None:
+            return self.inner.aggregate(ctx, state, updates)
+        total: dict[str, I64] = {}
+        for number, update in enumerate(updates):
+            ctx.progress(Progress(number, len(updates)))
+            payload = update.payload
+            if _DIGESTS in payload.tensors:
+                own = {spec.name: payload.i64(spec.name) for spec in additive.sums}
+            else:
+                own = in_fixed_point(additive, payload, self.dims)
+            total = added([total, own])
+        upload = _written(additive, total, ctx.task.classes)
+        return self.inner.aggregate(ctx, state, UpdateList((Update(TOGETHER, upload),)))

@@ -292,6 +292,7 @@ def context_fields(ctx: Context) -> Fields:
         "privacy": [ctx.privacy.noise_multiplier, ctx.privacy.clip],
         "half": ctx.forms.names,
         "masked_run": ctx.masked_run,
+        "summed": ctx.summed,
     }
 
 
@@ -325,6 +326,7 @@ def context_from(
             privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
             forms=Forms(frozenset(Kind(name) for name in fields["half"])),
             masked_run=fields.get("masked_run", ""),  # a client's model may be of an older fcil
+            summed=fields.get("summed", False),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"the context for the worker is malformed: {error!r}.") from error

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     IMPORTANCE = "importance"
     COUNT = "count"
     METRIC = "metric"
+    SUM = "sum"  # of several clients' tensors, in fixed point
     MASKED = "masked"  # a sum, hidden by random numbers that cancel in the total
     MASK = "mask"  # public keys and sealed shares of these
 

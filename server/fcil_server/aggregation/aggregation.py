@@ -381,8 +381,7 @@ class Aggregation:
             "clients": [u.client for u in updates],
             "samples": [u.samples for u in updates],
             "outliers": {
-                # A relay's sum of many updates is no outlier among single ones.
-                "factor": 0.0 if self._config.privacy.relay_sums else trust.outlier_factor,
+                "factor": trust.outlier_factor,
                 "min_clients": trust.outlier_min_clients,
             },
         }

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.half_precision import EXACT, Forms
-from fcil_adapters.numerics.relay_sums import without_members
 from fcil_adapters.worker.loop import Call, Question
 from fcil_adapters.worker.memory_files import Blob
 from fcil_protocol.errors import WireError
@@ -96,7 +95,7 @@ class PulledUpdates:
                 blob = self._receive(coming)
                 missing.popleft()
                 coming = self._ask(missing)
-                payload = self.kept.offer(number, _own_part(unpack(blob)), len(blob))
+                payload = self.kept.offer(number, without_training_metrics(unpack(blob)), len(blob))
                 del blob  # freed with the last view of it
             else:
                 payload = self.kept.payloads[number]
@@ -120,8 +119,3 @@ class PulledUpdates:
         kept = [row for row in rows if row[0] not in excluded]
         clients, samples, numbers = zip(*kept, strict=True)
         return replace(self, clients=clients, samples=samples, numbers=numbers)
-
-
-def _own_part(payload: Payload) -> Payload:
-    """Return the method's part of an update, or of a relay's sum of some."""
-    return without_members(without_training_metrics(payload))

@@ -26,6 +26,7 @@ from fcil_adapters.masks.aggregator import MaskedAggregator
 from fcil_adapters.masks.record import without_masks
 from fcil_adapters.numerics.class_conflicts import ClassConflicts
 from fcil_adapters.numerics.outliers import OutlierRule, screen
+from fcil_adapters.numerics.relay_sums import SummedAggregator
 from fcil_adapters.worker import loop as worker_ops
 from fcil_adapters.worker.loop import Call, Reply
 from fcil_adapters.worker.memory_files import Blob
@@ -153,6 +154,8 @@ class ServerWorker:
             twins = half.twins(ctx, updates)
             kept = updates.without(twins)
             return {"excluded": twins, "far_apart": []}, [half.aggregate(ctx, state, kept)]
+        if isinstance(half, SummedAggregator) and half.adds_up(ctx.kind):
+            return {"excluded": {}, "far_apart": []}, [half.aggregate(ctx, state, updates)]
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
         conflicts = ClassConflicts(exchange.upload, ctx.task)
@@ -204,12 +207,15 @@ class ServerWorker:
 
 
 def _half(method: Method, ctx: Context) -> Any:
-    """Return the method's server half, within that of masked rounds if the run has them."""
+    """Return the method's server half, within that of masked rounds or sums if the run has them."""
     half = registry.load_half(method.aggregator)
-    if not ctx.masked_run:
-        return half
-    exchanges = method.exchanges(ctx.hparams, ctx.backbone_info)
-    return MaskedAggregator(half, {e.kind: e for e in exchanges}, ctx.masked_run)
+    exchanges = {e.kind: e for e in method.exchanges(ctx.hparams, ctx.backbone_info)}
+    if ctx.masked_run:
+        return MaskedAggregator(half, exchanges, ctx.masked_run)
+    if ctx.summed:
+        dims = method.dims(ctx.hparams, ctx.backbone_info, ctx.task)
+        return SummedAggregator(half, exchanges, dims)
+    return half
 
 
 def _rebase(

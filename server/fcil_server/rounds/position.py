@@ -212,7 +212,6 @@ def averaging_of(config: Config) -> Averaging:
 
 def method_context(context: RunContext, task: TaskInfo, step: Step) -> Context:
     """Return the context that the method's server halves get."""
-    summed = context.config.privacy.relay_sums  # a sum of many is not one client that weighs much
     return Context(
         kind=step.kind,
         task=task,
@@ -222,10 +221,11 @@ def method_context(context: RunContext, task: TaskInfo, step: Step) -> Context:
         backbone_info=context.info,
         device=context.aggregation.device,
         seed=(context.config.run.seed,),
-        max_weight_share=1.0 if summed else context.config.trust.max_weight_share,
+        max_weight_share=context.config.trust.max_weight_share,
         averaging=averaging_of(context.config),
         forms=context.method.forms,
         masked_run="" if context.method.plain is None else context.run,
+        summed=context.config.privacy.relay_sums,
     )
 
 

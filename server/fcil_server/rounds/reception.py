@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fcil_adapters.contract import State, TaskInfo
 from fcil_adapters.masks.checks import upload_faults
 from fcil_adapters.masks.record import MaskRecord
 from fcil_adapters.numerics.relay_sums import (
     MOST_MEMBERS,
-    member_faults,
+    sum_faults,
     sum_schema,
-    without_members,
 )
 from fcil_protocol.envelopes.header import Core
 from fcil_protocol.errors import (
@@ -100,15 +100,13 @@ class Reception:
         self._must_be_of_method(core)
         if not self.may_be_summed(core.kind):
             raise SchemaMismatch(f"updates of {core.kind} rounds of this run are not added up.")
-        own = self._expectation(progress.task, core)
         exchange = context.exchange(core.kind)
         assert exchange is not None, "its updates can be added up"
-
-        def check(payload: Payload, task: TaskInfo) -> list[str]:
-            return member_faults(payload) or exchange.check(without_members(payload), task)
-
-        dims = {**own.dims, "most_members": MOST_MEMBERS}
-        return Expectation(progress.task, sum_schema(exchange.upload), dims, check)
+        assert exchange.additive is not None, "its updates can be added up"
+        dims = context.method.dims(context.hparams, context.info, progress.task)
+        dims = {**dims, "most_members": MOST_MEMBERS}
+        check = partial(sum_faults, exchange)
+        return Expectation(progress.task, sum_schema(exchange.additive), dims, check)
 
     def may_be_summed(self, kind: str) -> bool:
         """Return True if relays may add up the updates of a kind of round."""

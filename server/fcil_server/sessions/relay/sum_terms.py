@@ -70,7 +70,7 @@ class SumTerms:
         """Return an empty sum for a round."""
         assert exchange.additive is not None, "`exchange` returns no other"
         dims = self.method.dims(self.hparams, self.info, task)
-        return RunningSum(exchange.additive, exchange.upload, dims, task.classes)
+        return RunningSum(exchange.additive, dims)
 
     def add(
         self, total: RunningSum, exchange: Exchange, task: TaskInfo, digest: str, payload: Payload
