@@ -23,8 +23,7 @@ PACKAGES = {
 # Modules whose files can run code when they are read.
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CIPHER_OWNERS = {
-    "fcil_adapters/masks/ring.py",  # streams of masks
-    "fcil_adapters/masks/shares.py",  # secrets of masked rounds
+    "fcil_adapters/masks/shares.py",  # secrets and streams of masked rounds
     "fcil_protocol/envelopes/envelope.py",  # payloads
     "fcil_protocol/trust/keys.py",  # identities
     "fcil_protocol/trust/certificate.py",  # the federation's identity

@@ -191,6 +191,8 @@ def test_a_relay_and_then_its_server_are_killed_and_the_rounds_go_on(tmp_path):
 class HostileRelay:
     """An enrolled relay that its owner replaced by this."""
 
+    uplink: dict = {}  # further fields of its first message
+
     def __init__(self, federation):
         self.federation = federation
         self.keys = PrivateKeys.generate()
@@ -221,6 +223,7 @@ class HostileRelay:
                 federation=certificate.federation,
                 relay=self.client,
                 address="127.0.0.1:7720",
+                **self.uplink,
             )
         )
         self.own = asyncio.Queue()

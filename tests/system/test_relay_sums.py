@@ -1,40 +1,203 @@
 """A relay that adds up: one sum crosses the uplink, and each update counts once."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
+from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract.registry import load_method, make_hparams
+from fcil_adapters.numerics.relay_sums import RunningSum, SumMember
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.messages.messages import Ack, Chunk, Nack, Release, Update, Want
+from fcil_protocol.payloads.payload import Payload
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.enums import RunStatus, UpdateStatus
+from fcil_server.ledger.enums import Cause, Direction, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
-from system.test_relay import Site
+from system.raw_client import RawClient, good_update
+from system.test_relay import Behind, HostileRelay, Site
 
 pytestmark = pytest.mark.processes
-SUMS = {"privacy__relay_sums": True}
 
 
 class SummingSite(Site):
+    """A relay's process that adds up."""
+
     def start(self, *extra):
         super().start("--sums", *extra)
 
 
+def summed(**extra):
+    return settings(privacy__relay_sums=True, **extra)
+
+
 def test_one_sum_crosses_the_uplink_and_each_update_counts_once(tmp_path):
     with LocalFederation(tmp_path) as federation:
-        listed = settings(tasks__classes=[["0", "1"]], round__min_clients=4, **SUMS)
+        federation.serve("--until-done", *summed(tasks__classes=[["0", "1"]], round__min_clients=3))
+        site = SummingSite(federation)
+        for k, name in enumerate("abc"):
+            folder = write_client(tmp_path / name, range(2), offset=12 * k)
+            join = federation.join if name == "c" else site.join
+            join(name, folder)
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+        counts = site.status()
+        said = federation.log("a").read_text()
+    assert "relay site opens this client's updates and sends the server their sum" in said
+    assert (counts["sums"], counts["added"], counts["adds_up"]) == (1, 2, True)
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest()
+        assert run.status is RunStatus.DONE
+        rows = {c.name.split(":")[-1]: c.client_id for c in ledger.clients.all()}
+        train, evaluate = ledger.rounds.all(run.run_id)
+        updates = {u.client: u for u in ledger.updates.of_round(train.key)}
+        results = ledger.updates.of_round(evaluate.key)
+        flows = ledger.bytes.of_round(train.key)
+    assert updates.keys() == {rows[name] for name in "abc"}
+    assert {u.status for u in updates.values()} == {UpdateStatus.COUNTED}
+    ((together, more), alone) = [updates[rows[n]].sum_id for n in "ab"], updates[rows["c"]].sum_id
+    assert together == more != alone
+    assert alone is None
+    assert {u.sum_id for u in results} == {None}  # evaluations pass unopened
+    tensors = {
+        f.client: f.tensor for f in flows if (f.direction, f.cause) == (Direction.UP, Cause.UPDATE)
+    }
+    assert tensors[rows["site"]] > 0
+    assert tensors[rows["c"]] > 0
+    assert tensors.get(rows["a"], 0) == tensors.get(rows["b"], 0) == 0
+
+
+@pytest.mark.full
+def test_a_relay_and_then_its_server_are_killed_and_each_update_counts_once(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        listed = summed(tasks__classes=[["0", "1"]], round__min_clients=4, round__rounds_per_task=6)
         federation.serve("--until-done", *listed)
         site = SummingSite(federation)
         for k, name in enumerate("abcd"):
             folder = write_client(tmp_path / name, range(2), offset=12 * k)
-            join = federation.join if name == "d" else site.join
-            join(name, folder)
-        assert federation.server.wait(120) == 0, federation.last_words("server")
+            (federation.join if name == "d" else site.join)(name, folder)
+        federation.until("round_opened")
+        for _ in range(2):
+            site.process.kill()
+            site.process.wait()
+            federation.until("relay_left")
+            site.start()
+            federation.until("update")
+        federation.kill_server()
+        federation.serve("--until-done", *listed)
+        federation.until("relay")
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        federation.check_clients()
     with open_ledger(federation) as ledger:
         run = ledger.runs.newest()
-        rows = {c.name: c for c in ledger.clients.all()}
+        assert run.status is RunStatus.DONE
         rounds = ledger.rounds.all(run.run_id)
-        (train,) = [r for r in rounds if r.kind == "train"]
-        updates = ledger.updates.of_round(train.key)
-    print(federation.last_words("server"))
-    assert run.status is RunStatus.DONE
-    assert {u.client for u in updates} == {c.client_id for n, c in rows.items() if n != "site"}
-    assert all(u.status is UpdateStatus.COUNTED for u in updates)
-    sums = {u.sum_id for u in updates if u.client != rows["vm:d"].client_id}
-    assert len(sums) == 1 and None not in sums
+        assert [r.kind for r in rounds] == ["train"] * 6 + ["evaluate"]
+        sums = set()
+        for row in rounds:
+            updates = ledger.updates.of_round(row.key)
+            assert len({u.client for u in updates}) == len(updates) == 4
+            assert {u.status for u in updates} == {UpdateStatus.COUNTED}
+            sums |= {u.sum_id for u in updates} - {None}
+        assert sums
+
+
+def sum_of(*sent):
+    """Return a sum of good updates of running_mean, as an honest relay makes it."""
+    method = load_method("running_mean")
+    hparams = make_hparams(method, {})
+    (train,) = method.exchanges(hparams, NO_BACKBONE)
+    dims = method.dims(hparams, NO_BACKBONE, TaskInfo(0, (0, 1)))
+    total = RunningSum(train.additive, dims)
+    for digest, tensors in sent:
+        total.add(Payload(tensors), SumMember(digest, int(tensors["n"][0]), 100))
+    return total.payload()
+
+
+class LyingRelay(HostileRelay):
+    """An enrolled relay that says what no honest one says."""
+
+    uplink = {"sums": True}
+
+    def send_sum(self, payload, order, welcome, **changes):
+        """Send a sum whole."""
+        sender = RawClient.of(self.keys, self.client, self.certificate.to_bytes(), "")
+        sender.welcome = welcome
+        sealed, key = sender.sealed(payload, replace(sender.update_core(order), **changes))
+        digest = sealed.parsed.update_id
+        self.say(Update(digest=digest, unasked=1), sealed.header, sealed.signature, key)
+        self.say(Chunk(digest=digest, index=0), bytes(sealed.chunk(0)))
+        return digest
+
+
+@pytest.mark.full
+def test_a_lying_relay_makes_nothing_count_that_its_client_has_not_offered(tmp_path):
+    async def story(federation):
+        relay = LyingRelay(federation)
+        await relay.connect()
+        client = Behind(relay)
+        await client.connect()
+        await client.greet()
+        assert client.welcome.summing_relay.signing == relay.keys.public.signing
+        assert isinstance(await client.announce({"0": 5}), Ack)
+        order = await client.asked()
+        tensors = {k: v for k, v in good_update(order).items() if k != "classes"}
+        sealed, wrap = client.sealed(Payload(tensors), client.update_core(order))
+        digest = sealed.parsed.update_id
+
+        async def refused(payload, **changes):
+            relay.send_sum(payload, order, client.welcome, **changes)
+            return (await relay.hear(Nack)).code
+
+        # Before the client has offered anything, and with another's digest.
+        assert await refused(sum_of((digest, tensors))) == "schema_mismatch"
+        client.say(Update(digest=digest), sealed.header, sealed.signature, wrap, b"")
+        assert await refused(sum_of(("0" * 64, tensors))) == "schema_mismatch"
+        # Another round, another kind, a sum that is none.
+        assert await refused(sum_of((digest, tensors)), round=1) == "round_closed"
+        assert await refused(sum_of((digest, tensors)), kind="evaluate") == "round_closed"
+        good = sum_of((digest, tensors))
+        more = Payload({**good.tensors, "n": good.tensors["n"] + 1})
+        assert await refused(more) == "schema_mismatch"
+        assert await refused(Payload(tensors)) == "schema_mismatch"
+        # Released, the server requests the client's own bytes, and these count.
+        relay.say(Release(digests=[digest, "1" * 64]))
+        want = await client.hear(Want)
+        assert want.digest == digest
+        client.say(Chunk(digest=digest, index=0), bytes(sealed.chunk(0)))
+        assert (await client.hear(Ack, Nack)).type == "ack"
+        # What counts already cannot come once more in a sum.
+        assert await refused(sum_of((digest, tensors))) in ("schema_mismatch", "round_closed")
+        relay.task.cancel()
+        relay.link.close()
+        return RoundKey(order.run, order.task, order.kind, order.round), digest
+
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*summed(round__min_clients=1, run__evaluate=False))
+        key, digest = asyncio.run(story(federation))
+        federation.until("left")
+        with open_ledger(federation) as ledger:
+            (update,) = ledger.updates.of_round(key)
+            assert (update.update_id, update.sum_id) == (digest, None)
+        assert "Traceback" not in federation.log("server").read_text()
+
+
+@pytest.mark.full
+def test_a_client_on_a_direct_link_cannot_pass_for_one_whose_relay_has_its_update(tmp_path):
+    async def story(federation):
+        client = RawClient(federation)
+        await client.connect()
+        await client.greet()
+        assert client.welcome.summing_relay is None
+        assert isinstance(await client.announce({"0": 5}), Ack)
+        order = await client.asked()
+        tensors = {k: v for k, v in good_update(order).items() if k != "classes"}
+        sealed, wrap = client.sealed(Payload(tensors), client.update_core(order))
+        digest = sealed.parsed.update_id
+        client.say(Update(digest=digest), sealed.header, sealed.signature, wrap, b"")
+        assert (await client.hear(Want)).digest == digest
+        client.close()
+
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*summed(round__min_clients=1))
+        asyncio.run(story(federation))

@@ -30,8 +30,8 @@ from fcil_adapters.masks.record import (
     tied,
     without_record,
 )
-from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
+    add_stream,
     commitment,
     join,
     mask_key,

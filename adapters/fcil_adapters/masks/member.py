@@ -28,11 +28,11 @@ from fcil_adapters.masks.record import (
     statement,
     tied,
 )
-from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
     PAIR_BYTES,
     SHARE_BYTES,
     RoundSecrets,
+    add_stream,
     commitment,
     mask_key,
     pair_seed,

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from fcil_protocol.errors import TrustError, WireError
 from fcil_protocol.ids import ClientId
@@ -31,6 +37,7 @@ KEYS_BYTES = 2 * SEALING_BYTES
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _HALF = 16
+_PIECE = 1 << 17  # numbers of a stream that are drawn at once
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:
@@ -129,3 +136,26 @@ def join(shares: Sequence[tuple[int, bytes]]) -> bytes:
         Shamir.combine([(number + 1, share[i : i + _HALF]) for number, share in shares])
         for i in range(0, SHARE_BYTES, _HALF)
     )
+
+
+def add_stream(total: Mapping[str, NDArray[Any]], seed: bytes, sign: int) -> None:
+    """Add the stream of a seed to all tensors, or subtract it, modulo 2^64, in place.
+
+    The stream is AES-256 in counter mode from 0, read as little-endian integers, through the
+    tensors in the order of their names.
+
+    Args:
+        total: name -> int64 tensor.
+        seed: 32 bytes; never used for another vector.
+        sign: 1 or -1.
+    """
+    encryptor = Cipher(AES(seed), CTR(bytes(16))).encryptor()
+    for name in sorted(total):
+        flat = total[name].reshape(-1)  # a view: the tensors are contiguous
+        for start in range(0, len(flat), _PIECE):
+            piece = flat[start : start + _PIECE]
+            drawn = np.frombuffer(encryptor.update(bytes(8 * len(piece))), "<i8")
+            if sign > 0:
+                piece += drawn
+            else:
+                piece -= drawn

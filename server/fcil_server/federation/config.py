@@ -379,8 +379,8 @@ def relay_sum_faults(config: Config) -> Iterator[str]:
     privacy = config.privacy
     if privacy.secure != "off":
         yield (
-            "privacy.relay_sums lets a relay open updates, and with privacy.secure = 'masks' "
-            "nobody can: set one of them to its default"
+            "privacy.relay_sums lets a relay open updates, and privacy.secure = 'masks' hides them "
+            "from all: set one of them to its default"
         )
     if privacy.noise_multiplier:
         yield (

@@ -411,7 +411,7 @@ class PrivacySection(Section):
     relay_sums: bool = Field(
         False,
         description="a relay that was started with --sums opens its clients' updates and sends one "
-        "sum of them (docs/relays.md)",
+        "sum of them (docs/relay.md)",
     )
 
     @property

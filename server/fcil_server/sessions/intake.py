@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fcil_adapters.numerics.relay_sums import members_of
+from fcil_protocol.envelopes.arriving import Arriving
 from fcil_protocol.envelopes.envelope import (
     Core,
     Header,
@@ -54,7 +55,6 @@ from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.event_loop import Yielder
 from fcil_server.sessions.offers import OfferLine, UploadOffer
-from fcil_server.sessions.partial_uploads import Arriving
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
 

@@ -26,9 +26,9 @@ from fcil_adapters.masks.record import (
     statement,
     tied,
 )
-from fcil_adapters.masks.ring import add_stream
 from fcil_adapters.masks.shares import (
     RoundSecrets,
+    add_stream,
     join,
     seal,
     split,

@@ -17,8 +17,8 @@ from fcil_adapters.contract.half_precision import Forms
 from fcil_adapters.numerics.relay_sums import (
     MOST_MEMBERS,
     RunningSum,
-    SumMember,
     SummedAggregator,
+    SumMember,
     members_of,
     sum_faults,
     sum_schema,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes import arriving
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.transfer import MAX_SPOILED
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOTAL_BYTES
@@ -20,7 +21,6 @@ from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.sessions import partial_uploads
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
 
@@ -182,7 +182,7 @@ def test_a_damaged_file_of_the_server_is_its_disk_and_no_fault_of_the_client(
     server, tmp_path, monkeypatch
 ):
     """Told that its update is damaged, the client would drop it."""
-    monkeypatch.setattr(partial_uploads, "IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(arriving, "IN_MEMORY_BYTES", 1000)
 
     async def story():
         sealed, one = inventory(), peer()

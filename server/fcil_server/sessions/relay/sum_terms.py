@@ -1,4 +1,4 @@
-"""What a relay that adds up updates must know of a run, read from a client's Welcome."""
+"""The terms of a run for a relay that adds up updates, read from a client's Welcome."""
 
 from __future__ import annotations
 

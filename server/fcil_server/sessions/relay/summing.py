@@ -18,6 +18,7 @@ from pathlib import Path
 import fcil_protocol
 from fcil_adapters.contract import Exchange, TaskInfo
 from fcil_adapters.numerics.relay_sums import MOST_MEMBERS, RunningSum
+from fcil_protocol.envelopes.arriving import Arriving
 from fcil_protocol.envelopes.envelope import (
     WRAP_BYTES,
     Core,
@@ -58,7 +59,6 @@ from fcil_protocol.messages.messages import (
 from fcil_protocol.payloads.payload import pieces, unpack
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
-from fcil_server.sessions.partial_uploads import Arriving
 from fcil_server.sessions.relay.sum_terms import SumTerms
 
 WAIT_S = 10.0  # from the first update of a sum until it is sent without those that are missing

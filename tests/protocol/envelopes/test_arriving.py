@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes import arriving as module
+from fcil_protocol.envelopes.arriving import Arriving
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Core, Sealed, seal
 from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import ClientId, FederationId, RoundKey, RunId
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.sessions import partial_uploads
-from fcil_server.sessions.partial_uploads import Arriving
 
 ANN, BOB = ClientId("a" * 26), ClientId("b" * 26)
 KEYS = PrivateKeys(curve=b"\x01" * 32, signing=b"\x02" * 32, sealing=b"\x03" * 32)
@@ -37,7 +37,7 @@ ENVELOPES = [envelope(n) for n in range(4)]
 @pytest.fixture(params=["memory", "file"])
 def arriving(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arriving:
     if request.param == "file":
-        monkeypatch.setattr(partial_uploads, "IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
     return Arriving(tmp_path, per_client=2)
 
 
