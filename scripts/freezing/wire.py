@@ -260,6 +260,8 @@ def words(folder: Folder) -> list[tuple[str, messages.Message, bytes]]:
             members=[CLIENT_KEYS.public.curve], guests=[guest.public.curve],
         )),
         ("server", m.Bye(reason="another connection with the same key stays", code="two_links")),
+        ("relay", m.Pull(digest=digest, chunks=[4, 5], span=2)),
+        ("relay", m.Release(digests=[digest])),
     ]  # fmt: skip
     assert {type(message) for _, message in said} == set(m.MESSAGES.values())
     return [(who, message, secret(f"blob {i}")) for i, (who, message) in enumerate(said)]

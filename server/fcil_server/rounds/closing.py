@@ -329,6 +329,7 @@ class Closing:
         for client in close.answers:  # a client that asks before the sync gets the last round's
             self.verdict(client)
         with ledger.transaction(waits=False):
+            ledger.updates.exclude_beside(key, BESIDE)
             # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}
@@ -345,7 +346,6 @@ class Closing:
                     if reason or not kept:
                         silent.append((client, answer, reason))
             ledger.answers.set_each(key, silent)
-            ledger.updates.exclude_beside(key, BESIDE)
             ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = Outcome.SKIPPED

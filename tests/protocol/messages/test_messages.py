@@ -41,6 +41,9 @@ from fcil_protocol.messages.messages import (
     Parts,
     PrivacyTerms,
     Progress,
+    Pull,
+    RelayKeys,
+    Release,
     Rotate,
     RoundClosed,
     RoundOpen,
@@ -103,9 +106,13 @@ FULL: dict[str, Message] = {
                 delta=1e-6,
                 max_epsilon=8.0,
                 partial=True,
+                relay_sums=True,
             ),
             compact=True,
             verdict=VERDICT,
+            summing_relay=RelayKeys(
+                name="depot", curve=b"c" * 32, signing=b"s" * 32, sealing=b"x" * 1216
+            ),
         ),
         RoundOpen(
             **ROUND,
@@ -142,6 +149,8 @@ FULL: dict[str, Message] = {
         Ack(nonce=NONCE, seq=9, digest=HEX),
         Nack(nonce=NONCE, seq=10, code="too_large", text="no", action="yes", digest=HEX),
         Bye(nonce=NONCE, seq=11, reason="sleep"),
+        Pull(digest=HEX, chunks=[2, 3], span=2),
+        Release(nonce=NONCE, seq=12, digests=[HEX]),
         Enrol(
             nonce=NONCE,
             seq=1,
@@ -176,6 +185,7 @@ FULL: dict[str, Message] = {
             federation=HEX[:32],
             relay="a" * 26,
             address="site.example:7720",
+            sums=True,
         ),
         Admit(
             nonce=NONCE,
@@ -190,6 +200,7 @@ FULL: dict[str, Message] = {
     )
 }
 BLOBS = {"update": 3, "parts": 3, "chunk": 1}
+MOST_BLOBS = {"update": 4}  # behind a relay that adds up updates
 
 
 def frames_of(message: Message, *, blobs: int | None = None) -> list[bytes]:
@@ -213,7 +224,7 @@ types = pytest.mark.parametrize("kind", sorted(MESSAGES))
 
 def test_there_is_a_sample_of_every_message() -> None:
     assert set(FULL) == set(MESSAGES)
-    assert {kind for kind, cls in MESSAGES.items() if not cls.signed} == {"chunk"}
+    assert {kind for kind, cls in MESSAGES.items() if not cls.signed} == {"chunk", "pull"}
 
 
 @types
@@ -230,7 +241,7 @@ def test_digests_of_envelopes_may_travel_as_bytes(kind: str) -> None:
     raw, *others = encode(FULL[kind], raw_digests=True), *frames_of(FULL[kind])[1:]
     assert parse([raw, *others]).message == FULL[kind]
     with_digests = {"update", "want", "parts", "fetched", "chunk", "ack", "welcome", "round_open", "use_model",
-             "round_closed"}  # fmt: skip
+             "round_closed", "pull", "release"}  # fmt: skip
     assert (bytes.fromhex(HEX) in raw) is (kind in with_digests)
     assert len(encode(FULL[kind])) - len(raw) in ({32, 64} if kind in with_digests else {0})
 
@@ -281,19 +292,28 @@ def test_what_a_peer_says_cannot_change_the_shared_defaults() -> None:
 # --- the form -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, 1, 6, 50])
+@pytest.mark.parametrize("count", [0, 1, 7, 50])
 def test_a_wrong_number_of_frames_is_refused_before_anything_is_read(count: int) -> None:
-    with pytest.raises(WireError, match=f"2 to 5 frames, got {count}"):
+    with pytest.raises(WireError, match=f"2 to 6 frames, got {count}"):
         parse([b"\xff"] * count)
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [(k, n) for k in sorted(MESSAGES) for n in range(4) if n != BLOBS.get(k, 0)],
+    [
+        (kind, count)
+        for kind in sorted(MESSAGES)
+        for count in range(5)
+        if count not in (BLOBS.get(kind, 0), MOST_BLOBS.get(kind))
+    ],
 )
 def test_a_wrong_number_of_blobs_is_refused(kind: str, count: int) -> None:
     with pytest.raises(WireError, match=f"{BLOBS.get(kind, 0)} blobs, got {count}"):
         parse(frames_of(FULL[kind], blobs=count))
+
+
+def test_an_update_may_have_its_key_for_a_relay_too() -> None:
+    assert len(parse(frames_of(FULL["update"], blobs=4)).blobs) == 4
 
 
 def test_an_oversize_body_is_refused_without_being_parsed() -> None:
@@ -320,9 +340,9 @@ def test_a_signature_of_another_length_is_refused(size: int) -> None:
 
 
 @types
-def test_only_chunks_may_come_unsigned(kind: str) -> None:
+def test_what_needs_a_signature_does_not_come_without(kind: str) -> None:
     frames = [encode(FULL[kind]), b"", *frames_of(FULL[kind])[2:]]
-    if kind == "chunk":
+    if kind in ("chunk", "pull"):
         assert parse(frames).message == FULL[kind]
     else:
         with pytest.raises(WireError, match=f"the message {kind} must be signed"):
@@ -529,7 +549,7 @@ def test_the_limits_fit_together() -> None:
     assert largest + 33 <= zmq_link.MAX_MESSAGE_BYTES
     assert header.MAX_HEADER_BYTES <= MAX_HEADER_BLOB_BYTES
     assert header.MAX_CHUNK_BYTES <= MAX_CHUNK_BYTES
-    assert max(BLOBS.values()) == MAX_BLOBS
+    assert max(MOST_BLOBS.values()) == MAX_BLOBS
 
 
 def test_terms_of_privacy_are_described_in_one_line():

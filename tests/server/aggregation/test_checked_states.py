@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +16,10 @@ from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import WorkerError
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.combining import Combined
 from fcil_server.aggregation.staleness import NO_OLDER_STATES
 from fcil_server.federation.config import load
+from server.update_rows import update_row
 
 TASK = make_tasks([0, 1, 2])[0]
 FAST = {"rank": 2, "blocks": [0, 1], "epochs": 1, "lr_head": 0.1, "augment": "none"}
@@ -56,13 +57,30 @@ def aggregate(method, hparams, context_, state, sent, tmp_path, settings=()):
     made._host = Here(method, context_)
     made.use(context_().backbone_info, None, None, trials=tmp_path / "trials.json")
     made._shared = lambda row: pack(sent[row.client])
-    rows = [
-        SimpleNamespace(
-            client=c, update_id=f"u{c}", samples=int(sent[c].i64("n")[0]), base_state=None
-        )
-        for c in sent
-    ]
+    rows = [update_row(c, samples=int(sent[c].i64("n")[0])) for c in sent]
     return asyncio.run(made.aggregate(context_(), state, rows, NO_OLDER_STATES)), made
+
+
+def test_a_sum_reaches_the_worker_once_and_its_fate_is_that_of_all_its_members(tmp_path):
+    fed = Federation.of("fedavg_lora", CLIENTS[:1], **FAST)
+    made = Aggregation(fed.method, fed.hparams, load(None, ()), log=tmp_path / "worker.log")
+    made.use(fed.backbone.info, None, None, trials=tmp_path / "trials.json")
+    a, b, c = (client_id(k) for k in range(3))
+    asked = []
+
+    async def combine(_ctx, _state, updates, _older):
+        asked.append([(u.client, u.record, u.samples) for u in updates])
+        return Combined(State(), (), {a: "too far"})
+
+    made._combine = combine
+    rows = [
+        update_row(a, samples=3, sum_id="s"),
+        update_row(b, samples=2),
+        update_row(c, samples=4, sum_id="s"),
+    ]
+    combined = asyncio.run(made.aggregate(fed.context("train"), State(), rows, NO_OLDER_STATES))
+    assert asked == [[(a, "s", 7), (b, f"u{b}", 2)]]
+    assert combined.excluded == {a: "too far", c: "too far"}
 
 
 def packed(fed, state):

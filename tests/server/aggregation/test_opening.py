@@ -50,7 +50,7 @@ def put(aggregation, keys, payload=PAYLOAD, *, name=None, recipient=None):
     update = name or sealed.parsed.update_id
     aggregation._spool.append(update, sealed.stored(wrap).to_bytes())
     aggregation._spool.sync()
-    return SimpleNamespace(client=SENDER, samples=1, update_id=update)
+    return SimpleNamespace(client=SENDER, samples=1, update_id=update, record=update)
 
 
 def test_an_update_reaches_the_worker_as_it_was_sealed(aggregation, keys):

@@ -24,6 +24,7 @@ from fcil_server.aggregation.staleness import (
 from fcil_server.aggregation.store import StateStore
 from fcil_server.aggregation.worker import ServerWorker
 from fcil_server.federation.config import load
+from server.update_rows import update_row
 
 FAST = {"rank": 2, "blocks": [0, 1], "epochs": 1, "lr_head": 0.1, "augment": "none"}
 
@@ -81,10 +82,7 @@ def test_the_worker_gets_each_older_state_once_and_the_age_of_every_update(tmp_p
     made._host = host = Host()
     made.use(fed.backbone.info, None, None, trials=tmp_path / "trials.json")
     states = [State({"w": np.full(1, k, np.float32)}) for k in range(4)]
-    rows = [
-        SimpleNamespace(client=client_id(k), update_id=f"u{k}", samples=1, base_state=base)
-        for k, base in enumerate((0, None, 2, 0))
-    ]
+    rows = [update_row(client_id(k), base_state=base) for k, base in enumerate((0, None, 2, 0))]
     older = OlderStates(3, {0: states[0], 2: states[2]})
     asyncio.run(made.aggregate(fed.context("train"), states[3], rows, older))
     assert host.staleness == [3, 0, 1, 3]

@@ -356,7 +356,7 @@ class TestCrossChecks:
     def test_clients_are_told_the_terms_of_privacy_and_nothing_else(self) -> None:
         given = {"noise_multiplier": 1, "clip": 2, "delta": 1e-6, "max_epsilon": 3, "min_count": 4,
                  "partial": True, "secure": "masks", "secure_threshold": 0.75,
-                 "secure_min_clients": 4}  # fmt: skip
+                 "secure_min_clients": 4, "relay_sums": False}  # fmt: skip
         rounds = {"min_clients": 4}
         section = {**given, "evaluate_min_count": 5}
         told = validate({"privacy": section, "round": rounds}).privacy.terms

@@ -62,7 +62,13 @@ def in_round(ledger: Ledger) -> Ledger:
     return ledger
 
 
-def accept(ledger: Ledger, client: ClientId = ALICE, name: str = "u", key: RoundKey = KEY) -> None:
+def accept(
+    ledger: Ledger,
+    client: ClientId = ALICE,
+    name: str = "u",
+    key: RoundKey = KEY,
+    sum_id: UpdateId | None = None,
+) -> None:
     with ledger.transaction():
         ledger.updates.accept(
             key,
@@ -71,6 +77,7 @@ def accept(ledger: Ledger, client: ClientId = ALICE, name: str = "u", key: Round
             samples=5,
             tensor_bytes=10,
             sealed_bytes=20,
+            sum_id=sum_id,
         )
 
 
@@ -472,6 +479,28 @@ class TestHistory:
             GONE: (UpdateStatus.COUNTED, ""),
         }
         assert [u.status for u in in_round.updates.of_client(RUN, BOB)] == ["excluded"]
+
+    def test_an_update_that_came_in_a_sum_is_known_by_both_digests(self, in_round: Ledger) -> None:
+        accept(in_round, ALICE, sum_id=UpdateId("s"))
+        accept(in_round, BOB)
+        assert in_round.updates.holds(RUN, digest("u" + ALICE))
+        assert in_round.updates.holds(RUN, "s")
+        assert not in_round.updates.holds(RUN, "other")
+        rows = in_round.updates.of_round(KEY)
+        assert [row.record for row in rows] == ["s", digest("u" + BOB)]
+
+    def test_the_others_of_a_sum_are_excluded_with_one_of_it_and_nobody_else(
+        self, in_round: Ledger
+    ) -> None:
+        accept(in_round, ALICE, sum_id=UpdateId("s"))
+        accept(in_round, BOB, sum_id=UpdateId("s"))
+        accept(in_round, GONE)
+        in_round.updates.exclude_beside(KEY, "beside")
+        assert len(in_round.updates.accepted(KEY)) == 3
+        in_round.updates.exclude(KEY, BOB, "revoked")
+        in_round.updates.exclude_beside(KEY, "beside")
+        found = {u.client: u.reason for u in in_round.updates.of_round(KEY)}
+        assert found == {ALICE: "beside", BOB: "revoked", GONE: ""}
 
     def test_the_last_update_is_known_though_the_clock_was_set_back(self, path: Path) -> None:
         """A client's last verdict is told again and again: it must not be an older one."""

@@ -491,3 +491,34 @@ def test_a_last_test_whose_worker_dies_is_repeated_when_the_run_is_resumed(tmp_p
 def test_a_test_of_rounds_needs_images():
     with pytest.raises(ValueError, match="set central_test"):
         RunSection(central_test_every=1)
+
+
+# --- sums of relays -----------------------------------------------------------------------------
+
+
+def test_who_is_revoked_takes_the_sum_with_it_that_its_update_is_in(scene, monkeypatch):
+    """The sum cannot be used without it, and its other members are told why."""
+    together = UpdateId(digest("sum"))
+    send = scene.send
+    monkeypatch.setattr(scene, "send", lambda key, c: send(key, c, sum_id=together))
+
+    def once():
+        scene.meanwhile = lambda: None
+        revoke(scene, BOB)
+
+    scene.meanwhile = once
+    key = scene.play(GOOD, {})
+    assert scene.seen == [[ALICE, BOB]]
+    assert (scene.closed(key).outcome, scene.closed(key).new_state) == (Outcome.SKIPPED, None)
+    assert scene.closing.verdict(ALICE).reason == closing.BESIDE
+    assert scene.closing.verdict(BOB).reason == "revoked"
+
+
+def test_a_sum_of_two_that_count_makes_a_state_and_stays_in_the_spool(scene, monkeypatch):
+    together = UpdateId(digest("sum"))
+    send = scene.send
+    monkeypatch.setattr(scene, "send", lambda key, c: send(key, c, sum_id=together))
+    key = scene.play(GOOD, {})
+    assert scene.closed(key).new_state == 0
+    assert {u.status for u in scene.ledger.updates.of_round(key)} == {UpdateStatus.COUNTED}
+    assert closing.needed_updates(scene.ledger, RUN) == {together}

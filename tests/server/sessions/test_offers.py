@@ -15,7 +15,7 @@ ROUND = RoundKey("r", 0, "train", 2)
 def offer(client, *, unasked=0, kind="train", round_=2):
     core = SimpleNamespace(run="r", task=0, kind=kind, round=round_)
     header = SimpleNamespace(core=core, update_id=f"{client}{round_}")
-    return UploadOffer(SimpleNamespace(client=client), header, (), unasked)
+    return UploadOffer(SimpleNamespace(client=client, sums=False), header, (), unasked)
 
 
 def left(line, arriving=0):

@@ -227,6 +227,18 @@ def test_an_update_under_anothers_name_is_found(built: Built) -> None:
     assert "the update of b to the open round is lost" in found.text
 
 
+def test_a_sum_of_a_relay_is_whole_and_that_of_a_client_is_none(built: Built) -> None:
+    """Alice's row points at a record that a relay, or only Bob, has signed."""
+    with built.ledger() as ledger:
+        rows = {row.name: row for row in ledger.clients.all()}
+    sql(built, f"UPDATE updates SET client = '{rows['b'].client_id}', sum_id = update_id "
+        f"WHERE update_id = '{built.update}'")  # fmt: skip
+    (found,) = bad(check(built.directory))
+    assert "another client sent it" in found.text
+    sql(built, f"UPDATE clients SET role = 'relay' WHERE client_id = '{rows['a'].client_id}'")
+    assert not [f for f in bad(check(built.directory)) if "is lost" in f.text]
+
+
 @pytest.mark.parametrize("piece", ["signature", "wrap", "body"])
 def test_an_update_that_was_exchanged_under_its_name_is_found(built: Built, piece: str) -> None:
     """The spool's own checksums fit: somebody wrote it anew."""
