@@ -6,6 +6,7 @@ broadcast, opens it, and sends an update of S bytes, sealed. In a federation the
 of their own: here they yield to the server where both want a core (nice 10).
 
 .venv/bin/python scripts/bench/many_clients.py [--clients 1000] [--kilobytes 100] [--rounds 3]
+    [--relay pass|sums]: all clients are behind one relay, which passes updates on or adds them up
 """
 
 import argparse
@@ -14,12 +15,14 @@ import json
 import os
 import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from processes import children, cpu_s, peak_mb, status_mb
@@ -43,6 +46,8 @@ from fcil_protocol.envelopes.transfer import (
     unrequested_chunks,
 )
 from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES
+from fcil_protocol.link.dial import dial
+from fcil_protocol.link.enrol_with_ticket import show
 from fcil_protocol.link.zmq_link import Dealer, LinkNews, Links
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import (
@@ -53,6 +58,7 @@ from fcil_protocol.messages.messages import (
     Message,
     Nack,
     Parts,
+    Pull,
     RoundClosed,
     RoundOpen,
     Update,
@@ -64,7 +70,8 @@ from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.process import control_socket
 from fcil_protocol.trust.certificate import Certificate
-from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_protocol.trust.ticket import Ticket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
@@ -85,6 +92,8 @@ class Thin:
         self.federation = certificate.federation
         self.server = certificate.verify(self.federation, time.time())
         self.address = member["address"]
+        self.link_key = bytes.fromhex(member.get("link_key", "")) or self.server.curve
+        self.relay: PublicKeys | None = None
         self.method = method
         self.rounds = rounds
         self.values = 0
@@ -104,7 +113,7 @@ class Thin:
         self.link = Dealer(
             curve_secret=self.keys.curve_secret,
             curve_public=self.keys.public.curve,
-            server_key=self.server.curve,
+            server_key=self.link_key,
             links=links,
         )
         self.link.connect(host, int(port))
@@ -150,6 +159,8 @@ class Thin:
         match message:
             case Welcome():
                 self.welcome = message
+                if message.summing_relay is not None:
+                    self.relay = PublicKeys.from_fields(message.summing_relay.model_dump())
                 if message.session_key is not None:
                     self.channel.agree_as_client(message.session_key)
                 if message.ready:
@@ -164,7 +175,7 @@ class Thin:
                 data = received.blobs[0]
                 self._receiver.put(message.digest, message.index, data, time.monotonic())
                 self._go_on()
-            case Want():
+            case Want() | Pull():
                 self._send_chunks(message.digest, message.chunks, message.span)
             case Ack():
                 self._outgoing.pop(message.digest, None)
@@ -201,10 +212,12 @@ class Thin:
         sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
         header = sealed.parsed
         first = 0 if waits else unrequested_chunks(header)
-        wrap = wrap_key(key, sealed.header, self.server)
-        self._outgoing[header.update_id] = Sender(header, sealed.stored(wrap).read)
+        wraps = [wrap_key(key, sealed.header, self.server)]
+        self._outgoing[header.update_id] = Sender(header, sealed.stored(wraps[0]).read)
+        if self.relay is not None and core.kind != INVENTORY:
+            wraps.append(wrap_key(key, sealed.header, self.relay))
         self._say(
-            Update(digest=header.update_id, unasked=first), sealed.header, sealed.signature, wrap
+            Update(digest=header.update_id, unasked=first), sealed.header, sealed.signature, *wraps
         )
         span = max(1, UNASKED_SPAN_BYTES // header.chunk_bytes)
         self._send_chunks(header.update_id, list(range(first)), span)
@@ -290,6 +303,61 @@ def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
     return members
 
 
+def _ticket(federation: LocalFederation, name: str, **extra: Any) -> Ticket:
+    reply = control_socket.ask(federation.federation, "enrol", name=name, lasts_s=3600.0, **extra)
+    return Ticket.from_text(reply["ticket"])
+
+
+class Site:
+    """A relay's process, and clients behind it."""
+
+    def __init__(self, federation: LocalFederation, *, sums: bool) -> None:
+        self.federation = federation
+        self.directory = federation.directory / "relay"
+        ticket = federation.directory / "relay.ticket"
+        ticket.write_text(_ticket(federation, "site", relay=True).to_text())
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        command = [sys.executable, "-P", "-m", "fcil_server", "relay", "--dir", str(self.directory)]
+        command += ["--ticket", str(ticket), "--listen", address, *(["--sums"] if sums else [])]
+        paths = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
+        self.process = subprocess.Popen(command, env={**federation.environment(), **paths})
+        federation.until("relay")
+
+    def enrol(self, count: int) -> list[dict[str, str]]:
+        """Enrol clients with tickets; a door admits newcomers a few at a time."""
+        return asyncio.run(self._enrol(count))
+
+    async def _enrol(self, count: int) -> list[dict[str, str]]:
+        members = []
+        for number in range(count):
+            seed = os.urandom(32)
+            keys = PrivateKeys.derive(seed, b"bench")
+            ticket = _ticket(self.federation, f"c{number}", via="site")
+            answer, _ = await show(ticket, keys, ticket.addresses[0], dial)
+            members.append(
+                {
+                    "seed": seed.hex(),
+                    "client": answer.client,
+                    "certificate": answer.certificate.hex(),
+                    "address": ticket.addresses[0],
+                    "link_key": ticket.server_key.hex(),
+                }
+            )
+        return members
+
+    def stop(self) -> None:
+        """Stop the relay, and say what it did."""
+        used, peak = cpu_s(self.process.pid), peak_mb(self.process.pid)
+        counts = control_socket.ask(self.directory, "status")
+        print(f"relay: {used:.1f} CPU s, {peak:.0f} MB at most; {counts['sums']} sums of "
+              f"{counts['added']} updates; uplink {counts['uplink_sent'] / 1e6:.1f} MB up, "
+              f"{counts['uplink_received'] / 1e6:.1f} MB down")  # fmt: skip
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+
+
 def _raise_limits() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -304,13 +372,15 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         "round.rounds_per_task": args.rounds,
         "round.min_clients": args.clients,
         "run.evaluate": "false",
+        "privacy.relay_sums": json.dumps(args.relay == "sums"),
     }
     env = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
     with LocalFederation(directory) as federation:
         federation.serve(*(a for k, v in settings.items() for a in ("-c", f"{k}={v}")), env=env)
         assert federation.server is not None
         pid = federation.server.pid
-        members = _enrol(federation, args.clients)
+        site = Site(federation, sums=args.relay == "sums") if args.relay else None
+        members = site.enrol(args.clients) if site else _enrol(federation, args.clients)
         empty = status_mb(pid) or 0.0
         step = -(-len(members) // args.processes)
         groups = [members[i : i + step] for i in range(0, len(members), step)]
@@ -340,6 +410,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             time.sleep(0.1)
         peak, used = peak_mb(pid), _cpu_of_all(pid)
         worker = max((peak_mb(p) for p in children(pid)), default=0.0)
+        if site is not None:
+            site.stop()
     said = []
     for process in processes:
         assert process.stdout is not None
@@ -402,6 +474,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=900)
+    parser.add_argument("--relay", choices=("pass", "sums"))
     parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     _raise_limits()

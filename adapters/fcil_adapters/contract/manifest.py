@@ -88,6 +88,11 @@ class Exchange:
         """True if its rounds are no part of a task: they collect late images of all classes."""
         return self.kind == LATE
 
+    @property
+    def summable(self) -> bool:
+        """True if relays may add up its uploads (``[privacy] relay_sums``)."""
+        return self.additive is not None and not self.late
+
     def in_task(self, index: int) -> bool:
         """Return True if a task has these rounds."""
         return index == 0 or not self.first_task

@@ -203,12 +203,12 @@ class SummedAggregator:
 
     def adds_up(self, kind: str) -> bool:
         """Return True if the updates of a kind of round are added up."""
-        return self.exchanges[kind].additive is not None
+        return self.exchanges[kind].summable
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Return the state with a round's updates and relays' sums combined."""
         additive = self.exchanges[ctx.kind].additive
-        if additive is None:
+        if additive is None or not self.adds_up(ctx.kind):
             return self.inner.aggregate(ctx, state, updates)
         total: dict[str, I64] = {}
         for number, update in enumerate(updates):

@@ -110,7 +110,7 @@ class Terms:
     def adder(self, kind: str) -> PublicKeys | None:
         """Return the keys of the relay that adds up updates of one kind of round, if one does."""
         exchange = self.exchange(kind)
-        return None if exchange is None or exchange.additive is None else self.relay
+        return self.relay if exchange is not None and exchange.summable else None
 
     def dims(self, task: TaskInfo, kind: str) -> dict[str, int]:
         """Return the known symbols of an upload's schema."""

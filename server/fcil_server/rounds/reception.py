@@ -112,7 +112,7 @@ class Reception:
         """Return True if relays may add up the updates of a kind of round."""
         exchange = self.context.exchange(kind)
         allowed = self.context.config.privacy.relay_sums
-        return allowed and exchange is not None and exchange.additive is not None
+        return allowed and exchange is not None and exchange.summable
 
     def _must_be_of_run(self, core: Core) -> None:
         if core.run != self.context.run:

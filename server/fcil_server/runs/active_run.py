@@ -411,7 +411,7 @@ def check_relay_sums(method: Method, hparams: Hparams, info: BackboneInfo) -> No
     Raises:
         ConfigError: it has none.
     """
-    if all(exchange.additive is None for exchange in method.exchanges(hparams, info)):
+    if not any(exchange.summable for exchange in method.exchanges(hparams, info)):
         raise ConfigError(
             f"privacy.relay_sums is true, but the server of the method {method.name} with these "
             "options needs each client's own update.",

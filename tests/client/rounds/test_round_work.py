@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from client.daemon_kit import DIGEST, HPARAMS, RUN
+from client.daemon_kit import DIGEST, HPARAMS, RUN, order
 from client.round_kit import (
     FED,
     KEYS,
@@ -32,7 +32,7 @@ from fcil_client.link.downloads import IN_MEMORY_BYTES, Downloads, open_part
 from fcil_client.notes import Notes
 from fcil_client.rounds import round_work
 from fcil_client.rounds.round_work import ClientOptions, RoundWork, read_registry
-from fcil_client.state import outbox
+from fcil_client.state import outbox, sent_journal
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Core, open_body, seal, unwrap_key, wrap_key
@@ -43,6 +43,7 @@ from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, PartRef, Parts, Want
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.testing import flip_bit
+from fcil_protocol.trust.keys import PrivateKeys
 
 CHUNK = 256 << 10
 
@@ -542,3 +543,36 @@ class TestOpenPart:
         with pytest.raises(MemoryError):
             open_part(home, ref, KEYS, SERVER.public)
         assert home.part_path(ref.digest).exists()
+
+
+# --- relays that add up -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_an_update_that_is_a_sum_is_sealed_for_the_relay_too_and_the_journal_names_it(
+    home, enrolment, tmp_path, monkeypatch, kind
+):
+    unguard(monkeypatch)
+    relay = PrivateKeys.generate()
+    terms = replace(TERMS, relay_name="depot", relay=relay.public)
+    work = make(home, enrolment, tmp_path)
+    upload = Payload({"n": np.ones(1, np.int64), **{c: np.zeros(0, np.int64) for c in
+                      ("classes", "correct", "total")}})  # fmt: skip
+    task = TaskInfo(0, (0, 1))
+    asked = order().model_copy(update={"kind": kind})
+    envelope, digest = work._seal_update(upload, asked, terms, task, SERVER.public)
+    work.outbox.put(digest, envelope)
+    (row,) = sent_journal.read(home.directory)[0]
+    sent = []
+    work.outbox.offer(digest, lambda *frames: sent.append(frames), again=False)
+    (_, header, signature, wrap, *more), *_ = sent
+    assert unwrap_key(wrap, header, SERVER)
+    if kind == "evaluate":
+        assert not more
+        assert row["relay"] == ""
+        return
+    assert unwrap_key(*more, header, relay) == unwrap_key(wrap, header, SERVER)
+    assert row["relay"] == "depot"
+    work.outbox.share("another", b"")  # the next update's
+    work.outbox.offer(digest, lambda *frames: sent.append(frames), again=False)
+    assert len(sent[-2]) == 4

@@ -383,6 +383,25 @@ class TestCrossChecks:
         validate({**given, "trust": {"max_weight_share": 1, "outlier_factor": 0}})
         assert words in fault({**given, section: {**given.get(section, {}), **values}})
 
+    @pytest.mark.parametrize(
+        ("section", "values", "words"),
+        [
+            ("round", {"mode": "async", "take": 3}, "round.mode is 'async'"),
+            ("trust", {"averaging": "median"}, "trust.averaging is 'median'"),
+            ("trust", {"max_weight_share": 0.3}, "trust.max_weight_share is 0.3"),
+            ("trust", {"outlier_factor": 3}, "trust.outlier_factor is 3"),
+            ("run", {"keep_updates": True}, "run.keep_updates"),
+            ("privacy", {"secure": "masks"}, "hides them from all"),
+            ("privacy", {"noise_multiplier": 1, "clip": 2}, "without noise only"),
+        ],
+    )
+    def test_sums_of_relays_hide_what_a_setting_needs(
+        self, section: str, values: dict[str, Any], words: str
+    ) -> None:
+        given = {"round": {"min_clients": 3}, "privacy": {"relay_sums": True}}
+        assert validate({**given, "round": {"take": 3}}).privacy.terms.relay_sums
+        assert words in fault({**given, section: {**given.get(section, {}), **values}})
+
     def test_numbers_of_masks_do_nothing_without_them(self) -> None:
         assert "does nothing while privacy.secure is 'off'" in fault(
             {"privacy": {"secure_min_clients": 4}}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Exchange, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
@@ -29,7 +30,12 @@ from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.sections import TasksSection
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs import active_run, run_record
-from fcil_server.runs.active_run import check_task_sizes, check_unlabelled, tell_ignored
+from fcil_server.runs.active_run import (
+    check_relay_sums,
+    check_task_sizes,
+    check_unlabelled,
+    tell_ignored,
+)
 from fcil_server.runs.frozen_config import config_of
 from fcil_server.runs.resources import RunSetup
 from fcil_server.runs.run_queue import RunQueue
@@ -141,6 +147,18 @@ def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
         '(method.weights = "images"); with "capped" it respects the cap, and its result is no longer exact'
     )
     assert noted == ([("warning", "ignored", warning)] if told else [])
+
+
+@pytest.mark.parametrize(("name", "able"), [("running_mean", True), ("pilora", False)])
+def test_a_method_without_sums_is_refused_where_relays_add_up(name: str, able: bool) -> None:
+    method = registry.load_method(name)
+    info = backbone_by_name("embedded") if method.needs_backbone else NO_BACKBONE
+    hparams = registry.make_hparams(method, {})
+    if able:
+        check_relay_sums(method, hparams, info)
+        return
+    with pytest.raises(ConfigError, match="needs each client's own update"):
+        check_relay_sums(method, hparams, info)
 
 
 def test_a_run_begins_with_its_listed_classes_or_not_at_all(

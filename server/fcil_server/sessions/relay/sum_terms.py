@@ -59,7 +59,7 @@ class SumTerms:
     def exchange(self, kind: str) -> Exchange | None:
         """Return the method's exchange of a kind, if its updates can be added up."""
         exchanges = self.method.exchanges(self.hparams, self.info)
-        return next((e for e in exchanges if e.kind == kind and e.additive is not None), None)
+        return next((e for e in exchanges if e.kind == kind and e.summable), None)
 
     def most_bytes(self, exchange: Exchange, task: TaskInfo) -> int:
         """Return the size of the largest payload of an exchange."""
