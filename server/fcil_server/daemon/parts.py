@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_protocol.errors import FcilError
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import Message
 from fcil_server.daemon.context import ServerContext
 from fcil_server.daemon.cut_offs import CutOffs
@@ -57,8 +57,9 @@ class ServerPorts(RunPorts):
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
         return self.parts().sessions.send(peer, message, *blobs)
 
-    def is_summed(self, peer: Peer) -> bool:
-        return self.parts().context.link.adder(peer.conn) is not None
+    def adder(self, peer: Peer) -> ClientId | None:
+        relay = self.parts().context.link.adder(peer.conn)
+        return None if relay is None else relay.client_id
 
     def lag(self) -> Lag:
         return self.meter.take()

@@ -45,9 +45,10 @@ class RunUploads(IntakePorts):
         """Return the requirements for a relay's sum, or raise the reason against it."""
         return self._coordinator.reception.expect_sum(core)
 
-    def is_with_relay(self, peer: Peer, core: Core) -> bool:
-        """Return True if the relay that carries a client may add up its update."""
-        return self._coordinator.reception.may_be_summed(core.kind) and self._ports.is_summed(peer)
+    def adder(self, peer: Peer, core: Core) -> ClientId | None:
+        """Return the relay that carries a client, if it may add up its update."""
+        allowed = self._coordinator.reception.may_be_summed(core.kind)
+        return self._ports.adder(peer) if allowed else None
 
     def recorded(self, digest: str) -> bool:
         """Return True if the ledger has this update, or this sum."""

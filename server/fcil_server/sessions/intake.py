@@ -65,6 +65,7 @@ MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then
 OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
 MAX_OPENED = 16  # of them, however small: the first one waits for the last
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
+MOST_RELEASED = 10_000  # updates that are remembered as those that a relay does not add up
 MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 
 
@@ -115,6 +116,7 @@ class Intake:
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
         self._line = OfferLine()
         self._with_relay: dict[ClientId, UploadOffer] = {}  # for their sums
+        self._released: set[str] = set()  # updates that relays do not add up
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -152,20 +154,25 @@ class Intake:
         self._check_size(peer, header)
         offer = UploadOffer(peer, header, received.blobs[:3], message.unasked)
         taken = len(received.blobs) > 3 and not received.blobs[3]
-        if taken and self._ports.is_with_relay(peer, header.core):
-            self._with_relay[peer.client] = offer
+        relay = self._ports.adder(peer, header.core) if taken else None
+        if relay is not None and message.digest not in self._released:
+            self._line.leave(peer.client)
+            self._forget_abandoned(peer)
+            self._with_relay[peer.client] = replace(offer, relay=relay)
             return
         self._with_relay.pop(peer.client, None)
-        self._receive(offer)
+        self._receive(replace(offer, unasked=0) if taken else offer)
 
     def release(self, digests: Iterable[str]) -> None:
         """Ask for updates that their relay does not add up."""
         given_up = set(digests)
+        if len(self._released) < MOST_RELEASED:  # it may come before the offer of a busy client
+            self._released |= given_up
         for client, offer in list(self._with_relay.items()):
             if offer.header.update_id in given_up:
                 del self._with_relay[client]
                 try:
-                    self._receive(replace(offer, unasked=0))  # what came, the relay has
+                    self._receive(replace(offer, unasked=0))  # the relay has what came
                 except Exception as error:
                     self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
 
@@ -345,7 +352,7 @@ class Intake:
         except Exception as error:
             return partial(_raise, error)
         held = self._with_relay.values() if peer.sums else ()
-        offers = {str(offer.header.update_id): offer for offer in held}
+        offers = {str(o.header.update_id): o for o in held if o.relay == peer.client}
         return partial(self._keep, peer, envelope, expectation, offers)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
@@ -365,6 +372,7 @@ class Intake:
         self._ports.opened(result)
         self._batch.append((peer, result))
         self._pending.add(digest)
+        self._pending.update(member.digest for member in result.members)
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
@@ -451,8 +459,9 @@ class Intake:
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
             for member in accepted.members:
-                offer = self._with_relay.pop(member.client, None)
-                if offer is not None and offer.header.update_id == member.digest:
+                offer = self._offer_of(member)
+                if offer is not None:
+                    del self._with_relay[member.client]
                     self._ports.send(offer.peer, Ack(digest=member.digest))
             await turns.yield_if_long()
 
@@ -487,9 +496,21 @@ class Intake:
         with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
             await asyncio.to_thread(self._spool.remove, [accepted.digest])
         self._pending.discard(accepted.digest)
+        for member in accepted.members:
+            offer = self._offer_of(member)
+            if offer is not None:  # as it came last: the relay releases it, and it is requested
+                self._with_relay[member.client] = offer
         peer = self._newest.pop(accepted.digest, peer)
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, accepted.digest))
+
+    def _offer_of(self, member: Accepted) -> UploadOffer | None:
+        """Return the offer of an update whose sum is over, by the peer that offered it last."""
+        self._pending.discard(member.digest)
+        offer, newest = self._with_relay.get(member.client), self._newest.pop(member.digest, None)
+        if offer is None or offer.header.update_id != member.digest:
+            return None
+        return offer if newest is None else replace(offer, peer=newest)
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused; another may have its room."""
@@ -520,6 +541,7 @@ class Intake:
         later = set[str]() if continues is None else self.arriving.of_kind(continues)
         self._line.sweep(continues)
         self._with_relay.clear()
+        self._released.clear()
         with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete | later, files=continues is None)
 

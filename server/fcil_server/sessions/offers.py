@@ -30,12 +30,14 @@ class UploadOffer:
     Attributes:
         blobs: header, signature and wrap as received.
         unasked: first chunks that arrive without a request.
+        relay: the one that has taken it, to add it up.
     """
 
     peer: Peer
     header: Header
     blobs: Sequence[bytes]
     unasked: int
+    relay: ClientId | None = None
 
     @property
     def may_wait(self) -> bool:

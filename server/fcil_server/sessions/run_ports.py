@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_protocol.errors import FcilError
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages.messages import RUN_DONE, Bye, Message
 from fcil_server.event_loop import Lag
 from fcil_server.sessions.peers import Peer, Peers
@@ -38,9 +38,9 @@ class RunPorts:
         """Tell a client that this run needs nothing more of it; it may stay for the next."""
         self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
-    def is_summed(self, _peer: Peer) -> bool:
-        """Return True if the relay that carries a client adds up updates."""
-        return False
+    def adder(self, _peer: Peer) -> ClientId | None:
+        """Return the relay that carries a client, if it adds up updates."""
+        return None
 
     def lag(self) -> Lag:
         """Return how late the loop was since the last call."""

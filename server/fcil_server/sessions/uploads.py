@@ -63,8 +63,8 @@ class IntakePorts(Protocol):
         """
         ...
 
-    def is_with_relay(self, peer: Peer, core: Core) -> bool:
-        """Return True if the relay that carries a client may add up its update of this core."""
+    def adder(self, peer: Peer, core: Core) -> ClientId | None:
+        """Return the relay that carries a client, if it may add up its update of this core."""
         ...
 
     def recorded(self, digest: str) -> bool:

@@ -15,26 +15,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import fcil_protocol
 from fcil_adapters.contract import Exchange, TaskInfo
 from fcil_adapters.numerics.relay_sums import MOST_MEMBERS, RunningSum
 from fcil_protocol.envelopes.arriving import Arriving
 from fcil_protocol.envelopes.envelope import (
     WRAP_BYTES,
-    Core,
     Header,
-    Sealed,
     open_body,
     parse_header,
-    seal,
     unwrap_key,
-    wrap_key,
 )
 from fcil_protocol.envelopes.transfer import (
-    UNASKED_SPAN_BYTES,
     IncomingEnvelope,
     Receiver,
-    Sender,
     unrequested_chunks,
 )
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
@@ -56,9 +49,10 @@ from fcil_protocol.messages.messages import (
     Want,
     Welcome,
 )
-from fcil_protocol.payloads.payload import pieces, unpack
+from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_server.sessions.relay.sum_sender import SumSender
 from fcil_server.sessions.relay.sum_terms import SumTerms
 
 WAIT_S = 10.0  # from the first update of a sum until it is sent without those that are missing
@@ -116,14 +110,6 @@ class _Round:
     overdue: bool = False
 
 
-@dataclass(frozen=True)
-class _Outgoing:
-    """A sum on its way to the server."""
-
-    sealed: Sealed
-    members: tuple[str, ...]
-
-
 class Summing:
     """Takes, opens and adds up updates, and sends sums, in one session of a relay.
 
@@ -153,9 +139,8 @@ class Summing:
         wait_s: float = WAIT_S,
     ) -> None:
         self._keys = keys
-        self._client_id = client_id
         self._federation = federation
-        self._server = server
+        self._sender = SumSender(keys, client_id, server, push)
         self._credit = credit
         self._push = push
         self._pull = pull
@@ -168,12 +153,12 @@ class Summing:
         self._lanes: dict[int, _Lane] = {}
         self._round: _Round | None = None
         self._taken: dict[str, int] = {}  # digest -> lane; without an answer of the server
+        self._newest: dict[str, str] = {}  # sender -> digest of its newest taken update
         self._released: dict[str, None] = {}  # in order
         self._waiting: deque[tuple[int, IncomingEnvelope]] = deque()  # the first is being opened
         self._adding = ""  # digest of the update that a thread opens
         self._opener: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._out: _Outgoing | None = None
 
     async def close(self) -> None:
         """Stop; nothing is lost: the clients send their updates again."""
@@ -190,14 +175,23 @@ class Summing:
     def on_server_message(self, number: int, message: Message | None) -> None:
         """Learn from a message that passes to a client."""
         match message:
-            case Welcome():
-                self._welcome(number, message)
-            case RoundOpen():
-                self._opened(number, message)
+            case Welcome() | RoundOpen():
+                try:
+                    self._learn(number, message)
+                except Exception as error:  # of the method's own code, say
+                    self._drop_lane(number)
+                    self._notify("warning", f"updates pass: {as_fcil_error(error)}")
             case RoundClosed():
-                self._closed(number, message.key)
+                self._closed(message.key)
             case Ack() | Nack() if message.digest in self._taken:
                 self._answered(message.digest)
+                self._wait_for_no_more_of(number)
+
+    def _learn(self, number: int, message: Welcome | RoundOpen) -> None:
+        if isinstance(message, Welcome):
+            self._welcome(number, message)
+        else:
+            self._opened(number, message)
 
     def _welcome(self, number: int, welcome: Welcome) -> None:
         self._drop_lane(number)
@@ -222,7 +216,7 @@ class Summing:
         if exchange is None:
             return
         task = TaskInfo(message.task, tuple(message.classes), tuple(message.past))
-        lane.order = order = _Order(lane.terms, message.key, message.base, task, exchange)
+        order = _Order(lane.terms, message.key, message.base, task, exchange)
         now = asyncio.get_running_loop().time()
         under_way = self._round
         if under_way is None or (under_way.order.key, under_way.order.base) != (
@@ -234,17 +228,12 @@ class Summing:
             total = order.terms.new_sum(exchange, task)
             self._round = _Round(order, total, now + max(message.remaining_s, 0.0))
         assert self._round is not None
+        lane.order = order
         self._round.awaited.add(number)
 
-    def _closed(self, number: int, key: RoundKey) -> None:
-        lane, under_way = self._lanes.get(number), self._round
-        if lane is not None and lane.order is not None and lane.order.key == key:
-            self._stop_receiving(lane)
-            lane.order = None
-        if under_way is not None and under_way.order.key == key:
-            under_way.awaited.discard(number)
-            if not any(one.order for one in self._lanes.values()):
-                self._end_round()
+    def _closed(self, key: RoundKey) -> None:
+        if self._round is not None and self._round.order.key == key:
+            self._end_round()  # for all: the server tells every client that it was asked in
 
     def _end_round(self) -> None:
         """Forget the updates of a round that is over, or of a session."""
@@ -254,9 +243,11 @@ class Summing:
         self._round = None
         for lane in self._lanes.values():
             self._stop_receiving(lane)
+            lane.order = None
         self._waiting = deque(one for one in self._waiting if one[1].digest == self._adding)
         self._taken.clear()
-        self._out = None
+        self._newest.clear()
+        self._sender.drop()
         self._sweep(self._adding)
 
     def _sweep(self, keep: str) -> None:
@@ -283,22 +274,29 @@ class Summing:
         if self._round.due is not None:
             self._round.due.cancel()
         self._round.due, self._round.overdue = None, False
+        self._open_waiting()
 
     # --- up: what clients say to the server ----------------------------------------------------
 
     def on_client_message(self, number: int, received: Received, frames: Frames) -> Frames | None:
         """Return what passes to the server in place of a client's message; None: nothing."""
         match received.message:
-            case Update() as message if len(received.blobs) > 3:
-                took = self._take(number, received, message)
-                return (*frames[:-1], b"") if took else frames[:-1]
+            case Update() as message:
+                took = len(received.blobs) > 3 and self._take(number, received, message)
+                if not took:  # also a list of classes, in the middle of a round: of no matter
+                    self._wait_for_no_more_of(number)
+                return (*frames[:5], b"") if took else frames[:5]
             case Chunk() as message if message.digest in self._taken:
                 self._chunk(number, received, message)
                 return None
-            case Decline() if self._round is not None:
-                self._round.awaited.discard(number)
-                self._send_if_due()
+            case Decline():
+                self._wait_for_no_more_of(number)
         return frames
+
+    def _wait_for_no_more_of(self, number: int) -> None:
+        if self._round is not None:
+            self._round.awaited.discard(number)
+        self._send_if_due()
 
     def on_client_left(self, number: int) -> None:
         """Forget a lane; an update that is added counts all the same."""
@@ -306,11 +304,12 @@ class Summing:
         self._send_if_due()
 
     def _drop_lane(self, number: int) -> None:
-        lane = self._lanes.pop(number, None)
+        lane = self._lanes.get(number)
         if self._round is not None:
             self._round.awaited.discard(number)
         if lane is not None:
-            self._stop_receiving(lane)
+            self._stop_receiving(lane)  # which drops what has come, while the lane is known
+            del self._lanes[number]
 
     def _stop_receiving(self, lane: _Lane) -> None:
         for digest in list(lane.receiver.under_way):
@@ -321,14 +320,8 @@ class Summing:
         lane = self._lanes.get(number)
         if lane is None or lane.order is None or message.digest in self._released:
             return False
-        if message.digest in self._taken:
-            other = self._lanes.get(self._taken[message.digest])
-            if other is None or message.digest not in other.receiver.under_way:
-                return True  # it is complete, and offered again
-            if other is lane:
-                self._ask(number, lane)
-                return True
-            self._forget(message.digest)
+        if message.digest == self._adding and message.digest not in self._taken:
+            return False  # refused while a thread opens it
         data, signature, _, wrap = received.blobs
         try:
             header = parse_header(data, max_plain_bytes=1 << 40)
@@ -336,10 +329,21 @@ class Summing:
                 return False
             if not lane.order.fits(header):
                 return False
+            if message.digest in self._taken:
+                other = self._lanes.get(self._taken[message.digest])
+                if other is None or message.digest not in other.receiver.under_way:
+                    self._wait_for_no_more_of(number)
+                    return True  # it is complete, and offered again
+                if other is lane:
+                    self._ask(number, lane)
+                    return True
+                self._forget(message.digest)
             self._stop_receiving(lane)
+            self._give_up_older(header)
             assembly = self._arriving.take(_owner(number), header)
-        except FcilError:
+        except Exception:
             return False  # the server says what is wrong with it
+        self._newest[header.core.sender] = message.digest
         self._taken[message.digest] = number
         now = asyncio.get_running_loop().time()
         blobs = (data, signature, wrap)
@@ -347,6 +351,14 @@ class Summing:
         envelope = lane.receiver.begin(blobs, assembly, now, unasked=unasked)
         self._continue(number, lane, envelope)
         return True
+
+    def _give_up_older(self, header: Header) -> None:
+        """Give back an update in place of which its client offers another one."""
+        older = self._newest.get(header.core.sender, "")
+        if older not in self._taken or older == header.update_id:
+            return
+        self._answered(older)
+        self._release([older])
 
     def _chunk(self, number: int, received: Received, message: Chunk) -> None:
         lane = self._lanes.get(number)
@@ -358,8 +370,8 @@ class Summing:
         except WireError:  # it does not fit: its client or the network is at fault
             self._release([message.digest])
             return
-        except FcilError as error:
-            self._notify("warning", str(error))
+        except Exception as error:
+            self._notify("warning", str(as_fcil_error(error)))
             self._release([message.digest])
             return
         if envelope is not None:
@@ -371,12 +383,10 @@ class Summing:
             return
         lane.receiver.end(envelope.digest)
         self._waiting.append((number, envelope))
-        if self._opener is None or self._opener.done():
-            self._opener = asyncio.get_running_loop().create_task(self._open_all())
+        self._open_waiting()
 
     def _ask(self, number: int, lane: _Lane) -> None:
-        receiving = sum(bool(one.receiver.under_way) for one in self._lanes.values())
-        lane.receiver.pace.most_bytes = share(self._credit, receiving)
+        lane.receiver.pace.most_bytes = share(self._credit, len(self._taken))
         for want in lane.receiver.wants(asyncio.get_running_loop().time()):
             self._pull(number, Pull(digest=want.digest, chunks=want.chunks, span=want.span))
 
@@ -386,12 +396,19 @@ class Summing:
         for number, lane in self._lanes.items():
             if lane.receiver.revive(now):
                 self._ask(number, lane)
+        self._sender.revive(now)
 
     def _forget(self, digest: str) -> None:
         number = self._taken.pop(digest, None)
         lane = None if number is None else self._lanes.get(number)
-        if number is not None and lane is not None and lane.receiver.end(digest) is not None:
+        if number is None:
+            return
+        if lane is not None and lane.receiver.end(digest) is not None:
             self._drop(number, digest)
+        for one in list(self._waiting):
+            if one[1].digest == digest and digest != self._adding:
+                self._waiting.remove(one)
+                self._drop(one[0], digest)
 
     def _drop(self, number: int, digest: str) -> None:
         with contextlib.suppress(FcilError):  # a bad disk: `_sweep` tries again
@@ -414,9 +431,20 @@ class Summing:
 
     # --- adding ---------------------------------------------------------------------------------
 
+    def _open_waiting(self) -> None:
+        if self._waiting and (self._opener is None or self._opener.done()):
+            self._opener = asyncio.get_running_loop().create_task(self._open_all())
+
+    @property
+    def _is_full(self) -> bool:
+        return self._round is not None and len(self._round.total.members) >= MOST_MEMBERS
+
     async def _open_all(self) -> None:
-        """Open and add the waiting updates one after the other: one in memory at a time."""
-        while self._waiting:
+        """Open and add the waiting updates one after the other: one in memory at a time.
+
+        While the sum is full and another one is under way, they wait.
+        """
+        while self._waiting and not self._is_full:
             number, envelope = self._waiting[0]
             await self._open(number, envelope)
             self._waiting.popleft()
@@ -468,7 +496,7 @@ class Summing:
         under_way = self._round
         if under_way is None or not (members := under_way.total.members):
             return
-        if self._adding or self._sending is not None or self._out is not None:
+        if self._adding or self._sending is not None or self._sender.waits:
             return  # once that has ended, this one's turn comes
         waits = bool(under_way.awaited or self._waiting)
         if waits and not under_way.overdue and len(members) < MOST_MEMBERS:
@@ -488,79 +516,42 @@ class Summing:
         self._send_if_due()
 
     async def _send(self, order: _Order, total: RunningSum) -> None:
-        members = tuple(member.digest for member in total.members)
+        members = [member.digest for member in total.members]
         try:
-            sealed, wrap = await asyncio.to_thread(self._seal, order, total)
+            made = await asyncio.to_thread(
+                self._sender.seal, order.terms, order.key, order.base, total
+            )
+            if self._round is None or self._round.order is not order:
+                return
+            left = [digest for digest in members if digest in self._taken]
+            if len(left) < len(members):  # the server has answered one by itself
+                self._release(left)
+                return
+            self._sender.send(made, asyncio.get_running_loop().time())
         except Exception as error:
             self._notify("warning", f"a sum is not sent: {as_fcil_error(error).message}")
+            self._sender.drop()
             self._release(members)
-            return
-        if self._round is None or self._round.order is not order:
-            return
-        left = [digest for digest in members if digest in self._taken]
-        if len(left) < len(members):  # the server has answered one by itself
-            self._release(left)
-            return
-        self._out = _Outgoing(sealed, members)
-        count = unrequested_chunks(sealed.parsed)
-        message = Update(digest=sealed.parsed.update_id, unasked=count)
-        self._push(message, sealed.header, sealed.signature, wrap)
-        span = max(1, UNASKED_SPAN_BYTES // sealed.parsed.chunk_bytes)
-        self._send_chunks(range(count), span)
-
-    def _seal(self, order: _Order, total: RunningSum) -> tuple[Sealed, bytes]:
-        """Seal a sum for the server; runs in a thread."""
-        terms = order.terms
-        core = Core(
-            protocol=fcil_protocol.PROTOCOL_VERSION,
-            federation=terms.federation,
-            run=terms.run,
-            direction="update",
-            sender=self._client_id,
-            sender_key=self._keys.public.fingerprint,
-            recipient="server",
-            method=terms.method.name,
-            schema=terms.schema_digest,
-            task=order.key.task,
-            round=order.key.round,
-            kind=order.key.kind,
-            base=order.base,
-        )
-        sealed, key = seal(pieces(total.payload(), compact=terms.compact), core, self._keys)
-        return sealed, wrap_key(key, sealed.header, self._server)
-
-    def _send_chunks(self, indices: Iterable[int], span: int) -> None:
-        assert self._out is not None
-        sealed = self._out.sealed
-        there = (i for i in indices if 0 <= i < len(sealed.parsed.hashes))
-
-        def read(run: range) -> bytes:
-            return b"".join(sealed.chunk(index) for index in run)
-
-        for message, data in Sender(sealed.parsed, read).messages(there, span):
-            self._push(message, data)
 
     def on_want(self, message: Want) -> None:
         """Send the server the chunks of a sum that it requests."""
-        if self._out is not None and self._out.sealed.parsed.update_id == message.digest:
-            self._send_chunks(message.chunks, message.span)
+        self._sender.on_want(message, asyncio.get_running_loop().time())
 
     def on_answer(self, message: Ack | Nack) -> bool:
         """Take the server's answer to a sum; False: it is about something else."""
-        out = self._out
-        if out is None or out.sealed.parsed.update_id != message.digest:
+        answered = self._sender.on_answer(message)
+        if answered is None:
             return False
-        self._out = None
         if isinstance(message, Ack):
             self._counts["sums"] += 1
-            self._counts["added"] += len(out.members)
-            for digest in out.members:
+            self._counts["added"] += len(answered.members)
+            for digest in answered.members:
                 self._forget(digest)
             self._send_if_due()
         else:
-            many = count_of(len(out.members), "update")
+            many = count_of(len(answered.members), "update")
             self._notify("warning", f"the server refuses a sum of {many}: {message.text}")
-            self._release(digest for digest in out.members if digest in self._taken)
+            self._release(digest for digest in answered.members if digest in self._taken)
         return True
 
 
