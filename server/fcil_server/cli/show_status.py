@@ -24,6 +24,9 @@ def _show_relay(out: Console, data: dict[str, Any]) -> None:
     out.print(f"clients     {data['clients']}")
     size = format_bytes(data["cached_bytes"])
     out.print(f"cache       {count_of(data['cached_chunks'], 'chunk')}, {size}")
+    if data.get("adds_up"):  # a relay of an older fcil does not say
+        added = count_of(data["added"], "update")
+        out.print(f"added up    {added} in {count_of(data['sums'], 'sum')}")
 
 
 def check_alive(data: dict[str, Any]) -> None:

@@ -138,3 +138,15 @@ def test_one_is_one_and_more_are_more() -> None:
         "0 rounds", "1 round", "2 rounds", "1,000 rounds",
     ]  # fmt: skip
     assert [count_of(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_relay_says_what_it_has_added_up(capsys, adds):
+    show_status(
+        {
+            "running": True, "relay": "depot", "federation": "f", "server": "127.0.0.1:1",
+            "address": "127.0.0.1:2", "up": True, "clients": 2, "cached_chunks": 0,
+            "cached_bytes": 0, "sums": 3, "added": 50, **({"adds_up": True} if adds else {}),
+        }
+    )  # fmt: skip
+    assert ("added up    50 updates in 3 sums" in capsys.readouterr().out) is adds
