@@ -201,8 +201,8 @@ SENTENCES = [
     (PROTOCOL, "is requested again, {} times for each envelope.", [word(p + "envelopes.transfer.MAX_SPOILED")]),
     (PROTOCOL, "count as lost if nothing arrives for {} s although", [PATIENCE]),
     (PROTOCOL, "(on the server {} MiB, on the client {} KiB)",
-     [Of(p + "envelopes.arriving.IN_MEMORY_BYTES", MIB), Of(c + "link.downloads.IN_MEMORY_BYTES", KIB)]),
-    (PROTOCOL, "kept in memory, {} MiB together;", [Of(p + "envelopes.arriving.MEMORY_BYTES", MIB)]),
+     [Of(p + "envelopes.partial_envelopes.IN_MEMORY_BYTES", MIB), Of(c + "link.downloads.IN_MEMORY_BYTES", KIB)]),
+    (PROTOCOL, "kept in memory, {} MiB together;", [Of(p + "envelopes.partial_envelopes.MEMORY_BYTES", MIB)]),
     (PROTOCOL, "keeps at most {} envelopes of one client", [word(s + "sessions.intake.MAX_UPLOADS")]),
     # 8 to 12 States, parts, trust, errors
     (PROTOCOL, "after a pause (`TryAgain`), {} seconds for a fault of the server and {} for one of the client.",

@@ -55,7 +55,7 @@ class Exchange:
             `AveragingAggregator.start`, so an update may start from an older state of the task
             (``[round] mode = "async"``).
         additive: its uploads as sums, which a server can add up without seeing one of them
-            (``[privacy] secure``); None: it needs each client's own.
+            (``[privacy] secure`` and ``relay_sums``); None: it needs each client's own.
         masking: it is part of a masked round (`fcil_adapters.masks`).
     """
 

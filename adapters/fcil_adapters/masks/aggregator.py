@@ -40,8 +40,8 @@ from fcil_adapters.masks.shares import (
     stream_of_self,
     unseal,
 )
-from fcil_adapters.numerics.fixed_point import added, from_ring
-from fcil_adapters.numerics.relay_sums import TOGETHER
+from fcil_adapters.numerics.fixed_point import added
+from fcil_adapters.numerics.relay_sums import TOGETHER, written
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId
@@ -163,8 +163,7 @@ class MaskedAggregator:
         self._remove_masks(ctx, record, updates, vector)
         exchange = self.exchanges[kind]
         additive = _additive(exchange)
-        sums = {s.name: from_ring(vector[s.name], s) for s in additive.sums}
-        payload = additive.write(sums, ctx.task.classes)
+        payload = written(additive, vector, ctx.task.classes)
         inner_ctx = replace(ctx, kind=kind, round=int(number), rounds=int(number) + 1)
         before = without_record(state)
         if not int(payload.i64("n").sum()):

@@ -42,7 +42,7 @@ from fcil_adapters.masks.shares import (
     stream_of_self,
     unseal,
 )
-from fcil_adapters.numerics.fixed_point import to_ring
+from fcil_adapters.numerics.fixed_point import to_fixed_point
 from fcil_adapters.numerics.weighted_sums import dense
 from fcil_protocol.errors import BadSignature, TrustError
 from fcil_protocol.ids import ClientId
@@ -300,7 +300,7 @@ class Member:
         self.open_letters(letters)  # so that no sum is sent that the neighbours could not unmask
         count = len(self.members.clients)
         vector = {
-            s.name: np.ascontiguousarray(to_ring(dense(sums, s, shapes[s.name]), s, count))
+            s.name: np.ascontiguousarray(to_fixed_point(dense(sums, s, shapes[s.name]), s, count))
             for s in specs
         }
         name = self.members.clients[self.own]

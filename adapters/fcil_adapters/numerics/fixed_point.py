@@ -13,7 +13,7 @@ from fcil_protocol.errors import DataError, InternalError
 I64 = NDArray[np.int64]
 
 
-def to_ring(values: F64, spec: SumSpec, members: int) -> I64:
+def to_fixed_point(values: F64, spec: SumSpec, members: int) -> I64:
     """Return rint(x 2^bits) as integers.
 
     Args:
@@ -28,26 +28,26 @@ def to_ring(values: F64, spec: SumSpec, members: int) -> I64:
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= most:  # also for NaN
         raise DataError(
-            f"the sum {spec.name!r} over this client's images reaches {largest:.3g}, and masked it "
-            f"may reach {most:.3g}.",
-            action="Nothing was sent. Use fewer images in a task, or ask the operator to run "
-            "without privacy.secure.",
+            f"the sum {spec.name!r} of one client reaches {largest:.3g}, and its part of the bound "
+            f"is {most:.3g}.",
+            action="Use fewer images in a task, or ask the operator to run without privacy.secure "
+            "and privacy.relay_sums.",
         )
     return np.rint(np.ldexp(values, spec.bits)).astype(np.int64)
 
 
-def from_ring(total: I64, spec: SumSpec) -> F64:
-    """Return the real numbers of an unmasked sum.
+def from_fixed_point(total: I64, spec: SumSpec) -> F64:
+    """Return the real numbers of a sum.
 
     Raises:
-        InternalError: a number is beyond the bound: a mask is left, or a client lied.
+        InternalError: a number is beyond the bound: a mask is left, or a sender lied.
     """
     values: F64 = np.ldexp(total.astype(np.float64), -spec.bits)
     largest = float(np.abs(values).max(initial=0.0))
     if largest > spec.bound:
         raise InternalError(
-            f"the unmasked sum {spec.name!r} reaches {largest:.3g}, and its bound is "
-            f"{spec.bound:.3g}: a client has sent numbers beyond its part."
+            f"the sum {spec.name!r} reaches {largest:.3g}, and its bound is {spec.bound:.3g}: a "
+            "client or a relay has sent numbers beyond its part."
         )
     return values
 

@@ -25,7 +25,7 @@ from fcil_adapters.contract import (
     Updates,
 )
 from fcil_adapters.contract.averaging import Additive
-from fcil_adapters.numerics.fixed_point import I64, added, from_ring, to_ring
+from fcil_adapters.numerics.fixed_point import I64, added, from_fixed_point, to_fixed_point
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.numerics.weighted_sums import dense
 from fcil_protocol.errors import InternalError
@@ -35,20 +35,20 @@ from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 TOGETHER = ClientId("a" * 26)  # the client whose update is the sum of all
-MOST_MEMBERS = 1024  # updates in one sum of a relay
+MOST_SUMMED = 1024  # updates in one sum of a relay
 MOST_UPDATES = 4096  # each has an equal part of a sum's bound
-_DIGESTS, _COUNTS, _METRICS = "member.digest", "member.counts", "member.metrics"
+_DIGESTS, _COUNTS, _METRICS = "update.digest", "update.counts", "update.metrics"
 _LISTS = (
     TensorSpec("n", Kind.COUNT, (1,), "I64", non_negative=True),
-    TensorSpec(_DIGESTS, Kind.COUNT, ("members", 32), "U8"),
+    TensorSpec(_DIGESTS, Kind.COUNT, ("updates", 32), "U8"),
     # Samples, tensor bytes, and 1 if the loss is known plus 2 if the accuracy is.
-    TensorSpec(_COUNTS, Kind.COUNT, ("members", 3), "I64", non_negative=True),
-    TensorSpec(_METRICS, Kind.METRIC, ("members", 2), "F32", max_abs=1e6),
+    TensorSpec(_COUNTS, Kind.COUNT, ("updates", 3), "I64", non_negative=True),
+    TensorSpec(_METRICS, Kind.METRIC, ("updates", 2), "F32", max_abs=1e6),
 )
 
 
 @dataclass(frozen=True)
-class SumMember:
+class SummedUpdate:
     """One update in a sum.
 
     Attributes:
@@ -65,9 +65,9 @@ class SumMember:
 
 
 def sum_schema(additive: Additive) -> PayloadSchema:
-    """Return the schema of a relay's sums; ``most_members`` is a known symbol of it."""
+    """Return the schema of a relay's sums; ``most_summed`` is a known symbol of it."""
     sums = (TensorSpec(spec.name, Kind.SUM, spec.shape, "I64") for spec in additive.sums)
-    return PayloadSchema((*sums, *_LISTS), (), (("members", "most_members"),))
+    return PayloadSchema((*sums, *_LISTS), (), (("updates", "most_summed"),))
 
 
 def in_fixed_point(additive: Additive, upload: Payload, dims: Mapping[str, int]) -> dict[str, I64]:
@@ -78,7 +78,7 @@ def in_fixed_point(additive: Additive, upload: Payload, dims: Mapping[str, int])
     """
     sums = additive.read(upload)
     return {
-        spec.name: to_ring(dense(sums, spec, _shape(spec.shape, dims)), spec, MOST_UPDATES)
+        spec.name: to_fixed_point(dense(sums, spec, _shape(spec.shape, dims)), spec, MOST_UPDATES)
         for spec in additive.sums
     }
 
@@ -87,9 +87,9 @@ def _shape(shape: Sequence[int | str], dims: Mapping[str, int]) -> tuple[int, ..
     return tuple(size if isinstance(size, int) else dims[size] for size in shape)
 
 
-def _written(additive: Additive, total: Mapping[str, I64], classes: tuple[int, ...]) -> Payload:
+def written(additive: Additive, total: Mapping[str, I64], classes: tuple[int, ...]) -> Payload:
     """Return the upload of a client that had the images of all."""
-    sums = {spec.name: from_ring(total[spec.name], spec) for spec in additive.sums}
+    sums = {spec.name: from_fixed_point(total[spec.name], spec) for spec in additive.sums}
     return additive.write(sums, classes)
 
 
@@ -101,45 +101,45 @@ class RunningSum:
         dims: the known symbols of its upload.
 
     Attributes:
-        members: the updates that are in it.
+        updates: those that are in it.
     """
 
     def __init__(self, additive: Additive, dims: Mapping[str, int]) -> None:
         self._additive = additive
         self._dims = dims
         self._total: dict[str, I64] = {}
-        self.members: list[SumMember] = []
+        self.updates: list[SummedUpdate] = []
 
-    def add(self, upload: Payload, member: SumMember) -> None:
+    def add(self, upload: Payload, update: SummedUpdate) -> None:
         """Add a checked upload.
 
         Raises:
             DataError: a number is too large to be added in fixed point; nothing was added.
         """
         own = in_fixed_point(self._additive, upload, self._dims)
-        self._total = added([self._total, own]) if self._total else own
-        self.members.append(member)
+        self._total = added([self._total, own])
+        self.updates.append(update)
 
     def payload(self) -> Payload:
-        """Return the sums and the list of members, in order of digest."""
-        members = sorted(self.members, key=lambda member: member.digest)
-        return Payload({**self._total, **_listed(members)})
+        """Return the sums and the list of updates, in order of digest."""
+        updates = sorted(self.updates, key=lambda update: update.digest)
+        return Payload({**self._total, **_listed(updates)})
 
 
-def _listed(members: Sequence[SumMember]) -> dict[str, Array]:
-    digests = np.frombuffer(b"".join(bytes.fromhex(m.digest) for m in members), np.uint8)
-    known = [(TRAIN_LOSS in m.metrics) + 2 * (TRAIN_ACCURACY in m.metrics) for m in members]
-    counts = [(m.samples, m.tensor_bytes, k) for m, k in zip(members, known, strict=True)]
-    metrics = [[m.metrics.get(name, 0.0) for name in (TRAIN_LOSS, TRAIN_ACCURACY)] for m in members]
+def _listed(updates: Sequence[SummedUpdate]) -> dict[str, Array]:
+    digests = np.frombuffer(b"".join(bytes.fromhex(u.digest) for u in updates), np.uint8)
+    known = [(TRAIN_LOSS in u.metrics) + 2 * (TRAIN_ACCURACY in u.metrics) for u in updates]
+    counts = [(u.samples, u.tensor_bytes, k) for u, k in zip(updates, known, strict=True)]
+    metrics = [[u.metrics.get(name, 0.0) for name in (TRAIN_LOSS, TRAIN_ACCURACY)] for u in updates]
     return {
-        "n": np.array([sum(m.samples for m in members)], np.int64),
+        "n": np.array([sum(u.samples for u in updates)], np.int64),
         _DIGESTS: digests.reshape(-1, 32),
         _COUNTS: np.asarray(counts, np.int64).reshape(-1, 3),
         _METRICS: np.asarray(metrics, np.float32).reshape(-1, 2),
     }
 
 
-def members_of(payload: Payload) -> list[SumMember]:
+def updates_of(payload: Payload) -> list[SummedUpdate]:
     """Return the updates in a sum that keeps `sum_schema`."""
     digests = np.asarray(payload.tensors[_DIGESTS], np.uint8)
     found = []
@@ -148,7 +148,7 @@ def members_of(payload: Payload) -> list[SumMember]:
         metrics = {TRAIN_LOSS: float(loss)} if known & 1 else {}
         if known & 2:
             metrics[TRAIN_ACCURACY] = float(accuracy)
-        found.append(SumMember(digest.tobytes().hex(), samples, tensor_bytes, metrics))
+        found.append(SummedUpdate(digest.tobytes().hex(), samples, tensor_bytes, metrics))
     return found
 
 
@@ -162,12 +162,12 @@ def sum_faults(exchange: Exchange, payload: Payload, task: TaskInfo) -> list[str
     if (samples == 0).any():
         return ["its list names an update of no samples"]
     if samples.sum() != payload.i64("n").sum():
-        return ["'n' is not the sum of its members' samples"]
+        return ["'n' is not the sum of the samples of its updates"]
     total = {spec.name: payload.i64(spec.name) for spec in exchange.additive.sums}
     if any(total[s.name].min(initial=0) < 0 for s in exchange.additive.sums if not s.bits):
         return ["a count is negative"]
     try:
-        upload = _written(exchange.additive, total, task.classes)
+        upload = written(exchange.additive, total, task.classes)
     except InternalError as error:
         return [error.message.rstrip(".")]
     if upload.i64("n").sum() != samples.sum():
@@ -219,5 +219,5 @@ class SummedAggregator:
             else:
                 own = in_fixed_point(additive, payload, self.dims)
             total = added([total, own])
-        upload = _written(additive, total, ctx.task.classes)
+        upload = written(additive, total, ctx.task.classes)
         return self.inner.aggregate(ctx, state, UpdateList((Update(TOGETHER, upload),)))

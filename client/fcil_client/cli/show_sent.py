@@ -170,7 +170,7 @@ def _holds(row: dict[str, Any]) -> str:
         kinds[tensor["kind"]] += tensor["bytes"]
     parts = [f"{kind} {count:,}" for kind, count in kinds.items()]
     parts += [f"{f['values']} {f['name']}" for f in row["fields"]]
-    parts += [f"also for relay {printable(row['relay'])}"] if row["relay"] else []
+    parts += [f"relay {printable(row['relay'])} can open it"] if row["relay"] else []
     return ", ".join(parts)
 
 

@@ -107,7 +107,7 @@ class Terms:
         """Return the method's exchange of one kind; None: the kind is the protocol's own."""
         return next((e for e in self.exchanges if e.kind == kind), None)
 
-    def adder(self, kind: str) -> PublicKeys | None:
+    def summing_relay(self, kind: str) -> PublicKeys | None:
         """Return the keys of the relay that adds up updates of one kind of round, if one does."""
         exchange = self.exchange(kind)
         return self.relay if exchange is not None and exchange.summable else None

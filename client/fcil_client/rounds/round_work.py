@@ -542,7 +542,7 @@ class RoundWork:
         sealed, content_key = seal(plain, core, self._keys)
         wrap = wrap_key(content_key, sealed.header, server)
         # Recorded before it can be sent: an envelope that the journal does not list never leaves.
-        relay = terms.adder(key.kind)
+        relay = terms.summing_relay(key.kind)
         opener = "" if relay is None else terms.relay_name
         self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed, opener)
         digest = str(sealed.parsed.update_id)

@@ -46,7 +46,7 @@ class SentJournal:
     ) -> None:
         """Record the content of a sealed envelope; the payload must have passed the guard.
 
-        ``relay``: the one that can open it, beside the server.
+        ``relay``: name of the relay that can open it too; empty: none.
 
         The line is on disk with the next `sent`. If a power cut takes it before that, `has_sealed`
         returns False: the envelope never left, and must not.

@@ -92,7 +92,8 @@ def parse(frames: Sequence[bytes], *, to_server: bool = False) -> Received:
             raise TooLarge(f"a blob of {len(blob)} bytes in {cls.type} exceeds {limit}.")
     expected = _BLOBS.get(cls.type, (0,))
     if len(blobs) not in expected:
-        raise WireError(f"{cls.type} has {expected[0]} blobs, got {len(blobs)}.")
+        counts = " or ".join(map(str, expected))
+        raise WireError(f"{cls.type} has {counts} blobs, got {len(blobs)}.")
     try:
         message = cls.model_validate(fields)
     except ValidationError as error:

@@ -315,7 +315,7 @@ class Pull(Message):
 
 
 class Release(Message):
-    """A relay -> server: it adds up these updates no more; the server requests their chunks."""
+    """A relay -> server: it does not add up these updates; the server requests their chunks."""
 
     type = "release"
     digests: list[EnvelopeDigest] = Field(max_length=MAX_WANTED, fail_fast=True)

@@ -130,7 +130,7 @@ class Channel:
         """
         message = received.message
         if not message.signed:
-            return message  # a chunk: its hash is in a signed header
+            return message  # a chunk, whose hash is in a signed header, or a pull
         if len(received.signature) == MAC_BYTES and not isinstance(message, _ALWAYS_SIGNED):
             self._check_mac(received)
         else:

@@ -53,7 +53,7 @@ _CORRECT = "Correct the method's aggregator if it is yours; else report it to it
 
 
 def as_sent(updates: Sequence[UpdateRow]) -> list[list[UpdateRow]]:
-    """Return the updates that came together, in a relay's sum, or alone; in order of the first."""
+    """Return the updates in groups, one for each record of the spool, in order of the first."""
     found: dict[str, list[UpdateRow]] = {}
     for update in updates:
         found.setdefault(update.record, []).append(update)

@@ -47,7 +47,7 @@ def relay(
 ) -> None:
     """Relay a site's clients to the server until Ctrl-C; each broadcast crosses the uplink once.
 
-    Without --sums a relay can decrypt and forge nothing. It sees who sends how much and when.
+    Without --sums it can decrypt nothing and forge nothing. It sees who sends how much and when.
     """
     with errors():
         import asyncio

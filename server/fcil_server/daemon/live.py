@@ -158,7 +158,7 @@ class LiveReports:
 
     def opened(self, accepted: Accepted) -> None:
         """Note that an update is complete and valid."""
-        for one in accepted.members or (accepted,):
+        for one in accepted.summed or (accepted,):
             self._opened[one.client] = one.sealed_bytes
 
     async def report(self, asked: Mapping[str, Any]) -> dict[str, Any]:

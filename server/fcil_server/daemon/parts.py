@@ -57,8 +57,8 @@ class ServerPorts(RunPorts):
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
         return self.parts().sessions.send(peer, message, *blobs)
 
-    def adder(self, peer: Peer) -> ClientId | None:
-        relay = self.parts().context.link.adder(peer.conn)
+    def summing_relay(self, peer: Peer) -> ClientId | None:
+        relay = self.parts().context.link.summing_relay(peer.conn)
         return None if relay is None else relay.client_id
 
     def lag(self) -> Lag:

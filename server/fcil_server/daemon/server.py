@@ -437,5 +437,5 @@ class Server:
             await asyncio.sleep(FLUSH_S)
             self.ledger.database.check_still_in_place()
             await parts.flusher.run(counts=False)
-            parts.context.intake.revive([*self.peers, *parts.context.link.adders()])
+            parts.context.intake.revive([*self.peers, *parts.context.link.summing_relays()])
             self._service.news()

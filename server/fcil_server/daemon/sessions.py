@@ -114,7 +114,7 @@ class ClientSessions:
             clock_s=context.ledger.now,
             promoted=peer.promoted,
             session_key=peer.channel.session_key if peer.channel.agreed else None,
-            relay=context.link.adder(peer.conn),
+            relay=context.link.summing_relay(peer.conn),
         )
         self.send(peer, answer)
 

@@ -389,12 +389,12 @@ class UpdateTable:
             (reason, *key, client),
         )
 
-    def exclude_beside(self, key: RoundKey, reason: str) -> None:
-        """Take the other updates of a relay's sum out of aggregation where one of it is."""
-        beside = f"SELECT sum_id FROM updates WHERE {IN_ROUND} AND status = 'excluded'"  # noqa: S608
+    def exclude_split_sums(self, key: RoundKey, reason: str) -> None:
+        """Exclude every update of a relay's sum of which one is excluded."""
+        split = f"SELECT sum_id FROM updates WHERE {IN_ROUND} AND status = 'excluded'"  # noqa: S608
         self._db.write(
             f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} "  # noqa: S608
-            f"AND status = 'accepted' AND sum_id IN ({beside} AND sum_id IS NOT NULL)",
+            f"AND status = 'accepted' AND sum_id IN ({split} AND sum_id IS NOT NULL)",
             (reason, *key, *key),
         )
 

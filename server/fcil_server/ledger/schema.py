@@ -366,7 +366,8 @@ CREATE UNIQUE INDEX bytes_key ON bytes (
 """
 
 _V12 = """
--- The sum that a relay sent with this update in it: its record in the spool; NULL: its own.
+-- The sum that a relay sent with this update in it: its record in the spool. NULL: the update has
+-- a record of its own.
 ALTER TABLE updates ADD COLUMN sum_id TEXT;
 CREATE INDEX updates_sum ON updates (sum_id) WHERE sum_id IS NOT NULL;
 """

@@ -26,7 +26,7 @@ from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
 
 NOT_TESTED: Mapping[str, int] = MappingProxyType({})
-BESIDE = "its relay added it to one that does not count"
+SPLIT_SUM = "another update in the sum of its relay does not count"
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
@@ -329,7 +329,7 @@ class Closing:
         for client in close.answers:  # a client that asks before the sync gets the last round's
             self.verdict(client)
         with ledger.transaction(waits=False):
-            ledger.updates.exclude_beside(key, BESIDE)
+            ledger.updates.exclude_split_sums(key, SPLIT_SUM)
             # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fcil_adapters.contract import State, TaskInfo
+from fcil_adapters.contract import Exchange, State, TaskInfo
 from fcil_adapters.masks.checks import upload_faults
 from fcil_adapters.masks.record import MaskRecord
 from fcil_adapters.numerics.relay_sums import (
-    MOST_MEMBERS,
+    MOST_SUMMED,
     sum_faults,
     sum_schema,
 )
@@ -98,21 +98,22 @@ class Reception:
             raise RoundClosed(f"task {key.task} {key.kind} round {key.round} is not open.")
         self._must_start_from_allowed_state(core, key)
         self._must_be_of_method(core)
-        if not self.may_be_summed(core.kind):
+        exchange = self._summable(core.kind)
+        if exchange is None or exchange.additive is None:
             raise SchemaMismatch(f"updates of {core.kind} rounds of this run are not added up.")
-        exchange = context.exchange(core.kind)
-        assert exchange is not None, "its updates can be added up"
-        assert exchange.additive is not None, "its updates can be added up"
         dims = context.method.dims(context.hparams, context.info, progress.task)
-        dims = {**dims, "most_members": MOST_MEMBERS}
+        dims = {**dims, "most_summed": MOST_SUMMED}
         check = partial(sum_faults, exchange)
         return Expectation(progress.task, sum_schema(exchange.additive), dims, check)
 
     def may_be_summed(self, kind: str) -> bool:
         """Return True if relays may add up the updates of a kind of round."""
+        return self._summable(kind) is not None
+
+    def _summable(self, kind: str) -> Exchange | None:
         exchange = self.context.exchange(kind)
         allowed = self.context.config.privacy.relay_sums
-        return allowed and exchange is not None and exchange.summable
+        return exchange if allowed and exchange is not None and exchange.summable else None
 
     def _must_be_of_run(self, core: Core) -> None:
         if core.run != self.context.run:
@@ -265,9 +266,9 @@ class Reception:
             StaleUpdate: too many such rounds have closed.
         """
         with self.context.ledger.transaction(waits=False):
-            for member in accepted.members:
+            for member in accepted.summed:
                 self._store(member, UpdateId(accepted.digest))
-            if not accepted.members:
+            if not accepted.summed:
                 self._store(accepted, None)
 
     def _store(self, accepted: Accepted, sum_id: UpdateId | None) -> None:
@@ -294,9 +295,9 @@ class Reception:
 
     def committed(self, accepted: Accepted) -> None:
         """Tell the round of an update, or of those in a sum, committed to the ledger."""
-        for member in accepted.members:
+        for member in accepted.summed:
             self.updated(member.client)
-        if accepted.members:
+        if accepted.summed:
             return
         if _is_of_nothing(accepted):
             self.empty(accepted.client, NO_SAMPLES)

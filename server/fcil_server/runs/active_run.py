@@ -415,8 +415,8 @@ def check_relay_sums(method: Method, hparams: Hparams, info: BackboneInfo) -> No
         raise ConfigError(
             f"privacy.relay_sums is true, but the server of the method {method.name} with these "
             "options needs each client's own update.",
-            action="Set it to false, or choose a method whose updates are sums "
-            "(docs/secure-aggregation.md lists them).",
+            action="Set it to false, or choose a method with rounds whose updates are sums "
+            "(docs/relay.md).",
         )
 
 

@@ -45,10 +45,10 @@ class RunUploads(IntakePorts):
         """Return the requirements for a relay's sum, or raise the reason against it."""
         return self._coordinator.reception.expect_sum(core)
 
-    def adder(self, peer: Peer, core: Core) -> ClientId | None:
+    def summing_relay(self, peer: Peer, core: Core) -> ClientId | None:
         """Return the relay that carries a client, if it may add up its update."""
         allowed = self._coordinator.reception.may_be_summed(core.kind)
-        return self._ports.adder(peer) if allowed else None
+        return self._ports.summing_relay(peer) if allowed else None
 
     def recorded(self, digest: str) -> bool:
         """Return True if the ledger has this update, or this sum."""
@@ -71,7 +71,7 @@ class RunUploads(IntakePorts):
         self._coordinator.reception.committed(accepted)
         self._ports.stored(accepted)
         size = accepted.sealed_bytes / 1e3
-        many = len(accepted.members)
+        many = len(accepted.summed)
         what = f"sum of {count_of(many, 'update')}" if many else "update"
         text = f"{what} from {self._coordinator.context.name_of(accepted.client)}, {size:.1f} kB"
         self._ports.notify("info", "update", text, accepted.client)

@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from fcil_adapters.numerics.relay_sums import members_of
-from fcil_protocol.envelopes.arriving import Arriving
 from fcil_protocol.envelopes.envelope import (
     Core,
     Header,
@@ -33,6 +31,7 @@ from fcil_protocol.envelopes.envelope import (
     unwrap_key,
     verify_header,
 )
+from fcil_protocol.envelopes.partial_envelopes import Arriving
 from fcil_protocol.envelopes.stored_envelope import head_of
 from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unrequested_chunks
 from fcil_protocol.envelopes.window import share
@@ -54,6 +53,7 @@ from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.event_loop import Yielder
+from fcil_server.sessions.held_offers import HeldOffers, summed
 from fcil_server.sessions.offers import OfferLine, UploadOffer
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
@@ -65,7 +65,6 @@ MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then
 OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
 MAX_OPENED = 16  # of them, however small: the first one waits for the last
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
-MOST_RELEASED = 10_000  # updates that are remembered as those that a relay does not add up
 MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 
 
@@ -115,8 +114,7 @@ class Intake:
         # Of live connections, those with envelopes under way: counted at every chunk.
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
         self._line = OfferLine()
-        self._with_relay: dict[ClientId, UploadOffer] = {}  # for their sums
-        self._released: set[str] = set()  # updates that relays do not add up
+        self._held = HeldOffers()
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
@@ -154,27 +152,21 @@ class Intake:
         self._check_size(peer, header)
         offer = UploadOffer(peer, header, received.blobs[:3], message.unasked)
         taken = len(received.blobs) > 3 and not received.blobs[3]
-        relay = self._ports.adder(peer, header.core) if taken else None
-        if relay is not None and message.digest not in self._released:
+        relay = self._ports.summing_relay(peer, header.core) if taken else None
+        if relay is not None and self._held.hold(replace(offer, relay=relay)):
             self._line.leave(peer.client)
             self._forget_abandoned(peer)
-            self._with_relay[peer.client] = replace(offer, relay=relay)
             return
-        self._with_relay.pop(peer.client, None)
+        self._held.forget(peer.client)
         self._receive(replace(offer, unasked=0) if taken else offer)
 
     def release(self, digests: Iterable[str]) -> None:
         """Ask for updates that their relay does not add up."""
-        given_up = set(digests)
-        if len(self._released) < MOST_RELEASED:  # it may come before the offer of a busy client
-            self._released |= given_up
-        for client, offer in list(self._with_relay.items()):
-            if offer.header.update_id in given_up:
-                del self._with_relay[client]
-                try:
-                    self._receive(replace(offer, unasked=0))  # the relay has what came
-                except Exception as error:
-                    self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
+        for offer in self._held.release(digests):
+            try:
+                self._receive(offer)
+            except Exception as error:
+                self._turn_down(offer.peer, offer.header.update_id, as_fcil_error(error))
 
     def _receive(self, offer: UploadOffer) -> None:
         """Ask for an envelope's chunks, now or when it is its turn."""
@@ -351,8 +343,7 @@ class Intake:
             expectation = self._expectation(peer, envelope.header.core)
         except Exception as error:
             return partial(_raise, error)
-        held = self._with_relay.values() if peer.sums else ()
-        offers = {str(o.header.update_id): o for o in held if o.relay == peer.client}
+        offers = self._held.of_relay(peer.client) if peer.sums else {}
         return partial(self._keep, peer, envelope, expectation, offers)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
@@ -372,7 +363,7 @@ class Intake:
         self._ports.opened(result)
         self._batch.append((peer, result))
         self._pending.add(digest)
-        self._pending.update(member.digest for member in result.members)
+        self._pending.update(update.digest for update in result.summed)
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
@@ -398,7 +389,7 @@ class Intake:
             sealed_bytes=header.sealed_bytes,
             samples=int(payload.i64("n").sum()),
             metrics=training_metrics(payload),
-            members=_members(header.core, payload, offers) if peer.sums else (),
+            summed=summed(header.core, payload, offers) if peer.sums else (),
         )
         del payload  # before the sealed chunks are read
         head = head_of(
@@ -458,11 +449,12 @@ class Intake:
             self._pending.discard(accepted.digest)
             answer = Ack(digest=accepted.digest)
             self._ports.send(self._newest.pop(accepted.digest, peer), answer)
-            for member in accepted.members:
-                offer = self._offer_of(member)
-                if offer is not None:
-                    del self._with_relay[member.client]
-                    self._ports.send(offer.peer, Ack(digest=member.digest))
+            for update in accepted.summed:
+                self._pending.discard(update.digest)
+                offered = self._held.counted(update)
+                newest = self._newest.pop(update.digest, offered)
+                if newest is not None:
+                    self._ports.send(newest, Ack(digest=update.digest))
             await turns.yield_if_long()
 
     def _commit_few(self, few: Sequence[Accepted]) -> list[FcilError | None]:
@@ -496,28 +488,19 @@ class Intake:
         with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
             await asyncio.to_thread(self._spool.remove, [accepted.digest])
         self._pending.discard(accepted.digest)
-        for member in accepted.members:
-            offer = self._offer_of(member)
-            if offer is not None:  # as it came last: the relay releases it, and it is requested
-                self._with_relay[member.client] = offer
+        for update in accepted.summed:  # the relay releases them, and they are requested
+            self._pending.discard(update.digest)
+            newest = self._newest.pop(update.digest, None)
+            if newest is not None:
+                self._held.offered_by(update, newest)
         peer = self._newest.pop(accepted.digest, peer)
         self._ports.refused(peer, error)
         self._ports.send(peer, nack_of(error, accepted.digest))
 
-    def _offer_of(self, member: Accepted) -> UploadOffer | None:
-        """Return the offer of an update whose sum is over, by the peer that offered it last."""
-        self._pending.discard(member.digest)
-        offer, newest = self._with_relay.get(member.client), self._newest.pop(member.digest, None)
-        if offer is None or offer.header.update_id != member.digest:
-            return None
-        return offer if newest is None else replace(offer, peer=newest)
-
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused; another may have its room."""
         self._line.leave(peer.client, digest)
-        offer = self._with_relay.get(peer.client)
-        if offer is not None and offer.header.update_id == digest:
-            del self._with_relay[peer.client]
+        self._held.forget(peer.client, digest)
         if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
             self._ask(peer)
@@ -540,8 +523,7 @@ class Intake:
         live = {digest for peer in peers for digest in peer.receiver.under_way}
         later = set[str]() if continues is None else self.arriving.of_kind(continues)
         self._line.sweep(continues)
-        self._with_relay.clear()
-        self._released.clear()
+        self._held.clear()
         with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete | later, files=continues is None)
 
@@ -551,42 +533,6 @@ class Intake:
             await one.over.wait()
         if self._flush is not None:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
-
-
-def _members(
-    core: Core, payload: Payload, offers: Mapping[str, UploadOffer]
-) -> tuple[Accepted, ...]:
-    """Return the updates in a sum, each as its client has offered it.
-
-    Raises:
-        SchemaMismatch: one was not offered, or is not of the sum's round.
-    """
-    found: list[Accepted] = []
-    for member in members_of(payload):
-        offer = offers.get(member.digest)
-        own = None if offer is None else offer.header.core
-        if offer is None or own is None or _start(own) != _start(core):
-            raise SchemaMismatch(
-                f"a sum names the update {member.digest[:16]}, which its client has not offered "
-                "for this round through the relay.",
-                action="The server asks for the updates themselves.",
-            )
-        found.append(
-            Accepted(
-                client=offer.peer.client,
-                digest=member.digest,
-                core=own,
-                tensor_bytes=member.tensor_bytes,
-                sealed_bytes=offer.header.sealed_bytes,
-                samples=member.samples,
-                metrics=member.metrics,
-            )
-        )
-    return tuple(found)
-
-
-def _start(core: Core) -> tuple[object, ...]:
-    return core.run, core.method, core.schema, core.task, core.kind, core.round, core.base
 
 
 def _attempt_all(

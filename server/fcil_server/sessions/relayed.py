@@ -3,7 +3,8 @@
 `RelayedLink` stands between the socket and the daemon, which knows of no relays. A relay's message
 proves one thing: that the holder of a CURVE key enrolled behind this relay connected to it. The
 signature of the first message identifies the client, as on any connection. For itself a relay may
-request only chunks of parts that all clients get: sealed bytes, without a key.
+request only chunks of parts that all clients get: sealed bytes, without a key. One that adds up
+updates also sends sums of its clients' updates, which count if each client has offered its own.
 """
 
 from __future__ import annotations
@@ -100,7 +101,6 @@ class _Relay:
         peer: its session; None until its `Uplink` is accepted.
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
-        sums: it adds up its clients' updates.
         waiting: messages that its socket does not take yet, in order.
         flush: the timer that sends those; None while there are none.
         silenced: its messages are ignored; the connection is about to be cut.
@@ -112,10 +112,14 @@ class _Relay:
     peer: Peer | None = None
     lanes: dict[int, _RelayedConnection] = field(default_factory=dict)
     newest: int = -1
-    sums: bool = False
     waiting: SendQueue = field(default_factory=SendQueue)
     flush: asyncio.TimerHandle | None = None
     silenced: bool = False
+
+    @property
+    def sums(self) -> bool:
+        """True if it has a session in which it adds up updates."""
+        return self.peer is not None and self.peer.sums
 
 
 @dataclass
@@ -233,12 +237,12 @@ class RelayedLink:
         lane = self._lanes.get(conn)
         return lane.relay.row.client_id if lane else None
 
-    def adder(self, conn: int) -> ledger_rows.ClientRow | None:
+    def summing_relay(self, conn: int) -> ledger_rows.ClientRow | None:
         """Return the relay that carries a connection, if it adds up updates."""
         lane = self._lanes.get(conn)
         return lane.relay.row if lane is not None and lane.relay.sums else None
 
-    def adders(self) -> list[Peer]:
+    def summing_relays(self) -> list[Peer]:
         """Return the sessions of relays that add up updates."""
         relays = (r for r in self._kinds.values() if r is not None and r.sums)
         return [relay.peer for relay in relays if relay.peer is not None]
@@ -309,7 +313,7 @@ class RelayedLink:
                 self._serve(relay.peer, message)
             except FcilError as error:  # the part is gone, or is one client's alone
                 self._answer(relay.peer, nack_of(error, message.digest))
-        elif isinstance(message, Update | Chunk | Release) and relay.peer and relay.peer.sums:
+        elif isinstance(message, Update | Chunk | Release) and relay.peer and relay.sums:
             self._summed(relay.peer, received, message)
         elif not isinstance(message, Uplink):
             raise WireError(f"a relay does not send {message.type}.")
@@ -344,7 +348,7 @@ class RelayedLink:
         for other in self._relays(row.client_id):
             if other is not relay:
                 self._link.cut(other.conn)
-        relay.peer, relay.sums = peer, message.sums
+        relay.peer = peer
         federation.ledger.clients.mark_seen(row.client_id)
         federation.ledger.clients.set_address(row.client_id, message.address)
         self._byte_meter().connected(row.client_id, relay.conn)

@@ -38,7 +38,7 @@ class RunPorts:
         """Tell a client that this run needs nothing more of it; it may stay for the next."""
         self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
-    def adder(self, _peer: Peer) -> ClientId | None:
+    def summing_relay(self, _peer: Peer) -> ClientId | None:
         """Return the relay that carries a client, if it adds up updates."""
         return None
 

@@ -32,7 +32,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A validated update, or a relay's sum of some."""
+    """A validated update, or a relay's sum of several."""
 
     client: ClientId
     digest: str
@@ -41,7 +41,7 @@ class Accepted:
     sealed_bytes: int
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)  # of its training, if it has any
-    members: tuple[Accepted, ...] = ()  # the updates in a relay's sum
+    summed: tuple[Accepted, ...] = ()  # the updates in a relay's sum
 
 
 class IntakePorts(Protocol):
@@ -63,7 +63,7 @@ class IntakePorts(Protocol):
         """
         ...
 
-    def adder(self, peer: Peer, core: Core) -> ClientId | None:
+    def summing_relay(self, peer: Peer, core: Core) -> ClientId | None:
         """Return the relay that carries a client, if it may add up its update of this core."""
         ...
 

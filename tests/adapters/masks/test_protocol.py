@@ -34,7 +34,7 @@ from fcil_adapters.masks.shares import (
     split,
     stream_of_self,
 )
-from fcil_adapters.numerics.fixed_point import from_ring, to_ring
+from fcil_adapters.numerics.fixed_point import from_fixed_point, to_fixed_point
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import DataError, InternalError, TrustError
 from fcil_protocol.ids import ClientId
@@ -73,20 +73,20 @@ SPEC = SumSpec("x", (2,), 30, 2.0**32)
 def test_the_sum_of_rings_is_the_sum_of_numbers_whatever_the_order():
     rng = np.random.default_rng(1)
     values = rng.normal(0, 1e3, (30, 2))
-    rings = [to_ring(v, SPEC, 30) for v in values]
+    rings = [to_fixed_point(v, SPEC, 30) for v in values]
     assert (sum(rings) == sum(reversed(rings))).all()
-    assert np.allclose(from_ring(sum(rings), SPEC), values.sum(0), rtol=0, atol=30 * 2**-31)
+    assert np.allclose(from_fixed_point(sum(rings), SPEC), values.sum(0), rtol=0, atol=30 * 2**-31)
 
 
 @pytest.mark.parametrize("value", [2.0**32 / 3 * 1.001, -(2.0**32), np.nan, np.inf])
 def test_a_number_that_could_overflow_is_refused(value):
-    with pytest.raises(DataError, match="may reach"):
-        to_ring(np.array([value, 0]), SPEC, 3)
+    with pytest.raises(DataError, match="its part of the bound"):
+        to_fixed_point(np.array([value, 0]), SPEC, 3)
 
 
 def test_a_sum_beyond_its_bound_is_no_result():
-    with pytest.raises(InternalError, match="a client has sent numbers beyond its part"):
-        from_ring(np.array([2**62 + 2**40, 0]), SPEC)
+    with pytest.raises(InternalError, match="a client or a relay has sent numbers"):
+        from_fixed_point(np.array([2**62 + 2**40, 0]), SPEC)
 
 
 def test_a_stream_is_aes_in_counter_mode_and_cancels():

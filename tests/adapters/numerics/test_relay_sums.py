@@ -12,16 +12,17 @@ from adapters.masks.mask_kit import close_to
 from adapters.masks.test_masked_methods import ADDITIVE, CLIENTS, SOLVED, TASKS
 from adapters.small import SMALL
 from fcil_adapters.contract import Update
-from fcil_adapters.contract.averaging import SumSpec
 from fcil_adapters.contract.half_precision import Forms
+from fcil_adapters.numerics.fixed_point import to_fixed_point
 from fcil_adapters.numerics.relay_sums import (
-    MOST_MEMBERS,
+    MOST_SUMMED,
+    MOST_UPDATES,
     RunningSum,
     SummedAggregator,
-    SumMember,
-    members_of,
+    SummedUpdate,
     sum_faults,
     sum_schema,
+    updates_of,
 )
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import DataError
@@ -30,7 +31,7 @@ from fcil_protocol.payloads.schema import Kind
 
 
 def member(k, payload, **metrics):
-    return SumMember(f"{k:064x}", int(payload.i64("n").sum()), payload.tensor_bytes, metrics)
+    return SummedUpdate(f"{k:064x}", int(payload.i64("n").sum()), payload.tensor_bytes, metrics)
 
 
 def exchange_of(toy, kind):
@@ -44,7 +45,7 @@ def summed(toy, kind, payloads):
     for k, payload in payloads.items():
         total.add(toy.forms.widen(payload), member(k, payload))
     payload = unpack(pack(total.payload()))
-    dims = {**toy.dims, "most_members": MOST_MEMBERS}
+    dims = {**toy.dims, "most_summed": MOST_SUMMED}
     assert sum_schema(exchange.additive).check_upload(payload, dims) == []
     assert sum_faults(exchange, payload, toy.task) == []
     return payload
@@ -118,40 +119,40 @@ def test_a_sum_of_halves_is_the_sum_in_float64(backbone):
         assert np.allclose(total, sum(products), rtol=0, atol=len(sent) * 2.0 ** -specs[name].bits)
 
 
-def test_the_list_of_members_comes_back_as_it_was(backbone):
+def test_the_list_of_updates_comes_back_as_it_was(backbone):
     toy = opened("running_mean", backbone)
     members = [
-        SumMember(f"{9:064x}", 3, 80, {"train_loss": 0.25, "train_accuracy": 0.5}),
-        SumMember(f"{3:064x}", 5, 90, {"train_loss": 2.5}),
-        SumMember(f"{7:064x}", 2, 70),
+        SummedUpdate(f"{9:064x}", 3, 80, {"train_loss": 0.25, "train_accuracy": 0.5}),
+        SummedUpdate(f"{3:064x}", 5, 90, {"train_loss": 2.5}),
+        SummedUpdate(f"{7:064x}", 2, 70),
     ]
     total = RunningSum(exchange_of(toy, "train").additive, toy.dims)
     for one in members:
         total.add(toy.upload("train", 0), one)
     by_digest = sorted(members, key=lambda m: m.digest)
-    assert members_of(unpack(pack(total.payload()))) == by_digest
+    assert updates_of(unpack(pack(total.payload()))) == by_digest
 
 
 def twice(tensors):
     return {
-        n: a[:1].repeat(len(a), 0) if n.startswith("member.") else a for n, a in tensors.items()
+        n: a[:1].repeat(len(a), 0) if n.startswith("update.") else a for n, a in tensors.items()
     }
 
 
-def of_nobody(tensors):
-    return {n: a[:0] if n.startswith("member.") else a for n, a in tensors.items()}
+def of_no_update(tensors):
+    return {n: a[:0] if n.startswith("update.") else a for n, a in tensors.items()}
 
 
 def one_image_more(tensors):
-    counts = np.array(tensors["member.counts"])
+    counts = np.array(tensors["update.counts"])
     counts[0, 0] += 1
-    return {**tensors, "member.counts": counts}
+    return {**tensors, "update.counts": counts}
 
 
 def one_of_nothing(tensors):
-    counts = np.array(tensors["member.counts"])
+    counts = np.array(tensors["update.counts"])
     counts[0, 0] = 0
-    return {**tensors, "member.counts": counts}
+    return {**tensors, "update.counts": counts}
 
 
 def more_images_in_all(tensors):
@@ -173,15 +174,15 @@ def beyond_the_bound(tensors):
     ("spoil", "fault"),
     [
         (twice, "names no update, or one twice"),
-        (of_nobody, "names no update, or one twice"),
-        (one_image_more, "'n' is not the sum of its members' samples"),
+        (of_no_update, "names no update, or one twice"),
+        (one_image_more, "'n' is not the sum of the samples of its updates"),
         (one_of_nothing, "names an update of no samples"),
         (more_images_in_all, "its sums are not of 'n' samples"),
         (fewer_than_none, "a count is negative"),
         (beyond_the_bound, "its bound is"),
     ],
 )
-def test_what_is_no_sum_of_its_members_is_refused(spoil, fault, backbone):
+def test_what_is_no_sum_of_its_updates_is_refused(spoil, fault, backbone):
     toy = opened("running_mean", backbone)
     good = summed(toy, "train", uploads(toy, "train"))
     (found,) = sum_faults(exchange_of(toy, "train"), Payload(spoil(good.tensors)), toy.task)
@@ -196,12 +197,15 @@ def test_a_number_too_large_for_fixed_point_is_not_added(backbone):
     total = RunningSum(exchange_of(toy, "train").additive, toy.dims)
     with pytest.raises(DataError):
         total.add(huge, member(0, huge))
-    assert total.members == []
+    assert total.updates == []
     total.add(payload, member(1, payload))  # nothing of the other is in it
     assert pack(total.payload()) == pack(summed(toy, "train", {1: payload}))
 
 
-def test_no_part_of_any_sum_can_overflow():
-    """The largest parts of all clients together stay in 62 bits."""
-    spec = SumSpec("x", (1,), 30, 2.0**32)
-    assert 4096 * np.ldexp(spec.bound / 4096, spec.bits) <= 2.0**62
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_the_largest_parts_of_all_clients_together_do_not_overflow(name, backbone):
+    toy = opened(name, backbone)
+    for exchange in toy.exchanges:
+        for spec in exchange.additive.sums:
+            part = to_fixed_point(np.array([spec.bound / MOST_UPDATES]), spec, MOST_UPDATES)
+            assert MOST_UPDATES * int(part[0]) < 2**63

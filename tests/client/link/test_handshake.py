@@ -82,15 +82,15 @@ def welcome_through_relay(**terms):
 def test_updates_that_are_sums_are_for_the_relay_too_and_nothing_else_is():
     terms = read_terms(welcome_through_relay(relay_sums=True))
     assert (terms.relay_name, terms.relay) == ("depot", RELAY)
-    assert terms.adder("train") == RELAY
-    assert terms.adder("evaluate") is None
-    assert terms.adder("inventory") is None
+    assert terms.summing_relay("train") == RELAY
+    assert terms.summing_relay("evaluate") is None
+    assert terms.summing_relay("inventory") is None
 
 
 def test_a_relay_opens_nothing_in_a_run_whose_terms_do_not_say_so():
     terms = read_terms(welcome_through_relay())
     assert terms.relay is None
-    assert terms.adder("train") is None
+    assert terms.summing_relay("train") is None
 
 
 def test_terms_with_sums_have_another_digest_than_those_without():

@@ -495,12 +495,12 @@ class TestHistory:
         accept(in_round, ALICE, sum_id=UpdateId("s"))
         accept(in_round, BOB, sum_id=UpdateId("s"))
         accept(in_round, GONE)
-        in_round.updates.exclude_beside(KEY, "beside")
+        in_round.updates.exclude_split_sums(KEY, "split")
         assert len(in_round.updates.accepted(KEY)) == 3
         in_round.updates.exclude(KEY, BOB, "revoked")
-        in_round.updates.exclude_beside(KEY, "beside")
+        in_round.updates.exclude_split_sums(KEY, "split")
         found = {u.client: u.reason for u in in_round.updates.of_round(KEY)}
-        assert found == {ALICE: "beside", BOB: "revoked", GONE: ""}
+        assert found == {ALICE: "split", BOB: "revoked", GONE: ""}
 
     def test_the_last_update_is_known_though_the_clock_was_set_back(self, path: Path) -> None:
         """A client's last verdict is told again and again: it must not be an older one."""

@@ -510,7 +510,7 @@ def test_who_is_revoked_takes_the_sum_with_it_that_its_update_is_in(scene, monke
     key = scene.play(GOOD, {})
     assert scene.seen == [[ALICE, BOB]]
     assert (scene.closed(key).outcome, scene.closed(key).new_state) == (Outcome.SKIPPED, None)
-    assert scene.closing.verdict(ALICE).reason == closing.BESIDE
+    assert scene.closing.verdict(ALICE).reason == closing.SPLIT_SUM
     assert scene.closing.verdict(BOB).reason == "revoked"
 
 

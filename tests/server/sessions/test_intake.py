@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fcil_protocol import PROTOCOL_VERSION
-from fcil_protocol.envelopes import arriving
+from fcil_protocol.envelopes import partial_envelopes
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.transfer import MAX_SPOILED
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOTAL_BYTES
@@ -182,7 +182,7 @@ def test_a_damaged_file_of_the_server_is_its_disk_and_no_fault_of_the_client(
     server, tmp_path, monkeypatch
 ):
     """Told that its update is damaged, the client would drop it."""
-    monkeypatch.setattr(arriving, "IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(partial_envelopes, "IN_MEMORY_BYTES", 1000)
 
     async def story():
         sealed, one = inventory(), peer()

@@ -10,9 +10,9 @@ import pytest
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.numerics.relay_sums import (
-    MOST_MEMBERS,
+    MOST_SUMMED,
     RunningSum,
-    SumMember,
+    SummedUpdate,
     sum_faults,
     sum_schema,
 )
@@ -62,10 +62,10 @@ class Ports:
 
     def expect_sum(self, _core):
         schema = sum_schema(EXCHANGE.additive)
-        dims = {**DIMS, "most_members": MOST_MEMBERS}
+        dims = {**DIMS, "most_summed": MOST_SUMMED}
         return Expectation(TASK, schema, dims, partial(sum_faults, EXCHANGE))
 
-    def adder(self, _peer, _core):
+    def summing_relay(self, _peer, _core):
         return self.relay
 
     def recorded(self, digest):
@@ -83,7 +83,7 @@ class Ports:
     def stored(self, accepted):
         if self.fault is not None:
             raise self.fault
-        self.ledger |= {one.digest for one in accepted.members or (accepted,)}
+        self.ledger |= {one.digest for one in accepted.summed or (accepted,)}
 
     def committed(self, accepted):
         pass
@@ -132,7 +132,7 @@ class Scene:
         total = RunningSum(EXCHANGE.additive, DIMS)
         for one in offers:
             samples = int(one.payload.i64("n").sum())
-            total.add(one.payload, SumMember(one.digest, samples, one.payload.tensor_bytes))
+            total.add(one.payload, SummedUpdate(one.digest, samples, one.payload.tensor_bytes))
         own = {"sender": SITE, "sender_key": RELAY.public.fingerprint}
         core = type(offers[0].sealed.parsed.core)(**{**vars(offers[0].sealed.parsed.core), **own})
         sealed, key = seal(pack(total.payload()), core, RELAY)
@@ -231,15 +231,14 @@ def test_a_released_update_is_requested_even_if_the_release_comes_first(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    "spoil",
     [
-        ("of another relay", lambda scene, offers: setattr(scene.ports, "relay", "z" * 26)),
-        ("not offered", lambda scene, offers: offers.append(Offer(upload(3), sender="c" * 26))),
+        lambda scene, _offers: setattr(scene.ports, "relay", "z" * 26),
+        lambda _scene, offers: offers.append(Offer(upload(3), sender="c" * 26)),
     ],
+    ids=["taken by another relay", "not offered"],
 )
-def test_a_sum_of_an_update_that_was_not_offered_through_its_relay_is_refused(
-    tmp_path, name, spoil
-):
+def test_a_sum_of_an_update_that_was_not_offered_through_its_relay_is_refused(tmp_path, spoil):
     async def story(scene, ports):
         offers = [Offer(upload(1), sender=ALICE)]
         spoil(scene, offers)

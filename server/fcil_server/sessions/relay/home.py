@@ -6,6 +6,7 @@
         relay.json   its identity in its federation (0600)
         keys.json    private keys (0600); made here, never leave
         cache/       sealed chunks of broadcast parts
+        incoming/    large sealed updates that are arriving (--sums)
         lock  control.sock
 """
 

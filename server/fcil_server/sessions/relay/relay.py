@@ -5,6 +5,8 @@ client's Want for chunks of a part is answered from the cache, or with chunks th
 once for all waiting clients. It never acknowledges anything: only the server's Ack lets a client
 forget its data. While there is no session with the server nothing listens, so a client behind a
 relay loses its session and finds it again exactly as on a direct link.
+
+Where it adds up updates (`summing`), it opens those of its clients, and signs sums of its own.
 """
 
 from __future__ import annotations
@@ -284,7 +286,7 @@ class Relay:
                 self._session.on_chunk(message, received.blobs[0])
             case Want() if self._session.summing is not None:
                 self._session.summing.on_want(message)
-            case Ack() | Nack() if self._session.is_about_sum(message):
+            case Ack() | Nack() if self._session.take_answer(message):
                 pass
             case Nack() if message.digest:
                 self._session.on_part_refused(message.digest)

@@ -54,10 +54,12 @@ class RelaySession:
         counts: totals of the traffic.
         push: sends over the uplink; False if its queue is full.
         fail: ends the relay.
-        summing: adds up clients' updates; None: all pass.
+        summing: makes what adds up clients' updates; None: all pass.
 
     Attributes:
         lanes: number of a lane -> its connection.
+        credit: bytes that one client may have in flight.
+        summing: adds up clients' updates, if the relay does.
     """
 
     def __init__(
@@ -303,7 +305,7 @@ class RelaySession:
                 return False
         return True
 
-    def is_about_sum(self, message: Ack | Nack) -> bool:
+    def take_answer(self, message: Ack | Nack) -> bool:
         """Take an answer to a sum; False: it is about something else."""
         return self.summing is not None and self.summing.on_answer(message)
 

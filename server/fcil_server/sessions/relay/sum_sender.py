@@ -10,20 +10,20 @@ from fcil_adapters.numerics.relay_sums import RunningSum
 from fcil_protocol.envelopes.envelope import Core, Sealed, seal, wrap_key
 from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Sender, unrequested_chunks
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S
-from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.messages import Ack, Nack, Update, Want
 from fcil_protocol.payloads.payload import pieces
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
-from fcil_server.sessions.relay.sum_terms import SumTerms
+from fcil_server.sessions.relay.sum_terms import RoundTerms
 
 
 @dataclass(frozen=True)
 class SealedSum:
-    """A sum for the server; ``members`` are the digests of the updates in it."""
+    """A sum for the server; ``digests`` are those of the updates in it."""
 
     sealed: Sealed
     wrap: bytes
-    members: tuple[str, ...]
+    digests: tuple[str, ...]
 
 
 class SumSender:
@@ -53,8 +53,9 @@ class SumSender:
         """True while a sum has no answer."""
         return self._out is not None
 
-    def seal(self, terms: SumTerms, key: RoundKey, base: int, total: RunningSum) -> SealedSum:
-        """Seal a sum of a round that starts from a state; may run in a thread."""
+    def seal(self, order: RoundTerms, total: RunningSum) -> SealedSum:
+        """Seal a sum of a round; may run in a thread."""
+        terms, key = order.terms, order.key
         core = Core(
             protocol=fcil_protocol.PROTOCOL_VERSION,
             federation=terms.federation,
@@ -68,12 +69,12 @@ class SumSender:
             task=key.task,
             round=key.round,
             kind=key.kind,
-            base=base,
+            base=order.base,
         )
         plain = pieces(total.payload(), compact=terms.compact)
         sealed, content_key = seal(plain, core, self._keys)
         wrap = wrap_key(content_key, sealed.header, self._server)
-        return SealedSum(sealed, wrap, tuple(member.digest for member in total.members))
+        return SealedSum(sealed, wrap, tuple(update.digest for update in total.updates))
 
     def send(self, made: SealedSum, now: float) -> None:
         """Offer a sum, with its first chunks."""

@@ -1,9 +1,9 @@
-"""A relay that adds up its clients' updates and sends the server one sum of some.
+"""A relay that adds up its clients' updates and sends the server sums of them.
 
 A client seals its update for the server and, where the run allows it, for its relay. The header
 passes to the server, marked as taken; the chunks stay here. What the relay cannot add, or the
 server refuses as a sum, it releases: then the server requests that update itself. The relay answers
-no client and keeps nothing on disk for long: until the server's Ack each client has its update.
+no client and keeps no update beyond its round: each client has its own until the server's Ack.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fcil_adapters.contract import Exchange, TaskInfo
-from fcil_adapters.numerics.relay_sums import MOST_MEMBERS, RunningSum
-from fcil_protocol.envelopes.arriving import Arriving
+from fcil_adapters.numerics.relay_sums import MOST_SUMMED, RunningSum
 from fcil_protocol.envelopes.envelope import (
     WRAP_BYTES,
     Header,
@@ -25,6 +23,7 @@ from fcil_protocol.envelopes.envelope import (
     parse_header,
     unwrap_key,
 )
+from fcil_protocol.envelopes.partial_envelopes import Arriving
 from fcil_protocol.envelopes.transfer import (
     IncomingEnvelope,
     Receiver,
@@ -32,7 +31,7 @@ from fcil_protocol.envelopes.transfer import (
 )
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
 from fcil_protocol.errors import FcilError, WireError, as_fcil_error
-from fcil_protocol.ids import ClientId, FederationId, RoundKey, RunId
+from fcil_protocol.ids import ClientId, FederationId, RoundKey
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import (
     MAX_WANTED,
@@ -53,7 +52,7 @@ from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_server.sessions.relay.sum_sender import SumSender
-from fcil_server.sessions.relay.sum_terms import SumTerms
+from fcil_server.sessions.relay.sum_terms import RoundTerms, SumTerms
 
 WAIT_S = 10.0  # from the first update of a sum until it is sent without those that are missing
 MOST_REMEMBERED = 10_000  # released updates that are not taken again
@@ -61,32 +60,12 @@ MOST_REMEMBERED = 10_000  # released updates that are not taken again
 Frames = tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class _Order:
-    """A round, as a client was asked to take part in it."""
-
-    terms: SumTerms
-    key: RoundKey
-    base: int
-    task: TaskInfo
-    exchange: Exchange
-
-    def fits(self, header: Header) -> bool:
-        """Return True if an update is for this round and no larger than it can be."""
-        core, terms = header.core, self.terms
-        key = RoundKey(RunId(core.run), core.task, core.kind, core.round)
-        got = (core.federation, core.direction, core.schema, core.base)
-        own = (terms.federation, "update", terms.schema_digest, self.base)
-        most = terms.most_bytes(self.exchange, self.task)
-        return key == self.key and got == own and header.plain_bytes <= most
-
-
 @dataclass
 class _Lane:
-    """One client's connection; ``terms`` once it has a session in a run that is added up."""
+    """One client's connection, with a session in a run that is added up."""
 
-    terms: SumTerms | None = None
-    order: _Order | None = None
+    terms: SumTerms
+    order: RoundTerms | None = None
     receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES))
 
 
@@ -98,11 +77,11 @@ class _Round:
         awaited: lanes whose clients are at work on it.
         total: the updates that are added and not sent.
         due: the timer after which they are sent without others; None: there are none.
-        overdue: it has ended.
+        overdue: that timer has run out.
         ends_at: the round's deadline, on the loop's clock.
     """
 
-    order: _Order
+    order: RoundTerms
     total: RunningSum
     ends_at: float
     awaited: set[int] = field(default_factory=set)
@@ -149,9 +128,10 @@ class Summing:
         self._wait_s = wait_s
         incoming.mkdir(mode=0o700, exist_ok=True)
         self._arriving = Arriving(incoming, per_client=1)
-        self._known: tuple[str, SumTerms | None] = ("", None)  # of the newest run, by its digest
+        self._known: dict[tuple[str, str], SumTerms | None] = {}  # of the newest run and schema
         self._lanes: dict[int, _Lane] = {}
         self._round: _Round | None = None
+        self._receiving: set[int] = set()  # lanes with an update under way
         self._taken: dict[str, int] = {}  # digest -> lane; without an answer of the server
         self._newest: dict[str, str] = {}  # sender -> digest of its newest taken update
         self._released: dict[str, None] = {}  # in order
@@ -172,68 +152,58 @@ class Summing:
 
     # --- down: what the server says to clients -----------------------------------------------
 
-    def on_server_message(self, number: int, message: Message | None) -> None:
+    def on_server_message(self, number: int, message: Message) -> None:
         """Learn from a message that passes to a client."""
         match message:
-            case Welcome() | RoundOpen():
+            case Welcome():
+                self._welcome(number, message)
+            case RoundOpen():
                 try:
-                    self._learn(number, message)
+                    self._opened(number, message)
                 except Exception as error:  # of the method's own code, say
-                    self._drop_lane(number)
-                    self._notify("warning", f"updates pass: {as_fcil_error(error)}")
+                    self._notify("warning", f"updates pass unopened: {as_fcil_error(error)}")
             case RoundClosed():
                 self._closed(message.key)
             case Ack() | Nack() if message.digest in self._taken:
                 self._answered(message.digest)
-                self._wait_for_no_more_of(number)
-
-    def _learn(self, number: int, message: Welcome | RoundOpen) -> None:
-        if isinstance(message, Welcome):
-            self._welcome(number, message)
-        else:
-            self._opened(number, message)
+                self._stop_awaiting(number)
 
     def _welcome(self, number: int, welcome: Welcome) -> None:
         self._drop_lane(number)
         relay = welcome.summing_relay
         if relay is None or relay.signing != self._keys.public.signing:
             return
-        if self._known[0] != welcome.schema_digest + welcome.run:
-            terms = None
+        about = (welcome.run, welcome.schema_digest)
+        if about not in self._known:
+            self._known = {about: None}
             try:
-                terms = SumTerms.of(welcome, self._federation)
+                self._known = {about: SumTerms.of(welcome, self._federation)}
                 self._notify("info", f"adds up its clients' updates in run {welcome.run}")
             except FcilError as error:
                 self._notify("warning", str(error))
-            self._known = (welcome.schema_digest + welcome.run, terms)
-        self._lanes[number] = _Lane(terms=self._known[1])
+        terms = self._known[about]
+        if terms is not None:
+            self._lanes[number] = _Lane(terms)
 
     def _opened(self, number: int, message: RoundOpen) -> None:
         lane = self._lanes.get(number)
-        if lane is None or lane.terms is None or message.run != lane.terms.run:
+        if lane is None:
             return
-        exchange, lane.order = lane.terms.exchange(message.kind), None
-        if exchange is None:
+        lane.order = None
+        order = lane.terms.round(message)
+        if order is None:
             return
-        task = TaskInfo(message.task, tuple(message.classes), tuple(message.past))
-        order = _Order(lane.terms, message.key, message.base, task, exchange)
-        now = asyncio.get_running_loop().time()
-        under_way = self._round
-        if under_way is None or (under_way.order.key, under_way.order.base) != (
-            order.key,
-            order.base,
-        ):
-            if under_way is not None:
+        if self._round is None or not self._round.order.is_of(order):
+            if self._round is not None:
                 self._end_round()
-            total = order.terms.new_sum(exchange, task)
-            self._round = _Round(order, total, now + max(message.remaining_s, 0.0))
-        assert self._round is not None
+            ends_at = asyncio.get_running_loop().time() + max(message.remaining_s, 0.0)
+            self._round = _Round(order, order.new_sum(), ends_at)
         lane.order = order
         self._round.awaited.add(number)
 
     def _closed(self, key: RoundKey) -> None:
         if self._round is not None and self._round.order.key == key:
-            self._end_round()  # for all: the server tells every client that it was asked in
+            self._end_round()  # for all lanes: the server tells every client that it asked
 
     def _end_round(self) -> None:
         """Forget the updates of a round that is over, or of a session."""
@@ -261,16 +231,15 @@ class Summing:
         under_way = self._round
         if under_way is None:
             return
-        members = [member.digest for member in under_way.total.members]
-        if digest in members:  # it cannot be subtracted: its number were rounded
+        added = [update.digest for update in under_way.total.updates]
+        if digest in added:  # its numbers are not kept, so it cannot be subtracted
             self._start_again()
-            self._release(one for one in members if one != digest)
+            self._release(one for one in added if one != digest)
 
     def _start_again(self) -> None:
         """Begin a new sum in the round under way."""
         assert self._round is not None
-        order = self._round.order
-        self._round.total = order.terms.new_sum(order.exchange, order.task)
+        self._round.total = self._round.order.new_sum()
         if self._round.due is not None:
             self._round.due.cancel()
         self._round.due, self._round.overdue = None, False
@@ -284,16 +253,16 @@ class Summing:
             case Update() as message:
                 took = len(received.blobs) > 3 and self._take(number, received, message)
                 if not took:  # also a list of classes, in the middle of a round: of no matter
-                    self._wait_for_no_more_of(number)
+                    self._stop_awaiting(number)
                 return (*frames[:5], b"") if took else frames[:5]
             case Chunk() as message if message.digest in self._taken:
                 self._chunk(number, received, message)
                 return None
             case Decline():
-                self._wait_for_no_more_of(number)
+                self._stop_awaiting(number)
         return frames
 
-    def _wait_for_no_more_of(self, number: int) -> None:
+    def _stop_awaiting(self, number: int) -> None:
         if self._round is not None:
             self._round.awaited.discard(number)
         self._send_if_due()
@@ -332,7 +301,7 @@ class Summing:
             if message.digest in self._taken:
                 other = self._lanes.get(self._taken[message.digest])
                 if other is None or message.digest not in other.receiver.under_way:
-                    self._wait_for_no_more_of(number)
+                    self._stop_awaiting(number)
                     return True  # it is complete, and offered again
                 if other is lane:
                     self._ask(number, lane)
@@ -348,6 +317,7 @@ class Summing:
         now = asyncio.get_running_loop().time()
         blobs = (data, signature, wrap)
         unasked = min(message.unasked, unrequested_chunks(header))
+        self._receiving.add(number)
         envelope = lane.receiver.begin(blobs, assembly, now, unasked=unasked)
         self._continue(number, lane, envelope)
         return True
@@ -382,11 +352,12 @@ class Summing:
             self._ask(number, lane)
             return
         lane.receiver.end(envelope.digest)
+        self._receiving.discard(number)
         self._waiting.append((number, envelope))
         self._open_waiting()
 
     def _ask(self, number: int, lane: _Lane) -> None:
-        lane.receiver.pace.most_bytes = share(self._credit, len(self._taken))
+        lane.receiver.pace.most_bytes = share(self._credit, len(self._receiving))
         for want in lane.receiver.wants(asyncio.get_running_loop().time()):
             self._pull(number, Pull(digest=want.digest, chunks=want.chunks, span=want.span))
 
@@ -404,6 +375,7 @@ class Summing:
         if number is None:
             return
         if lane is not None and lane.receiver.end(digest) is not None:
+            self._receiving.discard(number)
             self._drop(number, digest)
         for one in list(self._waiting):
             if one[1].digest == digest and digest != self._adding:
@@ -437,7 +409,7 @@ class Summing:
 
     @property
     def _is_full(self) -> bool:
-        return self._round is not None and len(self._round.total.members) >= MOST_MEMBERS
+        return self._round is not None and len(self._round.total.updates) >= MOST_SUMMED
 
     async def _open_all(self) -> None:
         """Open and add the waiting updates one after the other: one in memory at a time.
@@ -480,11 +452,11 @@ class Summing:
             wait = min(self._wait_s, max(0.0, (under_way.ends_at - loop.time()) / 2))
             under_way.due = loop.call_later(wait, self._wait_no_longer, under_way)
 
-    def _add(self, envelope: IncomingEnvelope, order: _Order, total: RunningSum) -> None:
+    def _add(self, envelope: IncomingEnvelope, order: RoundTerms, total: RunningSum) -> None:
         """Open an update, check it, and add it; runs in a thread."""
         key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
         payload = unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
-        order.terms.add(total, order.exchange, order.task, envelope.digest, payload)
+        order.add(total, envelope.digest, payload)
 
     # --- sums -----------------------------------------------------------------------------------
 
@@ -494,12 +466,12 @@ class Summing:
         One sum at a time is under way.
         """
         under_way = self._round
-        if under_way is None or not (members := under_way.total.members):
+        if under_way is None or not (added := under_way.total.updates):
             return
         if self._adding or self._sending is not None or self._sender.waits:
             return  # once that has ended, this one's turn comes
         waits = bool(under_way.awaited or self._waiting)
-        if waits and not under_way.overdue and len(members) < MOST_MEMBERS:
+        if waits and not under_way.overdue and len(added) < MOST_SUMMED:
             return
         total = under_way.total
         self._start_again()
@@ -515,23 +487,21 @@ class Summing:
         self._sending = None
         self._send_if_due()
 
-    async def _send(self, order: _Order, total: RunningSum) -> None:
-        members = [member.digest for member in total.members]
+    async def _send(self, order: RoundTerms, total: RunningSum) -> None:
+        added = [update.digest for update in total.updates]
         try:
-            made = await asyncio.to_thread(
-                self._sender.seal, order.terms, order.key, order.base, total
-            )
+            made = await asyncio.to_thread(self._sender.seal, order, total)
             if self._round is None or self._round.order is not order:
                 return
-            left = [digest for digest in members if digest in self._taken]
-            if len(left) < len(members):  # the server has answered one by itself
+            left = [digest for digest in added if digest in self._taken]
+            if len(left) < len(added):  # the server has answered one by itself
                 self._release(left)
                 return
             self._sender.send(made, asyncio.get_running_loop().time())
         except Exception as error:
             self._notify("warning", f"a sum is not sent: {as_fcil_error(error).message}")
             self._sender.drop()
-            self._release(members)
+            self._release(added)
 
     def on_want(self, message: Want) -> None:
         """Send the server the chunks of a sum that it requests."""
@@ -544,14 +514,14 @@ class Summing:
             return False
         if isinstance(message, Ack):
             self._counts["sums"] += 1
-            self._counts["added"] += len(answered.members)
-            for digest in answered.members:
+            self._counts["added"] += len(answered.digests)
+            for digest in answered.digests:
                 self._forget(digest)
             self._send_if_due()
         else:
-            many = count_of(len(answered.members), "update")
+            many = count_of(len(answered.digests), "update")
             self._notify("warning", f"the server refuses a sum of {many}: {message.text}")
-            self._release(digest for digest in answered.members if digest in self._taken)
+            self._release(digest for digest in answered.digests if digest in self._taken)
         return True
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fcil_adapters.contract import registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
-from fcil_adapters.numerics.relay_sums import members_of
+from fcil_adapters.numerics.relay_sums import updates_of
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes.envelope import (
     Core,
@@ -194,7 +194,7 @@ class Site:
     def added(self):
         """The digests that are in the sum that is not sent yet."""
         total = self.summing._round.total if self.summing._round else None
-        return [] if total is None else [member.digest for member in total.members]
+        return [] if total is None else [update.digest for update in total.updates]
 
     @property
     def sums(self):
@@ -231,7 +231,7 @@ class Site:
             pieces.append(came[at])
             at += -(-len(came[at]) // header.chunk_bytes)
         payload = unpack(open_body(header, unwrap_key(wrap, data, SERVER), pieces))
-        return payload, [member.digest for member in members_of(payload)]
+        return payload, [member.digest for member in updates_of(payload)]
 
     def answer(self, answer=Ack, which=-1):
         """Answer a sum."""
@@ -274,7 +274,7 @@ def check(site, offers, which=-1):
     assert np.array_equal(payload.i64("count"), count)
     assert payload.i64("n").tolist() == [count.sum()]
     by_digest = {offer.digest: offer.payload for offer in offers}
-    for one in members_of(payload):
+    for one in updates_of(payload):
         own = by_digest[one.digest]
         assert (one.samples, one.tensor_bytes) == (own.i64("n").sum(), own.tensor_bytes)
 
@@ -407,9 +407,9 @@ def test_after_a_while_a_sum_goes_without_those_that_are_missing_and_they_make_a
     play(tmp_path, story, wait_s=0)
 
 
-def test_no_sum_holds_more_than_the_most_members_though_clients_are_at_work(tmp_path, monkeypatch):
+def test_no_sum_holds_more_than_the_most_updates_though_clients_are_at_work(tmp_path, monkeypatch):
     async def story(site):
-        monkeypatch.setattr(summing_module, "MOST_MEMBERS", 2)
+        monkeypatch.setattr(summing_module, "MOST_SUMMED", 2)
         site.begin(*range(1, 5))
         offers = [Offer(upload(k)) for k in range(3)]
         for number, offer in enumerate(offers, 1):
@@ -425,7 +425,7 @@ def test_no_sum_holds_more_than_the_most_members_though_clients_are_at_work(tmp_
 # --- answers of the server ---------------------------------------------------------------------
 
 
-def test_the_members_of_a_refused_sum_are_released_and_not_taken_again(tmp_path):
+def test_the_updates_of_a_refused_sum_are_released_and_not_taken_again(tmp_path):
     async def story(site):
         site.begin(1, 2)
         offers = [Offer(upload(k)) for k in range(2)]
@@ -962,11 +962,11 @@ def test_large_updates_leave_no_file(tmp_path):
 # --- what disturbs it ---------------------------------------------------------------------------
 
 
-def test_a_sum_holds_no_more_than_the_most_members_while_another_is_under_way(
+def test_a_sum_holds_no_more_than_the_most_updates_while_another_is_under_way(
     tmp_path, monkeypatch
 ):
     async def story(site):
-        monkeypatch.setattr(summing_module, "MOST_MEMBERS", 2)
+        monkeypatch.setattr(summing_module, "MOST_SUMMED", 2)
         site.begin(*range(1, 8))
         offers = [Offer(upload(k)) for k in range(7)]
         for number, offer in enumerate(offers, 1):
@@ -1105,6 +1105,8 @@ def test_a_false_offer_of_another_client_s_update_stops_nothing(tmp_path):
         false.digest = offer.digest
         assert not site.takes(2, false)
         site.send(1, offer)
+        await until(lambda: site.sums)
+        check(site, [offer])
 
     play(tmp_path, story)
 

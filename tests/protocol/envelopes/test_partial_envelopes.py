@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol import PROTOCOL_VERSION
-from fcil_protocol.envelopes import arriving as module
-from fcil_protocol.envelopes.arriving import Arriving
+from fcil_protocol.envelopes import partial_envelopes as module
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import Core, Sealed, seal
+from fcil_protocol.envelopes.partial_envelopes import Arriving
 from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import ClientId, FederationId, RoundKey, RunId
 from fcil_protocol.trust.keys import PrivateKeys
