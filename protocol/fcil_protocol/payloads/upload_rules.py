@@ -45,6 +45,11 @@ def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
         for spec in schema.meta
         if spec.name in TRAINING_METRICS
     ]
+    faults += [
+        f"tensor {spec.name[:80]!r} is of kind {Kind.SUM.value!r}, which relays alone send"
+        for spec in schema.tensors
+        if spec.kind is Kind.SUM
+    ]
     return faults
 
 

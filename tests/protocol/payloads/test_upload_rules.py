@@ -32,6 +32,7 @@ def test_numbers_of_known_kinds_and_bounded_sizes_may_leave():
         (TensorSpec("x", Kind.GRAM, ("d",), max_abs=float("nan")), "'x' has no finite bound"),
         (TensorSpec("x", Kind.GRAM, (1.5, "d")), "'x': its size 1.5 is neither a whole number nor"),
         (TensorSpec("head", Kind.HEAD, ("d",)), "'head' is declared 2 times"),
+        (TensorSpec("x", Kind.SUM, ("d",), "I64"), "'x' is of kind 'sum', which relays alone send"),
     ],
 )
 def test_a_tensor_of_another_form_may_not(tensor, words):
