@@ -24,6 +24,7 @@ from fcil_server.federation.roster import WITHDRAWN
 from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
+from fcil_server.rounds.closing import SPLIT_SUM
 from fcil_server.rounds.position import RunContext, method_context
 from fcil_server.rounds.schedule import Step, task_steps
 from fcil_server.runs.fork import fork
@@ -152,7 +153,8 @@ class Recovery:
         lost = [u for u in counted if u.record not in held]
         if lost or not counted:
             raise CorruptFile(f"{len(lost)} of its {len(counted)} updates are not kept.")
-        given = [u for u in rows if u in counted or (u.record in held and u.reason != WITHDRAWN)]
+        absent = {WITHDRAWN, SPLIT_SUM}
+        given = [u for u in rows if u in counted or (u.record in held and u.reason not in absent)]
         return [given] if given == counted else [given, counted]
 
     async def _step(self, row: StateRow, base: State | None, updates: list[UpdateRow]) -> State:

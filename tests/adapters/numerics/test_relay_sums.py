@@ -26,6 +26,7 @@ from fcil_adapters.numerics.relay_sums import (
 )
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.errors import DataError
+from fcil_protocol.payloads.builtin import LATE
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.payloads.schema import Kind
 
@@ -209,3 +210,25 @@ def test_the_largest_parts_of_all_clients_together_do_not_overflow(name, backbon
         for spec in exchange.additive.sums:
             part = to_fixed_point(np.array([spec.bound / MOST_UPDATES]), spec, MOST_UPDATES)
             assert MOST_UPDATES * int(part[0]) < 2**63
+
+
+@pytest.mark.parametrize("name", ["analytic", "fedncm", "running_mean"])
+def test_late_images_are_not_added_up_by_relays_and_reach_the_method_one_by_one(name, backbone):
+    toy = Federation.of(name, CLIENTS, backbone, **SMALL[name], late="count")
+    exchanges = {e.kind: e for e in toy.method.exchanges(toy.hparams, backbone.info)}
+    assert {kind: e.summable for kind, e in exchanges.items() if e.additive} == {
+        kind: kind != LATE for kind, e in exchanges.items() if e.additive
+    }
+    seen = []
+
+    class Inner:
+        def aggregate(self, _ctx, state, updates):
+            seen.extend(updates.clients)
+            return state
+
+    half = SummedAggregator(Inner(), exchanges, toy.dims)
+    updates = UpdateList.of(
+        Update(client_id(k), Payload({"n": np.ones(1, np.int64)})) for k in (0, 1)
+    )
+    half.aggregate(toy.context(LATE), toy.state, updates)
+    assert seen == [client_id(0), client_id(1)]
