@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 OPENING = "open"  # the "kind" of the state that a task begins with
+# Reason of an update that is excluded with another one of its relay's sum.
+SPLIT_SUM = "another update in the sum of its relay does not count"
 CENTRAL = "central"  # stands for the server's own test folder in `Evaluation.client`
 
 

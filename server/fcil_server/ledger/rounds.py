@@ -12,7 +12,7 @@ from fcil_protocol.errors import AlreadyHave, InternalError
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.ledger.database import Database
-from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.enums import SPLIT_SUM, Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateFate, UpdateRow
 
 FORGOTTEN = "the client was forgotten"
@@ -383,19 +383,20 @@ class UpdateTable:
         return self._db.one(UpdateRow, sql, (run, client, task))
 
     def exclude(self, key: RoundKey, client: ClientId, reason: str) -> None:
-        """Take an accepted update out of aggregation, with the reason for its sender."""
+        """Take an accepted update out of aggregation, with the reason for its sender.
+
+        The other updates of a relay's sum that it is in are excluded with it, as `SPLIT_SUM`.
+        """
+        mine = f"{IN_ROUND} AND client = ?"
         self._db.write(
-            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} AND client = ?",  # noqa: S608
+            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {mine}",  # noqa: S608
             (reason, *key, client),
         )
-
-    def exclude_split_sums(self, key: RoundKey, reason: str) -> None:
-        """Exclude every update of a relay's sum of which one is excluded."""
-        split = f"SELECT sum_id FROM updates WHERE {IN_ROUND} AND status = 'excluded'"  # noqa: S608
         self._db.write(
             f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} "  # noqa: S608
-            f"AND status = 'accepted' AND sum_id IN ({split} AND sum_id IS NOT NULL)",
-            (reason, *key, *key),
+            "AND status = 'accepted' AND sum_id IS NOT NULL "
+            f"AND sum_id = (SELECT sum_id FROM updates WHERE {mine})",
+            (SPLIT_SUM, *key, *key, client),
         )
 
     def mark_counted(self, key: RoundKey) -> None:

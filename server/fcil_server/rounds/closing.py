@@ -17,7 +17,14 @@ from fcil_server.aggregation.combining import Combined
 from fcil_server.aggregation.staleness import NO_OLDER_STATES, OlderStates, load_older
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
+from fcil_server.ledger.enums import (
+    CENTRAL,
+    SILENT,
+    SPLIT_SUM,
+    Answer,
+    Outcome,
+    UpdateStatus,
+)
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import UpdateRow
 from fcil_server.rounds import events as machine
@@ -26,7 +33,6 @@ from fcil_server.rounds.position import RunContext, RunProgress, method_context
 from fcil_server.rounds.schedule import Step
 
 NOT_TESTED: Mapping[str, int] = MappingProxyType({})
-SPLIT_SUM = "another update in the sum of its relay does not count"
 MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
@@ -36,7 +42,7 @@ def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
     made = ledger.states.newest_combined(run)
     updates = ledger.updates.accepted(row.key) if row else []
     updates += ledger.updates.of_round(made.key) if made else []
-    return {str(u.record) for u in updates if u.reason != WITHDRAWN}
+    return {str(u.record) for u in updates if u.reason not in (WITHDRAWN, SPLIT_SUM)}
 
 
 async def save(
@@ -216,11 +222,7 @@ class Closing:
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
-        rows = self.context.ledger.updates.of_round(key)
-        usable = [u for u in rows if u.status is not UpdateStatus.EXCLUDED]
-        # A relay's sum is used with all its updates, or not at all.
-        split = {u.sum_id for u in rows if u.status is UpdateStatus.EXCLUDED} - {None}
-        return [u for u in usable if u.samples > 0 and u.sum_id not in split]
+        return [u for u in self.context.ledger.updates.accepted(key) if u.samples > 0]
 
     def _too_few(
         self,
@@ -329,7 +331,6 @@ class Closing:
         for client in close.answers:  # a client that asks before the sync gets the last round's
             self.verdict(client)
         with ledger.transaction(waits=False):
-            ledger.updates.exclude_split_sums(key, SPLIT_SUM)
             # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}

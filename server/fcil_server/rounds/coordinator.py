@@ -22,7 +22,7 @@ from fcil_protocol.messages.messages import Verdict
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
 from fcil_server.event_loop import Yielder
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import OPENING, Answer
+from fcil_server.ledger.enums import OPENING, SPLIT_SUM, Answer
 from fcil_server.ledger.rows import RoundRow
 from fcil_server.rounds import events as machine
 from fcil_server.rounds import notes
@@ -146,6 +146,9 @@ class Coordinator:
         if row is not None and row.reason != WITHDRAWN:
             return
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
+        for other in self.context.ledger.updates.of_round(key) if row is not None else ():
+            if other.sum_id is not None and other.reason == SPLIT_SUM:
+                self._events.put_nowait(machine.Withdrawn(other.client, SPLIT_SUM, self._now()))
 
     def on_classes_changed(self) -> None:
         """Match clients with classes again after the operator changed names."""

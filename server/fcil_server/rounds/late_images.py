@@ -17,7 +17,7 @@ from fcil_adapters.contract.late_images import classes_of
 from fcil_protocol.errors import EgressRefused, MethodMismatch, NothingLeft, NotNow, PrivacyRefused
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import LATE
-from fcil_server.ledger.enums import Answer, UpdateStatus
+from fcil_server.ledger.enums import SPLIT_SUM, Answer, UpdateStatus
 from fcil_server.rounds.position import RunContext
 from fcil_server.sessions.peers import Peer
 
@@ -132,7 +132,7 @@ class LateImages:
         counted = {u.client: u.samples for u in updates if u.status is UpdateStatus.COUNTED}
         # An update that was not counted among others would be left out again.
         sent = (
-            [u.client for u in updates]
+            [u.client for u in updates if u.reason != SPLIT_SUM]
             if row is not None and row.new_state is not None
             else counted
         )

@@ -21,10 +21,9 @@ from fcil_protocol.payloads.payload import pack, unpack
 from fcil_server.aggregation.staleness import load_older
 from fcil_server.aggregation.store import kept_states
 from fcil_server.federation.roster import WITHDRAWN
-from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
+from fcil_server.ledger.enums import OPENING, SPLIT_SUM, RunStatus, UpdateStatus
 from fcil_server.ledger.rows import RunRow, StateRow, UpdateRow
 from fcil_server.reports import run_directory
-from fcil_server.rounds.closing import SPLIT_SUM
 from fcil_server.rounds.position import RunContext, method_context
 from fcil_server.rounds.schedule import Step, task_steps
 from fcil_server.runs.fork import fork

@@ -26,6 +26,7 @@ from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_server.ledger import database
 from fcil_server.ledger import events as event_tables
 from fcil_server.ledger.enums import (
+    SPLIT_SUM,
     Answer,
     Cause,
     CountSource,
@@ -495,12 +496,13 @@ class TestHistory:
         accept(in_round, ALICE, sum_id=UpdateId("s"))
         accept(in_round, BOB, sum_id=UpdateId("s"))
         accept(in_round, GONE)
-        in_round.updates.exclude_split_sums(KEY, "split")
-        assert len(in_round.updates.accepted(KEY)) == 3
         in_round.updates.exclude(KEY, BOB, "revoked")
-        in_round.updates.exclude_split_sums(KEY, "split")
         found = {u.client: u.reason for u in in_round.updates.of_round(KEY)}
-        assert found == {ALICE: "split", BOB: "revoked", GONE: ""}
+        assert found == {ALICE: SPLIT_SUM, BOB: "revoked", GONE: ""}
+        in_round.updates.exclude(KEY, ALICE, "damaged")  # its own reason says more
+        in_round.updates.exclude(KEY, GONE, "damaged")
+        found = {u.client: u.reason for u in in_round.updates.of_round(KEY)}
+        assert found == {ALICE: "damaged", BOB: "revoked", GONE: "damaged"}
 
     def test_the_last_update_is_known_though_the_clock_was_set_back(self, path: Path) -> None:
         """A client's last verdict is told again and again: it must not be an older one."""

@@ -22,7 +22,7 @@ from fcil_server.aggregation.combining import Combined
 from fcil_server.event_loop import Lag
 from fcil_server.federation.config import Config
 from fcil_server.federation.sections import RoundSection, RunSection
-from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.enums import SPLIT_SUM, Answer, Outcome, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.round_views import RoundReader
 from fcil_server.rounds import closing, events, notes
@@ -510,7 +510,7 @@ def test_who_is_revoked_takes_the_sum_with_it_that_its_update_is_in(scene, monke
     key = scene.play(GOOD, {})
     assert scene.seen == [[ALICE, BOB]]
     assert (scene.closed(key).outcome, scene.closed(key).new_state) == (Outcome.SKIPPED, None)
-    assert scene.closing.verdict(ALICE).reason == closing.SPLIT_SUM
+    assert scene.closing.verdict(ALICE).reason == SPLIT_SUM
     assert scene.closing.verdict(BOB).reason == "revoked"
 
 

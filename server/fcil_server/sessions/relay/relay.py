@@ -342,6 +342,7 @@ class Relay:
             incoming=self._incoming,
             push=session.send,
             pull=session.send_down,
+            key_of=session.key_of,
             notify=self._notify,
             counts=self.counts,
         )

@@ -313,6 +313,11 @@ class RelaySession:
         """Send the server a message of the relay's own."""
         self._push(self._channel.frames(message, *blobs))
 
+    def key_of(self, number: int) -> bytes:
+        """Return the CURVE key of a lane's client; empty: the lane is over."""
+        lane = self.lanes.get(number)
+        return b"" if lane is None else lane.key
+
     def send_down(self, number: int, message: Message) -> None:
         """Send a client a message of the relay's own; if it does not read, it is cut."""
         lane = self.lanes.get(number)

@@ -18,7 +18,6 @@ from pathlib import Path
 from fcil_adapters.numerics.relay_sums import MOST_SUMMED, RunningSum
 from fcil_protocol.envelopes.envelope import (
     WRAP_BYTES,
-    Header,
     open_body,
     parse_header,
     unwrap_key,
@@ -83,7 +82,7 @@ class _Round:
 
     order: RoundTerms
     total: RunningSum
-    ends_at: float
+    ends_at: float = 0.0
     awaited: set[int] = field(default_factory=set)
     due: asyncio.TimerHandle | None = None
     overdue: bool = False
@@ -98,6 +97,7 @@ class Summing:
         incoming: folder for large updates that are being received.
         push: sends the server a message of the relay's own.
         pull: sends a client of a lane a message.
+        key_of: returns the CURVE key of a lane's client.
         notify: shows a note: level, text.
         counts: totals: ``sums`` that the server has, and updates ``added`` in them.
     """
@@ -113,6 +113,7 @@ class Summing:
         incoming: Path,
         push: Callable[..., None],
         pull: Callable[[int, Message], None],
+        key_of: Callable[[int], bytes],
         notify: Callable[[str, str], None],
         counts: Counter[str],
         wait_s: float = WAIT_S,
@@ -123,19 +124,22 @@ class Summing:
         self._credit = credit
         self._push = push
         self._pull = pull
+        self._key_of = key_of
         self._notify = notify
         self._counts = counts
         self._wait_s = wait_s
-        incoming.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # without it, updates that need a file pass
+            incoming.mkdir(mode=0o700, exist_ok=True)
         self._arriving = Arriving(incoming, per_client=1)
         self._known: dict[tuple[str, str], SumTerms | None] = {}  # of the newest run and schema
         self._lanes: dict[int, _Lane] = {}
         self._round: _Round | None = None
         self._receiving: set[int] = set()  # lanes with an update under way
-        self._taken: dict[str, int] = {}  # digest -> lane; without an answer of the server
-        self._newest: dict[str, str] = {}  # sender -> digest of its newest taken update
+        # Without an answer of the server: digest -> the lane, and the key of its client.
+        self._taken: dict[str, tuple[int, bytes]] = {}
+        self._newest: dict[bytes, str] = {}  # key -> digest of the client's newest taken update
         self._released: dict[str, None] = {}  # in order
-        self._waiting: deque[tuple[int, IncomingEnvelope]] = deque()  # the first is being opened
+        self._waiting: deque[tuple[int, IncomingEnvelope]] = deque()  # complete, to be opened
         self._adding = ""  # digest of the update that a thread opens
         self._opener: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -164,9 +168,14 @@ class Summing:
                     self._notify("warning", f"updates pass unopened: {as_fcil_error(error)}")
             case RoundClosed():
                 self._closed(message.key)
-            case Ack() | Nack() if message.digest in self._taken:
+            case Ack() | Nack() | Want() if self._is_own(message.digest, number):
+                # A Want: the server takes this one itself, so its chunks must pass.
                 self._answered(message.digest)
                 self._stop_awaiting(number)
+
+    def _is_own(self, digest: str, number: int) -> bool:
+        """Return True if an update is taken, of the client of this lane."""
+        return digest in self._taken and self._taken[digest][1] == self._key_of(number)
 
     def _welcome(self, number: int, welcome: Welcome) -> None:
         self._drop_lane(number)
@@ -196,8 +205,9 @@ class Summing:
         if self._round is None or not self._round.order.is_of(order):
             if self._round is not None:
                 self._end_round()
-            ends_at = asyncio.get_running_loop().time() + max(message.remaining_s, 0.0)
-            self._round = _Round(order, order.new_sum(), ends_at)
+            self._round = _Round(order, order.new_sum())
+        now = asyncio.get_running_loop().time()
+        self._round.ends_at = now + max(message.remaining_s, 0.0)
         lane.order = order
         self._round.awaited.add(number)
 
@@ -214,7 +224,7 @@ class Summing:
         for lane in self._lanes.values():
             self._stop_receiving(lane)
             lane.order = None
-        self._waiting = deque(one for one in self._waiting if one[1].digest == self._adding)
+        self._waiting.clear()
         self._taken.clear()
         self._newest.clear()
         self._sender.drop()
@@ -251,7 +261,7 @@ class Summing:
         """Return what passes to the server in place of a client's message; None: nothing."""
         match received.message:
             case Update() as message:
-                took = len(received.blobs) > 3 and self._take(number, received, message)
+                took = self._take(number, received, message)
                 if not took:  # also a list of classes, in the middle of a round: of no matter
                     self._stop_awaiting(number)
                 return (*frames[:5], b"") if took else frames[:5]
@@ -285,47 +295,48 @@ class Summing:
             self._forget(digest)
 
     def _take(self, number: int, received: Received, message: Update) -> bool:
-        """Begin to receive an update if it can be added up."""
-        lane = self._lanes.get(number)
-        if lane is None or lane.order is None or message.digest in self._released:
+        """Begin to receive an update if it can be added up; True: the relay has it, or will."""
+        lane, digest = self._lanes.get(number), message.digest
+        wraps = received.blobs[3:]
+        if self._is_own(digest, number):
+            first = self._lanes.get(self._taken[digest][0])
+            if first is None or digest not in first.receiver.under_way:
+                self._stop_awaiting(number)
+                return True  # it is complete, and offered again, perhaps by a restarted client
+            if first is lane and wraps:
+                self._ask(number, lane)
+                return True
+            self._forget(digest)
+        elif digest in self._taken or digest == self._adding:
+            return False  # another client's, or refused while a thread opens it
+        if lane is None or lane.order is None or not wraps or digest in self._released:
             return False
-        if message.digest == self._adding and message.digest not in self._taken:
-            return False  # refused while a thread opens it
-        data, signature, _, wrap = received.blobs
+        data, signature = received.blobs[:2]
         try:
             header = parse_header(data, max_plain_bytes=1 << 40)
-            if len(wrap) != WRAP_BYTES or header.update_id != message.digest:
+            if len(wraps[0]) != WRAP_BYTES or header.update_id != digest:
                 return False
             if not lane.order.fits(header):
                 return False
-            if message.digest in self._taken:
-                other = self._lanes.get(self._taken[message.digest])
-                if other is None or message.digest not in other.receiver.under_way:
-                    self._stop_awaiting(number)
-                    return True  # it is complete, and offered again
-                if other is lane:
-                    self._ask(number, lane)
-                    return True
-                self._forget(message.digest)
             self._stop_receiving(lane)
-            self._give_up_older(header)
+            self._give_up_older(self._key_of(number), digest)
             assembly = self._arriving.take(_owner(number), header)
         except Exception:
             return False  # the server says what is wrong with it
-        self._newest[header.core.sender] = message.digest
-        self._taken[message.digest] = number
+        key = self._key_of(number)
+        self._newest[key], self._taken[digest] = digest, (number, key)
         now = asyncio.get_running_loop().time()
-        blobs = (data, signature, wrap)
+        blobs = (data, signature, wraps[0])
         unasked = min(message.unasked, unrequested_chunks(header))
         self._receiving.add(number)
         envelope = lane.receiver.begin(blobs, assembly, now, unasked=unasked)
         self._continue(number, lane, envelope)
         return True
 
-    def _give_up_older(self, header: Header) -> None:
-        """Give back an update in place of which its client offers another one."""
-        older = self._newest.get(header.core.sender, "")
-        if older not in self._taken or older == header.update_id:
+    def _give_up_older(self, key: bytes, digest: str) -> None:
+        """Release an update in place of which its client offers another one."""
+        older = self._newest.get(key, "")
+        if older not in self._taken or older == digest:
             return
         self._answered(older)
         self._release([older])
@@ -370,17 +381,16 @@ class Summing:
         self._sender.revive(now)
 
     def _forget(self, digest: str) -> None:
-        number = self._taken.pop(digest, None)
-        lane = None if number is None else self._lanes.get(number)
-        if number is None:
+        if digest not in self._taken:
             return
+        number, _ = self._taken.pop(digest)
+        lane = self._lanes.get(number)
         if lane is not None and lane.receiver.end(digest) is not None:
             self._receiving.discard(number)
             self._drop(number, digest)
-        for one in list(self._waiting):
-            if one[1].digest == digest and digest != self._adding:
-                self._waiting.remove(one)
-                self._drop(one[0], digest)
+        for one in [one for one in self._waiting if one[1].digest == digest]:
+            self._waiting.remove(one)
+            self._drop(one[0], digest)
 
     def _drop(self, number: int, digest: str) -> None:
         with contextlib.suppress(FcilError):  # a bad disk: `_sweep` tries again
@@ -390,11 +400,10 @@ class Summing:
         """Let the server request updates itself; they are not taken again."""
         released = list(digests)
         for digest in released:
-            number = self._taken.get(digest)
+            if self._round is not None and digest in self._taken:
+                self._round.awaited.discard(self._taken[digest][0])
             self._forget(digest)
             self._released[digest] = None
-            if self._round is not None and number is not None:
-                self._round.awaited.discard(number)
         for digest in list(self._released)[:-MOST_REMEMBERED]:
             del self._released[digest]
         for start in range(0, len(released), MAX_WANTED):
@@ -417,9 +426,7 @@ class Summing:
         While the sum is full and another one is under way, they wait.
         """
         while self._waiting and not self._is_full:
-            number, envelope = self._waiting[0]
-            await self._open(number, envelope)
-            self._waiting.popleft()
+            await self._open(*self._waiting.popleft())
             self._send_if_due()
 
     async def _open(self, number: int, envelope: IncomingEnvelope) -> None:

@@ -130,11 +130,13 @@ class Site:
     def __init__(self, folder, wait_s=NEVER_S):
         self.incoming = folder / "incoming"
         self.pushed, self.pulled, self.notes, self.counts = [], [], [], Counter()
+        self.keys = {}  # of lanes: a client has one, however often it connects
         self.summing = Summing(
             RELAY, SITE, FED, SERVER.public, credit=CREDIT, incoming=self.incoming,
             push=lambda message, *blobs: self.pushed.append((message, blobs)),
             pull=lambda number, message: self.pulled.append((number, message)),
             notify=lambda *note: self.notes.append(note), counts=self.counts, wait_s=wait_s,
+            key_of=lambda number: self.keys.get(number, b"key of lane %d" % number),
         )  # fmt: skip
 
     def say(self, message, *numbers):
@@ -149,6 +151,7 @@ class Site:
 
     def offer(self, number, offer, *, unasked=0, fourth=True):
         """Return the blobs of an offer that pass to the server."""
+        self.keys.setdefault(number, offer.sealed.parsed.core.sender.encode())
         message = Update(digest=offer.digest, unasked=unasked)
         blobs = (*offer.blobs, offer.wrap) if fourth else offer.blobs
         frames = (b"body", b"signature", *blobs)
@@ -1149,5 +1152,129 @@ def test_what_the_file_system_refuses_does_not_end_the_relay(tmp_path):
         site.begin(1)
         site.summing._arriving.take = refuse
         assert not site.takes(1, Offer(upload(1)))
+
+    play(tmp_path, story)
+
+
+def test_one_that_cannot_be_added_costs_no_other_that_waits_behind_it(tmp_path):
+    async def story(site):
+        gate = Gate(site.summing, "_add")
+        site.begin(1, 2, 3)
+        bad, *good = (
+            Offer(Payload({"x": np.zeros(3, np.float32)})),
+            Offer(upload(1)),
+            Offer(upload(2)),
+        )
+        site.deliver(1, bad)
+        await until(lambda: gate.reached)
+        for number, offer in enumerate(good, 2):
+            site.deliver(number, offer)
+        gate.open()
+        await until(lambda: site.sums)
+        assert site.released == [bad.digest]
+        check(site, good)
+
+    play(tmp_path, story)
+
+
+def test_an_answer_while_another_is_opened_costs_no_third_that_waits(tmp_path):
+    async def story(site):
+        site.begin(1, 2, 3, 4)
+        offers = [Offer(upload(k)) for k in range(3)]
+        site.deliver(1, offers[0])
+        await site.idle()
+        gate = Gate(site.summing, "_add")
+        site.deliver(2, offers[1])
+        await until(lambda: gate.reached)
+        site.deliver(3, offers[2])
+        site.say(Ack(digest=offers[0].digest), 1)
+        gate.open()
+        await site.idle()
+        assert site.released == [offers[1].digest]
+        assert site.added == [offers[2].digest]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("fourth", [True, False], ids=["reconnected", "restarted"])
+@pytest.mark.parametrize("asked", [True, False], ids=["asked again", "not asked yet"])
+def test_a_client_that_comes_back_need_not_send_what_is_added(tmp_path, fourth, asked):
+    """A restarted client has its key for the relay no more; the server may not have asked yet."""
+
+    async def story(site):
+        site.begin(1, 2)
+        offers = [Offer(upload(k)) for k in range(2)]
+        site.deliver(1, offers[0])
+        await site.idle()
+        site.summing.on_client_left(1)
+        site.say(welcome(), 5)
+        if asked:
+            site.say(opening(), 5)
+        assert site.takes(5, offers[0], fourth=fourth)
+        site.deliver(2, offers[1])
+        await until(lambda: site.sums)
+        check(site, offers)
+        assert not site.released
+
+    play(tmp_path, story)
+
+
+def test_what_the_server_requests_from_a_client_passes(tmp_path):
+    """It takes the update itself, so a sum with it would be refused: the others are released."""
+
+    async def story(site):
+        site.begin(1, 2, 3)
+        offers = [Offer(upload(k)) for k in range(2)]
+        for number, offer in enumerate(offers, 1):
+            site.deliver(number, offer)
+        await site.idle()
+        site.say(Want(digest=offers[0].digest, chunks=[0]), 1)
+        assert site.chunk(1, offers[0], 0)
+        assert site.released == [offers[1].digest]
+
+    play(tmp_path, story)
+
+
+def test_answers_to_another_client_about_an_update_change_nothing(tmp_path):
+    async def story(site):
+        site.begin(1, 2, 3)
+        offers = [Offer(upload(k)) for k in range(2)]
+        for number, offer in enumerate(offers, 1):
+            site.deliver(number, offer)
+        await site.idle()
+        site.keys[3] = b"another"
+        site.say(Nack(code="malformed", text="", digest=offers[0].digest), 3)
+        site.say(Want(digest=offers[0].digest, chunks=[0]), 3)
+        assert sorted(site.added) == sorted(offer.digest for offer in offers)
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_names_another_as_sender_undoes_nothing(tmp_path):
+    async def story(site):
+        site.begin(1, 2, 3)
+        offers = [Offer(upload(k), sender=c * 26) for k, c in enumerate("ab")]
+        for number, offer in enumerate(offers, 1):
+            site.deliver(number, offer)
+        await site.idle()
+        site.keys[3] = b"another"
+        site.takes(3, Offer(upload(3), sender="a" * 26))
+        assert sorted(site.added) == sorted(offer.digest for offer in offers)
+        assert not site.released
+
+    play(tmp_path, story)
+
+
+def test_a_reopened_round_has_its_new_deadline(tmp_path):
+    async def story(site):
+        site.say(welcome(), 1, 2)
+        site.say(opening().model_copy(update={"remaining_s": 0.0}), 1, 2)
+        site.say(opening(), 1, 2)
+        offers = [Offer(upload(k)) for k in range(2)]
+        site.deliver(1, offers[0])
+        await site.idle()
+        site.deliver(2, offers[1])
+        await until(lambda: site.sums)
+        check(site, offers)
 
     play(tmp_path, story)
