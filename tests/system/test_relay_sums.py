@@ -1,6 +1,8 @@
 """A relay that adds up: one sum crosses the uplink, and each update counts once."""
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,8 +15,8 @@ from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import Ack, Chunk, Nack, Release, Update, Want
 from fcil_protocol.payloads.payload import Payload
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.enums import Cause, Direction, RunStatus, UpdateStatus
-from system.kit import open_ledger, settings, write_client
+from fcil_server.ledger.enums import SPLIT_SUM, Cause, Direction, RunStatus, UpdateStatus
+from system.kit import command, open_ledger, settings, until_log, write_client
 from system.raw_client import RawClient, good_update
 from system.test_relay import Behind, HostileRelay, Site
 
@@ -205,3 +207,67 @@ def test_a_client_on_a_direct_link_cannot_pass_for_one_whose_relay_has_its_updat
     with LocalFederation(tmp_path) as federation:
         federation.serve(*summed(round__min_clients=1))
         asyncio.run(story(federation))
+
+
+def sites_of_four(federation, tmp_path, classes, *, serve):
+    """Start a server, and four clients of which the last is on a direct link and does nothing."""
+    federation.serve("--until-done", *serve)
+    site = SummingSite(federation)
+    for k, name in enumerate("abcd"):
+        folder = write_client(tmp_path / name, classes, offset=12 * k)
+        (federation.join if name == "d" else site.join)(name, folder)
+    federation.until("round_opened")
+    os.kill(federation.clients["d"].pid, signal.SIGSTOP)
+    return site
+
+
+@pytest.mark.full
+def test_a_client_that_is_restarted_sends_nothing_twice_and_holds_nobody_up(tmp_path):
+    """It has its key for the relay no more, and the relay has its update."""
+    with LocalFederation(tmp_path) as federation:
+        serve = summed(tasks__classes=[["0", "1"]], round__min_clients=4, run__evaluate=False)
+        site = sites_of_four(federation, tmp_path, range(2), serve=serve)
+        until_log(federation, "a", "done in")
+        federation.kill_client("a")
+        federation.join("a", tmp_path / "a", "--ticket", str(federation.directory / "a.ticket"))
+        federation.until("connected", text="a connected")
+        os.kill(federation.clients["d"].pid, signal.SIGCONT)
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        assert site.status()["added"] >= 2
+    with open_ledger(federation) as ledger:
+        (row,) = ledger.rounds.all(ledger.runs.newest().run_id)
+        updates = ledger.updates.of_round(row.key)
+        assert len({u.client for u in updates}) == len(updates) == 4
+        assert {u.status for u in updates} == {UpdateStatus.COUNTED}
+
+
+@pytest.mark.full
+def test_the_sum_of_an_erased_client_is_dropped_whole_and_its_images_are_counted_late(tmp_path):
+    """Those of the others in it: they have dropped their updates, and are asked once more."""
+    with LocalFederation(tmp_path) as federation:
+        serve = summed(
+            tasks__classes=[["0", "1"]], round__min_clients=3, run__evaluate=False,
+            method__late="count", round__late_every_s=0,
+        )  # fmt: skip
+        sites_of_four(federation, tmp_path, range(2), serve=serve)
+        federation.until("update", text="sum of 3 updates")
+        command(federation, "erase", "a", "--yes", "--json")
+        federation.kill_server()
+        federation.serve("--until-done", *serve)
+        federation.until("relay")
+        os.kill(federation.clients["d"].pid, signal.SIGCONT)
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        assert "damaged" not in federation.log("server").read_text()
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest().run_id
+        rows = ledger.rounds.all(run)
+        found = {}
+        for row in rows:
+            for update in ledger.updates.of_round(row.key):
+                if update.status is UpdateStatus.COUNTED:
+                    found.setdefault(update.client, []).append(row.kind)
+        names = {c.name.split(":")[-1]: c.client_id for c in ledger.clients.all()}
+        first = ledger.updates.of_round(rows[0].key)
+    assert {u.reason for u in first if u.client in (names["b"], names["c"])} == {SPLIT_SUM}
+    assert {kinds.count("train") + kinds.count("late") for kinds in found.values()} == {1}
+    assert found.keys() == {names[name] for name in "bcd"}
