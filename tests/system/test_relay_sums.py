@@ -242,6 +242,28 @@ def test_a_client_that_is_restarted_sends_nothing_twice_and_holds_nobody_up(tmp_
 
 
 @pytest.mark.full
+def test_a_client_that_is_revoked_before_its_sum_is_sent_costs_the_others_nothing(tmp_path):
+    """The server refuses the sum for its sake, and the relay goes on."""
+    with LocalFederation(tmp_path) as federation:
+        serve = summed(tasks__classes=[["0", "1"]], round__min_clients=3, run__evaluate=False)
+        site = sites_of_four(federation, tmp_path, range(2), serve=serve)
+        os.kill(federation.clients["c"].pid, signal.SIGSTOP)  # the relay waits for it
+        for name in "ab":
+            until_log(federation, name, "done in")
+        command(federation, "revoke", "a", "--json")
+        for name in "cd":
+            os.kill(federation.clients[name].pid, signal.SIGCONT)
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        assert site.process.poll() is None, federation.last_words("site")
+    with open_ledger(federation) as ledger:
+        (row,) = ledger.rounds.all(ledger.runs.newest().run_id)
+        names = {c.client_id: c.name.split(":")[-1] for c in ledger.clients.all()}
+        updates = ledger.updates.of_round(row.key)
+    counted = [names[u.client] for u in updates if u.status is UpdateStatus.COUNTED]
+    assert sorted(counted) == ["b", "c", "d"]
+
+
+@pytest.mark.full
 def test_the_sum_of_an_erased_client_is_dropped_whole_and_its_images_are_counted_late(tmp_path):
     """Those of the others in it: they have dropped their updates, and are asked once more."""
     with LocalFederation(tmp_path) as federation:
@@ -254,7 +276,8 @@ def test_the_sum_of_an_erased_client_is_dropped_whole_and_its_images_are_counted
         command(federation, "erase", "a", "--yes", "--json")
         federation.kill_server()
         federation.serve("--until-done", *serve)
-        federation.until("relay")
+        for _ in "bc":  # d sleeps
+            federation.until("announced")
         os.kill(federation.clients["d"].pid, signal.SIGCONT)
         assert federation.server.wait(240) == 0, federation.last_words("server")
         assert "damaged" not in federation.log("server").read_text()

@@ -75,7 +75,9 @@ class ServerPorts(RunPorts):
         coordinator = self.parts().context.run.coordinator
         step = coordinator.progress.step
         continues = step is not None and coordinator.context.continues_after(step)
-        self.parts().context.intake.sweep(self.peers, key if continues else None)
+        context = self.parts().context
+        senders = [*self.peers, *context.link.summing_relays()]
+        context.intake.sweep(senders, key if continues else None)
         await self.parts().flusher.close_round(key)
 
     def drained(self) -> None:

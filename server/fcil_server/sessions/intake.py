@@ -500,7 +500,8 @@ class Intake:
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop a partially received update that was refused; another may have its room."""
         self._line.leave(peer.client, digest)
-        self._held.forget(peer.client, digest)
+        if digest:  # else the message was about no update
+            self._held.forget(peer.client, digest)
         if self._end(peer, digest) is not None:
             self.arriving.drop(peer.client, digest)
             self._ask(peer)

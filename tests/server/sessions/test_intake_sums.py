@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -134,7 +135,7 @@ class Scene:
             samples = int(one.payload.i64("n").sum())
             total.add(one.payload, SummedUpdate(one.digest, samples, one.payload.tensor_bytes))
         own = {"sender": SITE, "sender_key": RELAY.public.fingerprint}
-        core = type(offers[0].sealed.parsed.core)(**{**vars(offers[0].sealed.parsed.core), **own})
+        core = replace(offers[0].sealed.parsed.core, **own)
         sealed, key = seal(pack(total.payload()), core, RELAY)
         digest, wrap = sealed.parsed.update_id, wrap_key(key, sealed.header, SERVER.public)
         count = len(sealed.parsed.hashes)
@@ -267,6 +268,34 @@ def test_a_sum_that_the_ledger_refuses_leaves_nothing_and_its_updates_can_be_req
         scene.offer(scene.peer("alice again", ALICE), one)
         scene.intake.release([one.digest])
         assert ports.said("alice again", Want) == [one.digest]
+
+    play(tmp_path, story)
+
+
+def test_a_refused_message_about_no_update_costs_its_client_no_offer(tmp_path):
+    async def story(scene, ports):
+        alice = scene.peer("alice", ALICE)
+        one = Offer(upload(1), sender=ALICE)
+        scene.offer(alice, one)
+        scene.intake.forget(alice, "")
+        scene.send_sum(one)
+        await until(lambda: ports.said("alice", Ack))
+
+    play(tmp_path, story)
+
+
+def test_a_sum_that_is_arriving_at_the_end_of_a_round_stays_if_its_relay_is_there(tmp_path):
+    async def story(scene, _ports):
+        one = Offer(upload(1), sender=ALICE)
+        scene.offer(scene.peer("alice", ALICE), one)
+        own = {"sender": SITE, "sender_key": RELAY.public.fingerprint}
+        core = replace(one.sealed.parsed.core, **own)
+        sealed, key = seal(pack(one.payload), core, RELAY)
+        blobs = (sealed.header, sealed.signature, wrap_key(key, sealed.header, SERVER.public))
+        message = Update(digest=sealed.parsed.update_id)
+        scene.intake.offer(scene.relay, Received(message, b"", b"", blobs), message)
+        scene.intake.sweep([scene.relay])
+        assert [a.header.update_id for a in scene.intake.arriving.of(SITE)] == [message.digest]
 
     play(tmp_path, story)
 

@@ -272,7 +272,8 @@ class Relay:
             self._begin(received, message)
             return
         self._channel.check(received)
-        if isinstance(message, Nack) and message.code in FATAL:
+        # With a digest it is about one update or part: of a client that is revoked, say.
+        if isinstance(message, Nack) and message.code in FATAL and not message.digest:
             raise from_code(message.code, message.text, message.action)
         if self._session is None:
             if isinstance(message, Nack):

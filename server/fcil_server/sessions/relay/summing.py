@@ -188,8 +188,8 @@ class Summing:
             try:
                 self._known = {about: SumTerms.of(welcome, self._federation)}
                 self._notify("info", f"adds up its clients' updates in run {welcome.run}")
-            except FcilError as error:
-                self._notify("warning", str(error))
+            except Exception as error:  # also of the method's own code
+                self._notify("warning", str(as_fcil_error(error)))
         terms = self._known[about]
         if terms is not None:
             self._lanes[number] = _Lane(terms)

@@ -1265,6 +1265,21 @@ def test_a_client_that_names_another_as_sender_undoes_nothing(tmp_path):
     play(tmp_path, story)
 
 
+def test_a_method_whose_code_fails_at_the_relay_passes(tmp_path, monkeypatch):
+    def fails(*_):
+        return {}["gamma"]
+
+    async def story(site):
+        monkeypatch.setattr(summing_module.SumTerms, "of", fails)
+        site.begin(1)
+        assert not site.takes(1, Offer(upload(1)))
+        ((level, text),) = site.notes
+        assert level == "warning"
+        assert "gamma" in text
+
+    play(tmp_path, story)
+
+
 def test_a_reopened_round_has_its_new_deadline(tmp_path):
     async def story(site):
         site.say(welcome(), 1, 2)
