@@ -337,7 +337,8 @@ class SchemaMismatch(WireError):
 class EgressRefused(WireError):
     """The client's guard stopped a tensor that must not leave the device.
 
-    Report the method that produced it: only tensors named in its schema may travel.
+    Report the method that produced it: only tensors named in its schema may travel. If only its
+    numbers are too large, its training has diverged: ask the operator for smaller steps.
     """
 
     code = "egress_refused"
