@@ -157,7 +157,8 @@ class Intake:
             self._line.leave(peer.client)
             self._forget_abandoned(peer)
             return
-        self._held.forget(peer.client)
+        if header.core.kind != INVENTORY:
+            self._held.forget(peer.client)
         self._receive(replace(offer, unasked=0) if taken else offer)
 
     def release(self, digests: Iterable[str]) -> None:

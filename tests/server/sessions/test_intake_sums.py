@@ -23,6 +23,7 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update, Want
 from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.storage.spool import Spool
 from fcil_server.sessions.intake import Intake
@@ -280,6 +281,21 @@ def test_a_refused_message_about_no_update_costs_its_client_no_offer(tmp_path):
         scene.intake.forget(alice, "")
         scene.send_sum(one)
         await until(lambda: ports.said("alice", Ack))
+
+    play(tmp_path, story)
+
+
+def test_a_list_of_classes_in_between_costs_its_client_no_offer(tmp_path):
+    """A folder that is being filled is announced again, also while a round is open."""
+
+    async def story(scene, ports):
+        alice = scene.peer("alice", ALICE)
+        one = Offer(upload(1), sender=ALICE)
+        scene.offer(alice, one)
+        classes = Offer(upload(2), sender=ALICE, kind=INVENTORY, task=-1)
+        scene.offer(alice, classes, taken=False)
+        scene.send_sum(one)
+        await until(lambda: one.digest in ports.said("alice", Ack))
 
     play(tmp_path, story)
 
