@@ -341,7 +341,7 @@ def test_every_term_is_in_the_digest_that_both_sides_compare():
     hparams = make_hparams(method, {})
     other = PrivacyTerms(
         min_count=2, noise_multiplier=1, clip=2, delta=1e-6, max_epsilon=3, partial=True,
-        secure="masks", secure_threshold=0.7, secure_min_clients=5,
+        secure="masks", secure_threshold=0.7, secure_min_clients=5, relay_sums=True,
     ).model_dump()  # fmt: skip
     assert all(other[name] != getattr(NO_PRIVACY, name) for name in other)
     terms = [
