@@ -17,7 +17,7 @@ from fcil_server.sessions.offers import UploadOffer
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted
 
-MOST_RELEASED = 10_000  # updates that are remembered as released
+MOST_RELEASED = 10_000  # updates that are remembered as released, the newest of them
 
 
 class HeldOffers:
@@ -25,7 +25,7 @@ class HeldOffers:
 
     def __init__(self) -> None:
         self._offers: dict[ClientId, UploadOffer] = {}
-        self._released: set[str] = set()
+        self._released: dict[str, None] = {}  # in order
 
     def hold(self, offer: UploadOffer) -> bool:
         """Keep an offer that its relay has taken; False: the relay has released it already."""
@@ -50,8 +50,9 @@ class HeldOffers:
         A release may come before the offer, while the client's messages wait.
         """
         given_up = set(digests)
-        if len(self._released) < MOST_RELEASED:
-            self._released |= given_up
+        self._released |= dict.fromkeys(given_up)
+        for digest in list(self._released)[:-MOST_RELEASED]:
+            del self._released[digest]
         offers = [o for o in self._offers.values() if o.header.update_id in given_up]
         for offer in offers:
             del self._offers[offer.peer.client]

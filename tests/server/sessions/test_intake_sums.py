@@ -26,6 +26,7 @@ from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import pack
 from fcil_protocol.storage.spool import Spool
+from fcil_server.sessions.held_offers import MOST_RELEASED
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Expectation
@@ -226,6 +227,18 @@ def test_a_released_update_is_requested_even_if_the_release_comes_first(tmp_path
         scene.offer(bob, early)
         assert ports.said("bob", Want) == [early.digest]
         scene.intake.sweep(())  # the round is over: nothing is remembered of it
+        scene.offer(bob, early)
+        assert ports.said("bob", Want) == [early.digest]
+
+    play(tmp_path, story)
+
+
+def test_of_very_many_releases_the_newest_are_remembered(tmp_path):
+    async def story(scene, ports):
+        bob = scene.peer("bob", BOB)
+        early = Offer(upload(2), sender=BOB)
+        scene.intake.release(f"{i:064x}" for i in range(MOST_RELEASED))
+        scene.intake.release([early.digest])
         scene.offer(bob, early)
         assert ports.said("bob", Want) == [early.digest]
 
