@@ -197,10 +197,11 @@ def check_installed(row: RunRow) -> None:
         ConfigError: its method is not installed, or does not know its options.
         RunFailed: it was begun with another version of the method.
     """
-    terms = configuration.parse(row.config).privacy.terms
+    config = configuration.parse(row.config)
+    terms = config.privacy.terms
     method = registry.load_method(row.method)
-    half = configuration.parse(row.config).wire.half
-    method = in_terms(registry.with_forms(method, forms_of(half, method.name, method.half)), terms)
+    method = registry.with_forms(method, forms_of(config.wire.half, method.name, method.half))
+    method = in_terms(method, terms)
     info = backbone_from_fields(dict(row.backbone))
     hparams = registry.make_hparams(method, dict(row.hparams))
     check_resumed(row, method, info, registry.schema_digest(method, hparams, info, terms))
