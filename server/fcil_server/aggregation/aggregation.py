@@ -354,8 +354,8 @@ class Aggregation:
             self._notify,
         )
         combined = await combining.run()
-        members = {rows[0].client: rows for rows in sent}
-        excluded = {u.client: why for c, why in combined.excluded.items() for u in members[c]}
+        of_sender = {rows[0].client: rows for rows in sent}
+        excluded = {u.client: why for c, why in combined.excluded.items() for u in of_sender[c]}
         return replace(combined, excluded=excluded)
 
     def settled(self) -> None:

@@ -266,8 +266,8 @@ class Reception:
             StaleUpdate: too many such rounds have closed.
         """
         with self.context.ledger.transaction(waits=False):
-            for member in accepted.summed:
-                self._store(member, UpdateId(accepted.digest))
+            for update in accepted.summed:
+                self._store(update, UpdateId(accepted.digest))
             if not accepted.summed:
                 self._store(accepted, None)
 
@@ -295,8 +295,8 @@ class Reception:
 
     def committed(self, accepted: Accepted) -> None:
         """Tell the round of an update, or of those in a sum, committed to the ledger."""
-        for member in accepted.summed:
-            self.updated(member.client)
+        for update in accepted.summed:
+            self.updated(update.client)
         if accepted.summed:
             return
         if _is_of_nothing(accepted):

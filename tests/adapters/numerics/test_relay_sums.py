@@ -31,7 +31,7 @@ from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.payloads.schema import Kind
 
 
-def member(k, payload, **metrics):
+def summed_update(k, payload, **metrics):
     return SummedUpdate(f"{k:064x}", int(payload.i64("n").sum()), payload.tensor_bytes, metrics)
 
 
@@ -44,7 +44,7 @@ def summed(toy, kind, payloads):
     exchange = exchange_of(toy, kind)
     total = RunningSum(exchange.additive, toy.dims)
     for k, payload in payloads.items():
-        total.add(toy.forms.widen(payload), member(k, payload))
+        total.add(toy.forms.widen(payload), summed_update(k, payload))
     payload = unpack(pack(total.payload()))
     dims = {**toy.dims, "most_summed": MOST_SUMMED}
     assert sum_schema(exchange.additive).check_upload(payload, dims) == []
@@ -122,15 +122,15 @@ def test_a_sum_of_halves_is_the_sum_in_float64(backbone):
 
 def test_the_list_of_updates_comes_back_as_it_was(backbone):
     toy = opened("running_mean", backbone)
-    members = [
+    updates = [
         SummedUpdate(f"{9:064x}", 3, 80, {"train_loss": 0.25, "train_accuracy": 0.5}),
         SummedUpdate(f"{3:064x}", 5, 90, {"train_loss": 2.5}),
         SummedUpdate(f"{7:064x}", 2, 70),
     ]
     total = RunningSum(exchange_of(toy, "train").additive, toy.dims)
-    for one in members:
+    for one in updates:
         total.add(toy.upload("train", 0), one)
-    by_digest = sorted(members, key=lambda m: m.digest)
+    by_digest = sorted(updates, key=lambda u: u.digest)
     assert updates_of(unpack(pack(total.payload()))) == by_digest
 
 
@@ -197,9 +197,9 @@ def test_a_number_too_large_for_fixed_point_is_not_added(backbone):
     huge = Payload({**payload.tensors, name: np.full_like(payload.tensors[name], 1e9)})
     total = RunningSum(exchange_of(toy, "train").additive, toy.dims)
     with pytest.raises(DataError):
-        total.add(huge, member(0, huge))
+        total.add(huge, summed_update(0, huge))
     assert total.updates == []
-    total.add(payload, member(1, payload))  # nothing of the other is in it
+    total.add(payload, summed_update(1, payload))  # nothing of the other is in it
     assert pack(total.payload()) == pack(summed(toy, "train", {1: payload}))
 
 

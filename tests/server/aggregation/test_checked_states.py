@@ -61,7 +61,7 @@ def aggregate(method, hparams, context_, state, sent, tmp_path, settings=()):
     return asyncio.run(made.aggregate(context_(), state, rows, NO_OLDER_STATES)), made
 
 
-def test_a_sum_reaches_the_worker_once_and_its_fate_is_that_of_all_its_members(tmp_path):
+def test_a_sum_reaches_the_worker_once_and_its_fate_is_that_of_all_its_updates(tmp_path):
     fed = Federation.of("fedavg_lora", CLIENTS[:1], **FAST)
     made = Aggregation(fed.method, fed.hparams, load(None, ()), log=tmp_path / "worker.log")
     made.use(fed.backbone.info, None, None, trials=tmp_path / "trials.json")

@@ -497,7 +497,7 @@ def test_a_test_of_rounds_needs_images():
 
 
 def test_who_is_revoked_takes_the_sum_with_it_that_its_update_is_in(scene, monkeypatch):
-    """The sum cannot be used without it, and its other members are told why."""
+    """The sum cannot be used without it, and its other updates are excluded with the reason."""
     together = UpdateId(digest("sum"))
     send = scene.send
     monkeypatch.setattr(scene, "send", lambda key, c: send(key, c, sum_id=together))

@@ -182,7 +182,7 @@ def test_a_taken_update_is_not_requested_and_is_acknowledged_with_its_sum(tmp_pa
     play(tmp_path, story)
 
 
-def test_no_member_is_acknowledged_before_the_sum_is_on_disk_and_then_the_newest_peer_is(tmp_path):
+def test_no_update_is_acknowledged_before_the_sum_is_on_disk_and_then_the_newest_peer_is(tmp_path):
     async def story(scene, ports):
         alice = scene.peer("alice", ALICE)
         one = Offer(upload(1), sender=ALICE)

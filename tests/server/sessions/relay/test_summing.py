@@ -216,7 +216,7 @@ class Site:
         return found
 
     def open(self, which=-1):
-        """Return the payload of a sum, as the server opens it, and its members' digests."""
+        """Return the payload of a sum, as the server opens it, and its updates' digests."""
         message, (data, signature, wrap) = self.sums[which]
         verify_header(data, signature, RELAY.public)
         header = parse_header(data, max_plain_bytes=1 << 30)
@@ -234,7 +234,7 @@ class Site:
             pieces.append(came[at])
             at += -(-len(came[at]) // header.chunk_bytes)
         payload = unpack(open_body(header, unwrap_key(wrap, data, SERVER), pieces))
-        return payload, [member.digest for member in updates_of(payload)]
+        return payload, [update.digest for update in updates_of(payload)]
 
     def answer(self, answer=Ack, which=-1):
         """Answer a sum."""
@@ -270,8 +270,8 @@ def expected(payloads):
 
 def check(site, offers, which=-1):
     """Check that a sum is exactly that of some updates."""
-    payload, members = site.open(which)
-    assert members == sorted(offer.digest for offer in offers)
+    payload, digests = site.open(which)
+    assert digests == sorted(offer.digest for offer in offers)
     mean, count = expected([offer.payload for offer in offers])
     assert np.array_equal(np.ldexp(payload.i64("mean").astype(np.float64), -BITS), mean)
     assert np.array_equal(payload.i64("count"), count)
