@@ -343,8 +343,12 @@ class UpdateTable:
 
     def holds(self, run: RunId, update_id: str) -> bool:
         """Return True if a run has an update, or a sum of some, of whichever round."""
-        sql = "SELECT 1 FROM updates WHERE run = ? AND (update_id = ? OR sum_id = ?)"
-        return self._db.number(sql, (run, update_id, update_id)) is not None
+        # Two searches: for an OR, SQLite reads all updates of the run.
+        sql = (
+            "SELECT 1 FROM updates WHERE run = ? AND update_id = ? "
+            "UNION ALL SELECT 1 FROM updates WHERE run = ? AND sum_id = ? LIMIT 1"
+        )
+        return self._db.number(sql, (run, update_id, run, update_id)) is not None
 
     def accepted(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that aggregation takes, in ClientId order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fcil_adapters.contract import Exchange, State, TaskInfo
@@ -60,6 +60,7 @@ class Reception:
     updated: Callable[[ClientId], None]
     empty: Callable[[ClientId, str], None]
     _masks: tuple[State, MaskRecord | None] | None = None  # of the state that was read last
+    _expected: dict[str, Expectation] = field(default_factory=dict)  # by kind, of the last task
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
         """Return the update that the open round expects of this client.
@@ -214,15 +215,22 @@ class Reception:
             raise refusal(clients.get(client), self.context.ledger.now)
 
     def _expectation(self, task: TaskInfo, core: Core) -> Expectation:
+        """Return what an update of the open round must be; unmasked, it is the same for each."""
+        expected = self._expected.get(core.kind)
+        if expected is None or expected.task is not task:
+            expected = self._expected[core.kind] = self._expectation_of(task, core.kind)
+        exchange = self.context.exchange(core.kind)
+        if exchange is not None and exchange.masking:
+            return replace(expected, check=self._mask_check(core))
+        return expected
+
+    def _expectation_of(self, task: TaskInfo, kind: str) -> Expectation:
         context = self.context
-        if core.kind == EVALUATE:
-            dims = {"seen": len(task.seen)}
-            return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
-        exchange = context.exchange(core.kind)
+        if kind == EVALUATE:
+            return Expectation(task, EVALUATE_SCHEMA, {"seen": len(task.seen)}, _check_results)
+        exchange = context.exchange(kind)
         assert exchange is not None, "the round is of one of the method's kinds"
         dims = context.method.dims(context.hparams, context.info, task)
-        if exchange.masking:
-            return Expectation(task, exchange.upload, dims, self._mask_check(core))
         if not context.method.reports_training(exchange):
             return Expectation(task, exchange.upload, dims, exchange.check)
 

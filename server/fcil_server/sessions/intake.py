@@ -217,8 +217,7 @@ class Intake:
         """Refuse payloads larger than the schema allows before space is set aside for them."""
         limit = MAX_INVENTORY_BYTES
         if header.core.kind != INVENTORY or peer.sums:
-            expectation = self._expectation(peer, header.core)
-            limit = expectation.schema.max_bytes(expectation.dims) + SLACK_BYTES
+            limit = self._expectation(peer, header.core).max_bytes + SLACK_BYTES
         if header.plain_bytes > limit:
             raise TooLarge(
                 f"a payload of {header.plain_bytes} bytes exceeds the {limit} bytes that "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from fcil_adapters.contract import TaskInfo
@@ -28,6 +29,11 @@ class Expectation:
     schema: PayloadSchema
     dims: dict[str, int]
     check: Callable[[Payload, TaskInfo], list[str]]
+
+    @cached_property
+    def max_bytes(self) -> int:
+        """Size of the largest allowed payload in bytes, tensors only."""
+        return self.schema.max_bytes(self.dims)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,9 @@ class Rounds:
             ledger.rounds.open(key, asked=[ALICE, BOB], base_state=number)
             for client in (ALICE, BOB):
                 update = UpdateId(hashlib.sha256(f"{client}{number}".encode()).hexdigest())
+                assert ledger.clients.may_join(client)
+                assert not ledger.updates.holds(RUN, update)
+                assert ledger.updates.get(key, client) is None
                 ledger.updates.accept(
                     key, client, update_id=update, samples=3, tensor_bytes=8, sealed_bytes=99
                 )
