@@ -251,8 +251,7 @@ class Database:
             StorageError: SQLite has ended it, or the one around it, after an earlier failure.
         """
         if self._depth:
-            self._refuse_ended()  # a savepoint would begin, and commit, one of its own
-            assert self._durable or not durable, "a durable write in a transaction that is not"
+            self._join(durable=durable)
             begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
             undo = [f"ROLLBACK TO level{self._depth}", commit]
         else:
@@ -275,6 +274,11 @@ class Database:
             raise
         finally:
             self._depth -= 1
+
+    def _join(self, *, durable: bool) -> None:
+        """Check that the open transaction may take more; a savepoint would begin one of its own."""
+        self._refuse_ended()
+        assert self._durable or not durable, "a durable write in a transaction that is not"
 
     def _refuse_ended(self) -> None:
         """Refuse to go on in a transaction that SQLite has ended, on a full disk for instance."""
@@ -320,6 +324,9 @@ class Database:
 
     def write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
         """Execute one changing statement, return how many rows it changed."""
+        if self._depth:  # one statement is done or not, without a savepoint
+            self._join(durable=durable)
+            return self.execute(sql, args).rowcount
         with self.transaction(durable=durable):
             return self.execute(sql, args).rowcount
 
