@@ -106,6 +106,7 @@ SMALL = {
     "fcil_adapters.resources.priority": "one file owns the priority of workers",
     "fcil_adapters.toolkit.closed_form.model": "one of three halves, which manifests name as text",
     "fcil_adapters.worker.evaluation": "the client's predictions use it without a worker",
+    "fcil_client.membership.enrol_with_ticket": "for servers elsewhere; `enrol` is about this machine's",
     "fcil_client.data.file_names": "below the manifest, so that watchers need no images",
     "fcil_protocol.process.overrides": "one file owns -c of both programs",
     "fcil_protocol.process.token_bucket": "one budget for notes of both programs, and for guests",

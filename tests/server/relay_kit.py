@@ -204,10 +204,18 @@ class Site:
     """A relay and what it listens on."""
 
     def __init__(
-        self, center, directory, name="site", *, lie=lambda frames: [frames], limit=1 << 30
+        self,
+        center,
+        directory,
+        name="site",
+        *,
+        lie=lambda frames: [frames],
+        limit=1 << 30,
+        via=None,
     ):
-        self.center, self.name, self._lie = center, name, lie
-        self.keys, self.id = center.member(name, role=Role.RELAY)
+        self.center, self.name, self._lie, self.via = center, name, lie, via
+        outer = None if via is None else via.name
+        self.keys, self.id = center.member(name, role=Role.RELAY, via=outer)
         self.directory, self.limit = directory / name, limit
         self.doors, self.notes, self.records = [], [], []
         self.router = self.dealer = None
@@ -226,7 +234,8 @@ class Site:
         )  # fmt: skip
 
     def _dial(self, _address, keys, _server):
-        self.dealer = self.center.router.dealer(keys.public.curve)
+        listens = self.center if self.via is None else self.via
+        self.dealer = listens.router.dealer(keys.public.curve)
         self.dealer.connect()
         return self.dealer
 

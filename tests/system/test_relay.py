@@ -44,23 +44,25 @@ def ticket(federation, name, *extra):
 
 
 class Site:
-    """A relay's process in a federation."""
+    """A relay's process in a federation, perhaps behind another one."""
 
-    def __init__(self, federation):
+    def __init__(self, federation, name="site", via=None):
         self.federation = federation
-        self.directory = federation.directory / "relay"
+        self.name = name
+        self.directory = federation.directory / f"relay-{name}"
         self.port = free_port()
-        self.start("--ticket", str(ticket(federation, "site", "--relay")))
+        behind = () if via is None else ("--via", via.name)
+        self.start("--ticket", str(ticket(federation, name, "--relay", *behind)))
 
     def start(self, *extra):
         command = ["fcil_server", "relay", "--dir", str(self.directory), *extra]
         command += ["--listen", f"127.0.0.1:{self.port}"]
-        self.process = self.federation._start("site", command, None)
-        self.federation.clients["site"] = self.process
+        self.process = self.federation._start(self.name, command, None)
+        self.federation.clients[self.name] = self.process
         self.federation.until("relay")
 
     def join(self, name, folder):
-        path = ticket(self.federation, name, "--via", "site")
+        path = ticket(self.federation, name, "--via", self.name)
         self.federation.join(name, folder, "--ticket", str(path))
 
     def status(self):

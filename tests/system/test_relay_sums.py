@@ -103,6 +103,45 @@ def test_a_relay_and_then_its_server_are_killed_and_each_update_counts_once(tmp_
         assert sums
 
 
+@pytest.mark.full
+def test_a_relay_behind_a_relay_adds_up_and_the_outer_one_is_killed(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        listed = summed(tasks__classes=[["0", "1"]], round__min_clients=4, round__rounds_per_task=6)
+        federation.serve("--until-done", *listed)
+        outer = Site(federation, "region")
+        inner = SummingSite(federation, "depot", via=outer)
+        for k, name in enumerate("abcd"):
+            folder = write_client(tmp_path / name, range(2), offset=12 * k)
+            join = {"c": outer.join, "d": federation.join}.get(name, inner.join)
+            join(name, folder)
+        federation.until("update")
+        outer.process.kill()
+        outer.process.wait()
+        for _ in range(2):
+            federation.until("relay_left")
+        outer.start()
+        federation.until("relay")  # the inner one comes back by itself
+        assert federation.server.wait(240) == 0, federation.last_words("server")
+        federation.check_clients()
+        status, carried = inner.status(), outer.status()
+        said = federation.log("a").read_text()
+    assert "relay depot opens this client's updates and sends the server their sum" in said
+    assert status["added"] >= 2
+    assert (carried["adds_up"], carried["clients"]) == (False, 0)
+    with open_ledger(federation) as ledger:
+        run = ledger.runs.newest()
+        assert run.status is RunStatus.DONE
+        rows = {c.name.split(":")[-1]: c for c in ledger.clients.all()}
+        assert rows["depot"].via == rows["region"].client_id
+        counted = [ledger.updates.of_round(row.key) for row in ledger.rounds.all(run.run_id)]
+    for updates in counted:
+        assert {u.client for u in updates} == {rows[name].client_id for name in "abcd"}
+        assert {u.status for u in updates} == {UpdateStatus.COUNTED}
+    sums = [{u.client for u in updates if u.sum_id} for updates in counted]
+    assert {rows["a"].client_id, rows["b"].client_id} in sums
+    assert not {rows["c"].client_id, rows["d"].client_id} & set.union(*sums)
+
+
 def sum_of(*sent):
     """Return a sum of good updates of running_mean, as an honest relay makes it."""
     method = load_method("running_mean")

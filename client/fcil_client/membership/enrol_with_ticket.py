@@ -52,8 +52,7 @@ async def redeem(
     # A ticket other than the one that it enrolled with starts afresh, with new keys.
     keys = PrivateKeys.load_or_new(keys_path)
     record = await redeem_ticket(ticket, keys, make, notify)
-    link_key = ticket.server_key.hex() if ticket.via else ""
-    enrolment = Enrolment(**asdict(record), data=str(folder), link_key=link_key)
+    enrolment = Enrolment(**asdict(record), data=str(folder))
     home.save_enrolment(enrolment)
     home.take_keys(keys_path)
     notify(f"enrolled as {enrolment.name}")

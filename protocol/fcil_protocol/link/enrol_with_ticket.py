@@ -95,6 +95,7 @@ class EnrolmentRecord:
         certificate: hex of the server's root-signed certificate.
         addresses: HOST:PORT of the server, or of the relay that leads to it.
         ticket: digest of the ticket.
+        link_key: hex of the CURVE key of the relay at these addresses; empty: the server's.
     """
 
     client_id: ClientId
@@ -103,6 +104,7 @@ class EnrolmentRecord:
     certificate: str
     addresses: tuple[str, ...]
     ticket: str
+    link_key: str = ""
 
 
 async def redeem_ticket(
@@ -132,6 +134,7 @@ async def redeem_ticket(
             # The one that worked is first: the server may not know all that reach it.
             addresses=(address, *(a for a in known if a != address)),
             ticket=ticket.digest,
+            link_key=ticket.server_key.hex() if ticket.via else "",
         )
     assert failure is not None, "a ticket has an address"
     raise failure

@@ -11,7 +11,7 @@ import zmq
 QUEUE = 64  # messages read ahead; the rest is in libzmq, bounded in bytes (`backlog`)
 QUEUE_BYTES = 8 << 20  # of them together, except the last one
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
-MAX_FRAMES = 8  # of a message: a route, the head of a lane, and six
+MAX_FRAMES = 10  # of a message: a route, the heads of three lanes, and six
 MAX_SUM_BYTES = 3 << 20  # of all frames of a message: the largest, a body and the small ones
 _FRAMES_AT_ONCE = 256  # of an overlong message that is discarded
 _T = TypeVar("_T")

@@ -7,7 +7,8 @@ unchanged, after one more frame that names the lane; a message without other fra
     server -> relay   "lane" | number 8,                               frame, frame, ...
 
 No other message begins with this mark: a body is a msgpack map, and no map begins with the letter
-l.
+l. A relay may itself be the client of another one: its messages then have one such frame for each
+relay on their way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fcil_protocol.errors import WireError
 from fcil_protocol.trust.keys import CURVE_BYTES
 
 MARK = b"lane"
+MOST_RELAYS = 3  # one behind the other, between a client and the server
 _NUMBER_BYTES = 8
 _DOWN_BYTES = len(MARK) + _NUMBER_BYTES
 _UP_BYTES = _DOWN_BYTES + CURVE_BYTES
@@ -53,6 +55,14 @@ def down(number: int, frames: Sequence[bytes] = ()) -> list[bytes]:
 def is_laned(frames: Sequence[bytes]) -> bool:
     """Return True if a message belongs to a lane, and not to the connection itself."""
     return bool(frames) and frames[0].startswith(MARK)
+
+
+def innermost(frames: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the frames of a client's own message, however many relays carry it."""
+    heads = 0
+    while is_laned(frames[heads:]):
+        heads += 1
+    return frames[heads:]
 
 
 def read_up(frames: Sequence[bytes]) -> Laned:

@@ -46,7 +46,7 @@ def enrol(
         bool, typer.Option("--relay", help="Enrol a relay for a site, not a client.")
     ] = False,
     via: Annotated[
-        str | None, typer.Option(help="The relay that the new client connects to.")
+        str | None, typer.Option(help="The relay that the new client (or relay) connects to.")
     ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,

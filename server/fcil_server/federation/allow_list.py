@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fcil_protocol.envelopes.window import TOTAL_BYTES
 from fcil_protocol.link.interface import ComeAgain
 from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.process.token_bucket import TokenBucket
@@ -73,6 +74,7 @@ class AllowList:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, credit: int = 0) -> None:
         self._member_bytes = MEMBER_BYTES + credit
         self._members: frozenset[bytes] = frozenset()
+        self._relays: frozenset[bytes] = frozenset()
         self._newcomers: dict[bytes, float] = {}  # end of each one's time as a newcomer
         self._former: frozenset[bytes] = frozenset()
         self._clock = clock
@@ -99,7 +101,9 @@ class AllowList:
 
     def allow(self, key: bytes) -> int:
         """Return the number of unread bytes allowed for a key: few for a guest."""
-        return self._member_bytes if key in self._members else GUEST_BYTES
+        if key not in self._members:
+            return GUEST_BYTES
+        return self._member_bytes + TOTAL_BYTES * (key in self._relays)
 
     def is_member(self, key: bytes) -> bool:
         """Return True if a key is on the allow-list."""
@@ -111,7 +115,11 @@ class AllowList:
         self._drop_guest(key)
 
     def replace(
-        self, members: Iterable[bytes], newcomers: Mapping[bytes, float], former: Iterable[bytes]
+        self,
+        members: Iterable[bytes],
+        newcomers: Mapping[bytes, float],
+        former: Iterable[bytes],
+        relays: Iterable[bytes] = (),
     ) -> None:
         """Admit these keys and no others, from the next handshake on.
 
@@ -119,9 +127,11 @@ class AllowList:
             members: keys that always pass.
             newcomers: keys of tickets, and for how many seconds each is good.
             former: keys of former members, which get the reason.
+            relays: those of the members that are relays, and send for many.
         """
         now = self._clock()
         self._members, self._former = frozenset(members), frozenset(former)
+        self._relays = frozenset(relays)
         self._newcomers = {key: now + lasts_s for key, lasts_s in newcomers.items()}
 
     def invite(self, key: bytes, lasts_s: float) -> None:

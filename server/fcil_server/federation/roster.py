@@ -14,6 +14,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.formats import minute
 from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.messages.messages import Rotate
+from fcil_protocol.messages.relay_frames import MOST_RELAYS
 from fcil_protocol.trust.keys import PublicKeys, verify_signature
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 from fcil_server.federation.allow_list import AllowList
@@ -121,14 +122,16 @@ class Roster:
         """Return the relay that a new client can connect to."""
         row = self.named(name)
         problem = ""
-        if role is Role.RELAY:
-            problem = "a relay connects to the server itself, not to another relay"
-        elif row.role is not Role.RELAY or not row.may_join(self._ledger.now):
+        if row.role is not Role.RELAY or not row.may_join(self._ledger.now):
             problem = f"{row.name!r} is not a relay, or no longer is one"
         elif not row.address:
             problem = f"the relay {row.name!r} has never connected, so its address is not known"
         elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
             problem = f"the relay {row.name!r} has {MAX_BEHIND} clients, as many as it can"
+        elif role is Role.RELAY and self._place(row) >= MOST_RELAYS:
+            problem = (
+                f"{row.name!r} is the last of {MOST_RELAYS} relays in a row, the most there are"
+            )
         if problem:
             raise UsageError(
                 f"{problem}.",
@@ -136,6 +139,11 @@ class Roster:
                 "`fcil-server relay`, then enrol its clients.",
             )
         return row
+
+    def _place(self, relay: ledger_rows.ClientRow) -> int:
+        """Return the number of relays between the server and the clients of this one."""
+        outer = None if relay.via is None else self._ledger.clients.get(relay.via)
+        return 1 if outer is None else 1 + self._place(outer)
 
     def redeem(self, ticket: ledger_rows.TicketRow, keys: PublicKeys, device: str) -> ClientId:
         """Make the bearer of a ticket a member; repeat the answer for the same keys.
@@ -248,6 +256,11 @@ class Roster:
         guests = (former + newcomers)[-MAX_GUESTS_BEHIND:]
         return members[:MAX_BEHIND], guests, min(len(newcomers), len(guests))
 
+    def relays_of(self, relay: ClientId) -> list[bytes]:
+        """Return the CURVE keys of the relays that connect through this one."""
+        rows = self._ledger.clients.via(relay)
+        return [row.curve for row in rows if row.curve and row.role is Role.RELAY]
+
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
         """Return True if a client, or a ticket's holder, may connect through this relay."""
         row = self._ledger.clients.by_curve(key)
@@ -307,8 +320,7 @@ class Roster:
 
     def behind(self, row: ledger_rows.ClientRow) -> list[str]:
         """Return the names of the members that can connect only through this one, a relay."""
-        now = self._ledger.now
-        return [c.name for c in self._ledger.clients.via(row.client_id) if c.may_join(now)]
+        return [c.name for c in self._ledger.clients.behind(row.client_id)]
 
     def suspend(self, row: ledger_rows.ClientRow) -> None:
         """Admit a member only occasionally, as a former one, until `readmit`."""

@@ -132,6 +132,14 @@ class ClientTable:
             ClientRow, "SELECT * FROM clients WHERE via = ? ORDER BY rowid", (relay,)
         )
 
+    def behind(self, relay: ClientId) -> list[ClientRow]:
+        """Return the members that connect through a relay, or through others behind it."""
+        found: list[ClientRow] = []
+        for row in self.via(relay):
+            found += [row] if row.may_join(self._db.now) else []
+            found += self.behind(row.client_id) if row.role is Role.RELAY else []
+        return found
+
     def free_name(self, wanted: str) -> str:
         """Return ``wanted``, or ``wanted-2`` ... if a client bears it, or an open ticket is for it.
 

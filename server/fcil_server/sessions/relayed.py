@@ -5,6 +5,9 @@ proves one thing: that the holder of a CURVE key enrolled behind this relay conn
 signature of the first message identifies the client, as on any connection. For itself a relay may
 request only chunks of parts that all clients get: sealed bytes, without a key. One that adds up
 updates also sends sums of its clients' updates, which count if each client has offered its own.
+
+A relay may be behind another one. Then its own connection is a lane, and its clients' lanes are
+within that lane; each relay vouches for those behind it, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ class SendQueue:
 
 @dataclass
 class _Relay:
-    """One connection of a relay.
+    """One connection of a relay, direct or a lane of the relay that it is behind.
 
     Attributes:
         peer: its session; None until its `Uplink` is accepted.
@@ -180,8 +183,11 @@ class RelayedLink:
     async def recv(self) -> Incoming:
         """Wait for the next message or departure of a client."""
         while not self._ready:
-            self._sort(await self._link.recv())
+            self._arrived(await self._link.recv())
         return self._ready.popleft()
+
+    def _arrived(self, incoming: Incoming) -> None:
+        self._sort(replace(incoming, route=_DIRECT + incoming.route))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
         """Queue a message; False if the client is gone or does not read."""
@@ -222,7 +228,7 @@ class RelayedLink:
         for relay in self._relays(client):
             row = self._roster.federation.ledger.clients.get(client)
             if row is None or not row.may_join(self._roster.federation.ledger.now):
-                self._link.cut(relay.conn)
+                self.cut(relay.conn)
             elif relay.peer is not None:
                 self._admit(relay.peer)
 
@@ -230,7 +236,7 @@ class RelayedLink:
         """Ignore a relay's connections, and cut them once the reason had time to arrive."""
         for relay in self._relays(client):
             relay.silenced = True
-            asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, relay.conn)
+            asyncio.get_running_loop().call_later(GOODBYE_S, self.cut, relay.conn)
 
     def carrier(self, conn: int) -> ClientId | None:
         """Return the relay that carries a connection."""
@@ -260,13 +266,14 @@ class RelayedLink:
         return [r for r in self._kinds.values() if r is not None and r.row.client_id == client]
 
     def _sort(self, incoming: Incoming) -> None:
+        """Take a message of a connection, or its end: a relay's, or for the daemon."""
         relay = self._kind(incoming)
         if not incoming.frames:
             self._kinds.pop(incoming.conn, None)
             if relay is not None:
                 self._byte_meter().departed(incoming.conn)
         if relay is None:
-            self._ready.append(replace(incoming, route=_DIRECT + incoming.route))
+            self._ready.append(incoming)
             return
         try:
             self._hear(relay, incoming)
@@ -347,11 +354,12 @@ class RelayedLink:
             raise
         for other in self._relays(row.client_id):
             if other is not relay:
-                self._link.cut(other.conn)
+                self.cut(other.conn)
         relay.peer = peer
         federation.ledger.clients.mark_seen(row.client_id)
         federation.ledger.clients.set_address(row.client_id, message.address)
-        self._byte_meter().connected(row.client_id, relay.conn)
+        if relay.conn not in self._lanes:  # else the bytes are its carrier's
+            self._byte_meter().connected(row.client_id, relay.conn)
         self._admit(peer)
         adds = ", adds up its clients' updates" if message.sums else ""
         self._note(relay, "info", "relay", f"connected, listening on {message.address}{adds}")
@@ -367,6 +375,7 @@ class RelayedLink:
             members=members,
             guests=guests,
             invited=invited,
+            relays=self._roster.relays_of(peer.client),
         )
         self._answer(peer, message)
 
@@ -381,7 +390,7 @@ class RelayedLink:
         if relay.peer is not None:
             self._answer(relay.peer, nack_of(error))
         else:
-            asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
+            asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, relay.conn)
 
     def _note(self, relay: _Relay, level: str, code: str, text: str) -> None:
         self._notify(level, code, f"relay {relay.row.name}: {text}", relay.row.client_id)
@@ -400,7 +409,7 @@ class RelayedLink:
         if laned.key != lane.incoming.key:
             raise WireError("a lane belongs to one key from its beginning to its end.")
         if laned.frames:
-            self._ready.append(replace(lane.incoming, frames=laned.frames))
+            self._sort(replace(lane.incoming, frames=laned.frames))
         else:
             self._end(lane)
 
@@ -427,7 +436,7 @@ class RelayedLink:
     def _end(self, lane: _RelayedConnection) -> None:
         del lane.relay.lanes[lane.number]
         del self._lanes[lane.incoming.conn]
-        self._ready.append(lane.incoming)
+        self._sort(lane.incoming)
 
     def _end_all(self, relay: _Relay) -> None:
         relay.waiting.clear()
@@ -445,13 +454,15 @@ class RelayedLink:
 
     def _post(self, relay: _Relay, message: list[bytes]) -> bool:
         """Queue a message for a relay in order: many clients share the queue of one socket."""
-        if not relay.waiting and self._link.send(relay.route, message):
+        if self._is_cut(relay):
+            return False
+        if not relay.waiting and self.send(relay.route, message):
             return True
         if relay.waiting.full:
             if not relay.silenced:
                 self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
                 relay.silenced = True
-            self._link.cut(relay.conn)  # its clients come back when it does
+            self.cut(relay.conn)  # its clients come back when it does
             return False
         relay.waiting.add(message)
         if relay.flush is None:
@@ -463,10 +474,15 @@ class RelayedLink:
 
     def _flush(self, relay: _Relay) -> None:
         relay.flush = None
-        while relay.waiting and self._link.send(relay.route, relay.waiting.first):
+        while relay.waiting and self.send(relay.route, relay.waiting.first):
             relay.waiting.drop()
-        if relay.waiting and self._kinds.get(relay.conn) is relay:
+        if relay.waiting and self._kinds.get(relay.conn) is relay and not self._is_cut(relay):
             self._flush_later(relay)
+
+    def _is_cut(self, relay: _Relay) -> bool:
+        """Return True if a relay's own lane was cut, and the relay around it has yet to do so."""
+        lane = self._lanes.get(relay.conn)
+        return lane is not None and lane.cut
 
 
 def _check_reported(address: str) -> None:

@@ -81,6 +81,7 @@ def load_record(directory: Path) -> EnrolmentRecord | None:
         for address in record.addresses:
             check_address(address, "")
         Certificate.from_bytes(bytes.fromhex(record.certificate))
+        bytes.fromhex(record.link_key)
     except (ValueError, TypeError, KeyError, RecursionError, BadTicket, WireError) as error:
         raise CorruptFile(
             f"{path} is damaged ({error}).",

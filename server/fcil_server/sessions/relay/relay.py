@@ -184,7 +184,9 @@ class Relay:
 
     def _connect(self) -> None:
         address = self._record.addresses[self._at]
-        self._uplink = self._make(address, self._keys, self._server)
+        link_key = bytes.fromhex(self._record.link_key)  # of the relay that this one is behind
+        peer = replace(self._server, curve=link_key) if link_key else self._server
+        self._uplink = self._make(address, self._keys, peer)
 
     async def _hear(self, news: LinkNews | tuple[bytes, ...]) -> None:
         if isinstance(news, LinkNews):
@@ -300,6 +302,7 @@ class Relay:
         As the server allows its relays.
         """
         behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
+        behind += TOTAL_BYTES * len(message.relays)
         self._uplink.allow(min(message.credit, MAX_WINDOW_BYTES) + behind)
 
     def _begin(self, received: Received, message: Admit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -93,7 +93,8 @@ class RelaySession:
         self._link: ServerLink
         self._numbers: dict[int, int] = {}  # connection -> lane
         self._last = 0
-        self._welcomed: set[int] = set()  # lanes with a session
+        self._welcomed: set[int] = set()  # lanes of clients with a session
+        self._relays: set[int] = set()  # and of relays with one
         self.lanes: dict[int, Incoming] = {}
         self.summing = None if summing is None else summing(self)
 
@@ -194,6 +195,7 @@ class RelaySession:
             self._fetches.left(number)
             self._spans.pop(number, None)
             self._welcomed.discard(number)
+            self._relays.discard(number)
             self._push(relay_frames.up(number, incoming.key))
             if self.summing is not None:
                 self.summing.on_client_left(number)
@@ -206,7 +208,7 @@ class RelaySession:
         """
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
-        if number not in self._welcomed:
+        if number not in self._welcomed | self._relays:
             return False
         header = self._fetches.header_of(want.digest)
         if header is None or max(want.chunks) >= len(header.hashes):
@@ -249,19 +251,27 @@ class RelaySession:
         if not laned.frames:
             self._link.cut(lane.conn)
             return
-        received = _peek(laned.frames)
+        own = relay_frames.innermost(laned.frames)
+        received = _peek(own)
         message = None if received is None else received.message
-        if self.summing is not None and message is not None:
-            self.summing.on_server_message(laned.number, message)
-        if isinstance(message, Welcome):
-            self._welcomed.add(laned.number)
-        elif isinstance(message, Parts):
-            self._learn(message, laned.frames)
+        if isinstance(message, Parts):
+            self._learn(message, own)
+        if message is not None and not relay_frames.is_laned(laned.frames):
+            self._note_session(laned.number, message)
         self._counts["passed"] += 1
         if not self._link.send(lane.route, laned.frames):
             self._link.cut(lane.conn)  # it does not read: its session ends, it comes back
 
-    def _learn(self, message: Parts, frames: tuple[bytes, ...]) -> None:
+    def _note_session(self, number: int, message: Message) -> None:
+        """Note that a client, or a relay, of this one has a session, and what adds up updates."""
+        if isinstance(message, Welcome):
+            self._welcomed.add(number)
+        elif isinstance(message, Admit):
+            self._relays.add(number)
+        if self.summing is not None:
+            self.summing.on_server_message(number, message)
+
+    def _learn(self, message: Parts, frames: Sequence[bytes]) -> None:
         """Note the hashes of a part that is for all clients, if the server signed its header."""
         data, signature, _ = frames[2:]
         try:
@@ -334,7 +344,8 @@ class RelaySession:
     def _admit(self, message: Admit) -> None:
         former = max(0, len(message.guests) - message.invited)
         newcomers = dict.fromkeys(message.guests[former:], inf)
-        self._allow_list.replace(message.members, newcomers, message.guests[:former])
+        former_members = message.guests[:former]
+        self._allow_list.replace(message.members, newcomers, former_members, message.relays)
 
     def on_admit(self, message: Admit) -> None:
         """Replace the lists and cut keys that are on none, or are no longer members."""
@@ -347,7 +358,7 @@ class RelaySession:
         self._members = members
 
 
-def _peek(frames: tuple[bytes, ...], *, to_server: bool = False) -> Received | None:
+def _peek(frames: Sequence[bytes], *, to_server: bool = False) -> Received | None:
     """Read a message that its recipient will check; None if it is of no known kind."""
     try:
         return parse(frames, to_server=to_server)

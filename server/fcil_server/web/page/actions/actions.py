@@ -194,7 +194,7 @@ def _who(ledger: Ledger, row: ClientRow) -> str:
     """Return a member in words: name, id, and its part in rounds."""
     known = f"{row.name!r} (id {row.client_id[:8]}"
     if row.role is Role.RELAY:
-        behind = sum(c.may_join(ledger.now) for c in ledger.clients.via(row.client_id))
+        behind = len(ledger.clients.behind(row.client_id))
         return f"the relay {known}), through which {behind} clients connect"
     rounds = ClientReader(ledger.database).counted(row.client_id)
     return f"{known}, counted in {rounds} round{'' if rounds == 1 else 's'})"

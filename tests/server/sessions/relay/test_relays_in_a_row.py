@@ -1,0 +1,205 @@
+"""A relay behind another one: what crosses each uplink, who is believed, and what an end ends."""
+
+import asyncio
+
+import pytest
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.link.socket_reader import MAX_FRAMES
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import MAX_BLOBS
+from fcil_protocol.messages.messages import Progress
+from fcil_protocol.messages.relay_frames import MOST_RELAYS
+from fcil_server.ledger.enums import Role
+from server.relay_kit import Site, opens, play, until
+
+
+class Row:
+    """Relays one behind the other; the first is the one that `play` makes."""
+
+    def __init__(self, first):
+        self.sites, self.tasks = [first], []
+
+    async def add(self, center, directory):
+        """Enrol a relay behind the last one, and wait until it listens."""
+        site = Site(center, directory, f"site{len(self.sites)}", via=self.sites[-1])
+        key = site.keys.public.curve
+        await until(lambda: site.via.relay._session._allow_list.is_member(key))
+        self.tasks.append(asyncio.create_task(site.relay.run()))
+        await site.up()
+        self.sites.append(site)
+
+    async def down(self):
+        for site in self.sites[1:]:
+            site.relay.stop()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def in_a_row(tmp_path, story, count=2):
+    """Run ``async story(center, *sites)``, the outermost first."""
+
+    async def with_row(center, first):
+        row = Row(first)
+        try:
+            for _ in range(1, count):
+                await row.add(center, tmp_path)
+            await story(center, *row.sites)
+        finally:
+            await row.down()
+
+    play(tmp_path, with_row)
+
+
+def progress(done):
+    return Progress(run="r", task=0, kind="train", round=0, phase="working", done=done, total=9)
+
+
+def not_trusted(center):
+    """Return text and relay of each such note."""
+    return [(note[2], note[3]) for note in center.notes if note[1] == "not_trusted"]
+
+
+@pytest.mark.parametrize("count", [2, MOST_RELAYS])
+def test_a_part_crosses_every_uplink_once(tmp_path, count):
+    async def story(center, *sites):
+        part = center.publish()
+        clients = [sites[-1].client(tmp_path, f"c{i}") for i in range(3)]
+        clients.append(sites[0].client(tmp_path, "d"))
+        for client in clients:
+            await client.greet()
+        await asyncio.gather(*(c.fetch(part) for c in clients))
+        assert sorted(center.given.values()) == [1] * 9
+        assert dict(center.by) == {sites[0].id: 9}
+        assert [site.relay.counts["fetched"] for site in sites] == [9] * count
+        for client in clients:
+            ((header, wrap),) = client.wraps
+            assert opens(client.keys, header, wrap)
+            assert not any(opens(site.keys, header, wrap) for site in sites)
+            assert not client.errors
+
+    in_a_row(tmp_path, story, count)
+
+
+def test_what_a_client_says_passes_every_relay_and_is_answered(tmp_path):
+    async def story(center, *sites):
+        client = sites[-1].client(tmp_path, "c")
+        await client.greet()
+        client.say(progress(3))
+        await until(lambda: center.heard)
+        assert center.heard[0].done == 3
+        (incoming, _, _) = next(iter(center.channels.values()))
+        assert incoming.relayed
+        assert center.lanes.carrier(incoming.conn) == sites[-1].id
+
+    in_a_row(tmp_path, story, MOST_RELAYS)
+
+
+def test_the_end_of_a_relay_ends_what_is_behind_it_alone(tmp_path):
+    async def story(center, outer, inner):
+        far, near = inner.client(tmp_path, "far"), outer.client(tmp_path, "near")
+        await far.greet()
+        await near.greet()
+        inner.relay.stop()
+        await until(lambda: center.left)
+        assert center.left == [far.keys.public.curve]
+        assert center.lanes.relays() == [outer.id]
+        near.say(progress(5))
+        await until(lambda: center.heard)
+
+    in_a_row(tmp_path, story)
+
+
+def test_without_the_outer_relay_the_inner_one_does_not_listen_and_clients_come_back(tmp_path):
+    async def story(center, outer, inner):
+        client = inner.client(tmp_path, "c")
+        await client.greet()
+        outer.dealer.disconnect()
+        await until(lambda: center.left and client.news == [LinkNews("down")])
+        assert not inner.relay.status()["up"]
+        assert center.left == [client.keys.public.curve]
+        assert center.lanes.relays() == []
+        assert center.lanes._lanes == {}
+        outer.dealer.connect()
+        await outer.up()
+        client.task.cancel()
+        inner.relay.stop()  # the links of these tests do not find a new socket by themselves
+        again = inner.relay = inner.make()
+        task = asyncio.create_task(again.run())
+        await inner.up()
+        await client.greet()
+        assert len(center.channels) == 1
+        again.stop()
+        await task
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_revoked_inner_relay_is_cut_at_the_outer_one(tmp_path):
+    async def story(center, outer, inner):
+        client = inner.client(tmp_path, "c")
+        await client.greet()
+        row = center.ledger.clients.get(inner.id)
+        assert center.roster.behind(center.ledger.clients.get(outer.id)) == ["site1", "c"]
+        center.roster.revoke(row, "", "test")
+        await until(lambda: center.left)
+        assert center.lanes.relays() == [outer.id]
+        assert not inner.relay.status()["up"]
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_relay_that_the_server_cuts_is_cut_by_the_one_that_carries_it(tmp_path):
+    async def story(center, outer, inner):
+        client = inner.client(tmp_path, "c")
+        await client.greet()
+        center.lanes.silence(inner.id)
+        (conn,) = [c for c, r in center.lanes._kinds.items() if r and r.row.client_id == inner.id]
+        center.lanes.cut(conn)
+        route = next(iter(center.channels.values()))[0].route
+        assert not center.lanes.send(route, [b"answer", b""]), "nothing more goes there"
+        await until(lambda: center.left)
+        assert center.lanes.relays() == [outer.id]
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_relay_does_not_speak_for_those_behind_another(tmp_path):
+    async def story(center, outer, inner):
+        far, near = inner.client(tmp_path, "far"), outer.client(tmp_path, "near")
+        for site, client in ((outer, far), (inner, near)):
+            key = client.keys.public.curve
+            site.relay._session._push(relay_frames.up(99, key, [b"body", b"signature"]))
+        await until(lambda: len(not_trusted(center)) > 1)
+        text = "it speaks for a key that is not enrolled behind it."
+        assert sorted(not_trusted(center)) == sorted(
+            [(f"relay site: {text}", outer.id), (f"relay site1: {text}", inner.id)]
+        )
+        assert not center.channels
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_row_has_at_most_three_relays(tmp_path):
+    async def story(center, *sites):
+        with pytest.raises(UsageError, match="the last of 3 relays in a row"):
+            center.member("one-more", via=sites[-1].name, role=Role.RELAY)
+        center.member("beside", via=sites[-2].name, role=Role.RELAY)
+        center.member("c", via=sites[-1].name)
+
+    in_a_row(tmp_path, story, MOST_RELAYS)
+
+
+def test_a_message_has_room_for_the_head_of_every_relay():
+    assert MAX_FRAMES == 1 + MOST_RELAYS + 2 + MAX_BLOBS  # a route, heads, a body, its signature
+
+
+def test_a_relay_leaves_as_much_unread_of_another_as_a_server_would(tmp_path):
+    async def story(center, outer, inner):
+        client = outer.client(tmp_path, "c")
+        await client.greet()
+        listed = outer.relay._session._allow_list
+        key = inner.keys.public.curve
+        assert listed.allow(key) > listed.allow(client.keys.public.curve) + (100 << 20)
+
+    in_a_row(tmp_path, story)
