@@ -221,8 +221,8 @@ class Summing:
         if self._round.due is not None:
             self._round.due.cancel()
         self._round = None
-        for lane in self._lanes.values():
-            self._stop_receiving(lane)
+        for number, lane in self._lanes.items():
+            self._pause(number, lane)
             lane.order = None
         self._waiting.clear()
         self._taken.clear()
@@ -287,12 +287,15 @@ class Summing:
         if self._round is not None:
             self._round.awaited.discard(number)
         if lane is not None:
-            self._stop_receiving(lane)  # which drops what has come, while the lane is known
+            self._pause(number, lane)
             del self._lanes[number]
 
-    def _stop_receiving(self, lane: _Lane) -> None:
+    def _pause(self, number: int, lane: _Lane) -> None:
+        """End the transfer of a lane; chunks that came stay, for its client to resume this round."""
+        self._receiving.discard(number)
         for digest in list(lane.receiver.under_way):
-            self._forget(digest)
+            lane.receiver.end(digest)
+            self._taken.pop(digest, None)
 
     def _take(self, number: int, received: Received, message: Update) -> bool:
         """Begin to receive an update if it can be added up; True: the relay has it, or will."""
@@ -306,24 +309,23 @@ class Summing:
             if first is lane and wraps:
                 self._ask(number, lane)
                 return True
-            self._forget(digest)
+            self._pause(self._taken[digest][0], first)
         elif digest in self._taken or digest == self._adding:
             return False  # another client's, or refused while a thread opens it
         if lane is None or lane.order is None or not wraps or digest in self._released:
             return False
-        data, signature = received.blobs[:2]
+        key, (data, signature) = self._key_of(number), received.blobs[:2]
         try:
             header = parse_header(data, max_plain_bytes=1 << 40)
             if len(wraps[0]) != WRAP_BYTES or header.update_id != digest:
                 return False
             if not lane.order.fits(header):
                 return False
-            self._stop_receiving(lane)
-            self._give_up_older(self._key_of(number), digest)
-            assembly = self._arriving.take(_owner(number), header)
+            self._pause(number, lane)
+            self._give_up_older(key, digest)
+            assembly = self._arriving.take(_owner(key), header)
         except Exception:
             return False  # the server says what is wrong with it
-        key = self._key_of(number)
         self._newest[key], self._taken[digest] = digest, (number, key)
         now = asyncio.get_running_loop().time()
         blobs = (data, signature, wraps[0])
@@ -383,18 +385,18 @@ class Summing:
     def _forget(self, digest: str) -> None:
         if digest not in self._taken:
             return
-        number, _ = self._taken.pop(digest)
+        number, key = self._taken.pop(digest)
         lane = self._lanes.get(number)
         if lane is not None and lane.receiver.end(digest) is not None:
             self._receiving.discard(number)
-            self._drop(number, digest)
         for one in [one for one in self._waiting if one[1].digest == digest]:
             self._waiting.remove(one)
-            self._drop(one[0], digest)
+        if digest != self._adding:  # a thread reads it
+            self._drop(key, digest)
 
-    def _drop(self, number: int, digest: str) -> None:
+    def _drop(self, key: bytes, digest: str) -> None:
         with contextlib.suppress(FcilError):  # a bad disk: `_sweep` tries again
-            self._arriving.drop(_owner(number), digest)
+            self._arriving.drop(_owner(key), digest)
 
     def _release(self, digests: Iterable[str]) -> None:
         """Let the server request updates itself; they are not taken again."""
@@ -434,6 +436,7 @@ class Summing:
         if under_way is None or digest not in self._taken:
             return
         order, total = under_way.order, under_way.total
+        _, key = self._taken[digest]
         error: FcilError | None = None
         self._adding = digest
         try:
@@ -442,7 +445,7 @@ class Summing:
             error = as_fcil_error(fault)
         finally:
             self._adding = ""
-        self._drop(number, digest)
+        self._drop(key, digest)
         if self._round is not under_way:
             return
         under_way.awaited.discard(number)
@@ -532,6 +535,6 @@ class Summing:
         return True
 
 
-def _owner(number: int) -> ClientId:
-    """Return the name under which a lane's partial updates are kept."""
-    return ClientId(str(number))
+def _owner(key: bytes) -> ClientId:
+    """Return the name under which the updates of a client that are arriving are kept."""
+    return ClientId(key.hex())
