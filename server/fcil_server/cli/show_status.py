@@ -20,7 +20,8 @@ from fcil_server.ledger.labels import GONE, name_with_relay, progress_of, short_
 def _show_relay(out: Console, data: dict[str, Any]) -> None:
     where = "connected" if data["up"] else "not connected"
     out.print(f"relay       {printable(data['relay'])} at {data['address']}", markup=False)
-    out.print(f"server      {data['server']} ({where})", markup=False)
+    next_one = "outer relay" if data.get("behind_relay") else "server     "
+    out.print(f"{next_one} {data['server']} ({where})", markup=False)
     out.print(f"clients     {data['clients']}")
     size = format_bytes(data["cached_bytes"])
     out.print(f"cache       {count_of(data['cached_chunks'], 'chunk')}, {size}")

@@ -15,7 +15,7 @@ from fcil_server.cli.show_status import show_status
 from fcil_server.daemon.status import stopped_status
 from fcil_server.federation.eligibility import LEFT_BY_ITSELF
 from fcil_server.federation.members import member_rows
-from fcil_server.ledger.labels import short_device
+from fcil_server.ledger.labels import name_with_relay, short_device
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.web.page.reader import HistoryReader
 from sample_run import ALICE, BOB, GONE, RUN
@@ -140,13 +140,33 @@ def test_one_is_one_and_more_are_more() -> None:
     assert [count_of(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
 
 
+RELAY = {
+    "running": True, "relay": "depot", "federation": "f", "server": "127.0.0.1:1",
+    "address": "127.0.0.1:2", "up": True, "clients": 2, "cached_chunks": 0,
+    "cached_bytes": 0, "sums": 3, "added": 50,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("adds", [True, False])
 def test_a_relay_says_what_it_has_added_up(capsys, adds):
-    show_status(
-        {
-            "running": True, "relay": "depot", "federation": "f", "server": "127.0.0.1:1",
-            "address": "127.0.0.1:2", "up": True, "clients": 2, "cached_chunks": 0,
-            "cached_bytes": 0, "sums": 3, "added": 50, **({"adds_up": True} if adds else {}),
-        }
-    )  # fmt: skip
+    show_status({**RELAY, **({"adds_up": True} if adds else {})})
     assert ("added up    50 updates in 3 sums" in capsys.readouterr().out) is adds
+
+
+@pytest.mark.parametrize(("behind", "what"), [(True, "outer relay"), (False, "server     ")])
+def test_a_relay_names_what_it_connects_to(capsys, behind, what):
+    show_status({**RELAY, "behind_relay": behind})
+    assert f"{what} 127.0.0.1:1 (connected)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("role", "via", "name"),
+    [
+        ("client", None, "a"),
+        ("client", "depot", "a via depot"),
+        ("relay", None, "a (relay)"),
+        ("relay", "region", "a (relay) via region"),
+    ],
+)
+def test_a_member_is_named_with_its_relay(role, via, name):
+    assert name_with_relay({"name": "a", "role": role, "via": via}) == name

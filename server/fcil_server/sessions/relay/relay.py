@@ -158,6 +158,7 @@ class Relay:
             "relay": self._record.name,
             "federation": self._record.federation,
             "server": self._record.addresses[self._at],
+            "behind_relay": bool(self._record.link_key),
             "address": self._address,
             "up": self._session is not None,
             "clients": len(self._session.lanes) if self._session else 0,
