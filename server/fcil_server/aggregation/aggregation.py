@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ from fcil_server.aggregation.trials import Trials
 from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
 
+TOGETHER_BYTES = 4 << 20  # sealed updates that go to the worker in one message
+Opened = MemoryFile | bytes  # an update on its way to the worker
+
 _CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."
 
 
@@ -58,6 +62,12 @@ def as_sent(updates: Sequence[UpdateRow]) -> list[list[UpdateRow]]:
     for update in updates:
         found.setdefault(update.record, []).append(update)
     return list(found.values())
+
+
+def _first_few(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:
+    """Return the first updates, as many as go to the worker in one message."""
+    sizes = accumulate(update.sealed_bytes for update in updates)
+    return updates[: max(1, sum(size <= TOGETHER_BYTES for size in sizes))]
 
 
 def threads_of(config: Config) -> int:
@@ -289,11 +299,24 @@ class Aggregation:
         self._open_to(row, plain.write)
         return plain.getvalue()
 
-    def _shared(self, row: UpdateRow) -> MemoryFile:
-        """Open an accepted update into memory that the worker maps."""
-        file = MemoryFile()
-        self._open_to(row, file.write)
-        return file
+    def _shared(self, rows: Sequence[UpdateRow]) -> list[Opened]:
+        """Open accepted updates: one into memory that the worker maps, several to be copied.
+
+        Of several, those before one that cannot be opened: the error comes at its own turn.
+        """
+        if len(rows) == 1:
+            file = MemoryFile()
+            self._open_to(rows[0], file.write)
+            return [file]
+        opened: list[Opened] = []
+        for row in rows:
+            try:
+                opened.append(self._opened(row))
+            except FcilError:
+                if not opened:
+                    raise
+                break
+        return opened
 
     def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
         """Decrypt an update from the spool, without reading it twice, or read a kept one.
@@ -369,9 +392,9 @@ class Aggregation:
         """Return the combined state, checked, and the excluded clients with reasons."""
         trust = self._config.trust
 
-        async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[MemoryFile]]:
-            update = updates[int(fields["update"])]
-            return {}, [await asyncio.to_thread(self._shared, update)]
+        async def open_some(fields: dict[str, Any]) -> tuple[dict[str, Any], list[Opened]]:
+            few = _first_few([updates[int(n)] for n in fields["updates"]])
+            return {}, await asyncio.to_thread(self._shared, few)
 
         ages = [older.staleness(u.base_state) for u in updates]
         states = [state, *(older.states[older.current - age] for age in sorted({*ages} - {0}))]
@@ -385,7 +408,7 @@ class Aggregation:
                 "min_clients": trust.outlier_min_clients,
             },
         }
-        reply, blobs = await self._host.call("aggregate", fields, states, on_request=open_one)
+        reply, blobs = await self._host.call("aggregate", fields, states, on_request=open_some)
         combined = unpack(blobs[0])
         self.class_conflicts = [
             (int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]

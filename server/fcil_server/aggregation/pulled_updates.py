@@ -1,8 +1,9 @@
-"""A round's updates as a method's server half reads them in the worker: pulled one by one.
+"""A round's updates as a method's server half reads them in the worker: pulled as they are needed.
 
-The daemon opens an update on request. The worker requests the next one before it uses the current
-one, so that the daemon opens it meanwhile. Opened updates are kept for the next pass as long as
-they fit; so memory does not depend on the number of clients, and few rounds open an update twice.
+The daemon opens updates on request, small ones several at a time. The worker requests the next ones
+before it uses the current ones, so that the daemon opens them meanwhile. Opened updates are kept
+for the next pass as long as they fit; so memory does not depend on the number of clients, and few
+rounds open an update twice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from fcil_adapters.contract import Update
 from fcil_adapters.contract.half_precision import EXACT, Forms
@@ -28,6 +30,7 @@ KEPT_BYTES = 96 << 20
 # Of an update that does not stay, tensors up to this size are copied, so that a reference to a
 # count or a row does not keep all of it in memory.
 COPIED_BYTES = 64 << 10
+MOST_ASKED = 32  # updates in one request; the daemon answers with the first ones, or with one
 
 
 @dataclass
@@ -62,9 +65,10 @@ def _apart(payload: Payload) -> Payload:
 
 @dataclass(frozen=True)
 class PulledUpdates:
-    """`contract.Updates`, each pulled from the daemon when its turn comes.
+    """`contract.Updates`, pulled from the daemon when their turn comes.
 
-    In addition to the kept ones, one update is in use and one on its way.
+    In addition to the kept ones, those of one answer are in use and those of the next on their way:
+    a large update each, or several small ones.
 
     Attributes:
         numbers: the daemon's number of each one.
@@ -88,13 +92,16 @@ class PulledUpdates:
 
     def __iter__(self) -> Iterator[Update]:
         missing = deque(n for n in self.numbers if n not in self.kept.payloads)
-        coming = self._ask(missing)
+        coming = self._ask(missing, 0)
+        came: deque[Blob] = deque()
         for number, client in zip(self.numbers, self.clients, strict=True):
             if missing and missing[0] == number:
-                assert coming is not None, "it was asked for"
-                blob = self._receive(coming)
+                if not came:
+                    assert coming is not None, "it was asked for"
+                    came.extend(self._receive(coming, len(missing)))
+                    coming = self._ask(missing, len(came))
                 missing.popleft()
-                coming = self._ask(missing)
+                blob = came.popleft()
                 payload = self.kept.offer(number, without_training_metrics(unpack(blob)), len(blob))
                 del blob  # freed with the last view of it
             else:
@@ -103,15 +110,17 @@ class PulledUpdates:
             self.look(update)
             yield update
 
-    def _ask(self, missing: deque[int]) -> Question | None:
-        """Ask for the next missing update."""
-        return self.call.ask_ahead({"update": missing[0]}) if missing else None
+    def _ask(self, missing: deque[int], received: int) -> Question | None:
+        """Ask for the missing updates after those that were received."""
+        numbers = list(islice(missing, received, received + MOST_ASKED))
+        return self.call.ask_ahead({"updates": numbers}) if numbers else None
 
-    def _receive(self, coming: Question) -> Blob:
+    def _receive(self, coming: Question, missing: int) -> list[Blob]:
         _fields, payloads = self.call.answer(coming)
-        if len(payloads) != 1:
-            raise WireError(f"an update is one payload, got {len(payloads)}.")
-        return payloads.pop()
+        asked = min(missing, MOST_ASKED)
+        if not 1 <= len(payloads) <= asked:
+            raise WireError(f"1 to {asked} updates were expected, got {len(payloads)}.")
+        return payloads
 
     def without(self, excluded: Collection[ClientId]) -> PulledUpdates:
         """Return the updates of all other clients."""

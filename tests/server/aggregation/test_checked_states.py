@@ -43,7 +43,7 @@ class Here:
         exchange = registry.find_exchange(self.method, ctx.hparams, ctx.backbone_info, ctx.kind)
         sent = []
         for number, client in enumerate(fields["clients"]):
-            _, (data,) = await on_request({"update": number})
+            _, (data,) = await on_request({"updates": [number]})
             sent.append(Update(client, unpack(data)))
         excluded = screen(OutlierRule(**fields["outliers"]), UpdateList.of(sent), exchange.upload)
         updates = UpdateList.of(u for u in sent if u.client not in excluded)
@@ -56,7 +56,7 @@ def aggregate(method, hparams, context_, state, sent, tmp_path, settings=()):
     made = Aggregation(method, hparams, load(None, settings), log=tmp_path / "worker.log")
     made._host = Here(method, context_)
     made.use(context_().backbone_info, None, None, trials=tmp_path / "trials.json")
-    made._shared = lambda row: pack(sent[row.client])
+    made._shared = lambda rows: [pack(sent[row.client]) for row in rows]
     rows = [update_row(c, samples=int(sent[c].i64("n")[0])) for c in sent]
     return asyncio.run(made.aggregate(context_(), state, rows, NO_OLDER_STATES)), made
 

@@ -16,7 +16,7 @@ from fcil_protocol.errors import CannotOpen, CorruptFile
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.aggregation import TOGETHER_BYTES, Aggregation, _first_few
 from fcil_server.federation.config import load
 
 SENDER = "a" * 26
@@ -60,7 +60,7 @@ def test_an_update_reaches_the_worker_as_it_was_sealed(aggregation, keys):
     async def over():
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            await AsyncPipe(ours).send({"reply": {}}, [aggregation._shared(row)])
+            await AsyncPipe(ours).send({"reply": {}}, aggregation._shared([row]))
             return Pipe(theirs).recv()
 
     fields, (blob,) = asyncio.run(over())
@@ -68,6 +68,33 @@ def test_an_update_reaches_the_worker_as_it_was_sealed(aggregation, keys):
     assert isinstance(blob, memoryview), "mapped, not copied"
     assert blob == pack(PAYLOAD)
     assert np.array_equal(unpack(blob).tensors["w"], PAYLOAD.tensors["w"])
+
+
+def test_of_several_those_before_a_damaged_one_come_and_its_error_at_its_own_turn(
+    aggregation, keys
+):
+    payloads = [Payload({"w": np.full(9, k, dtype=np.float32)}) for k in range(3)]
+    rows = [put(aggregation, keys, payload) for payload in payloads]
+    assert aggregation._shared(rows) == [pack(payload) for payload in payloads]
+    rows[1].record = "0" * 64  # no such record
+    assert aggregation._shared(rows) == [pack(payloads[0])]
+    with pytest.raises(CorruptFile):
+        aggregation._shared(rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ([1], 1),
+        ([TOGETHER_BYTES + 1, 1], 1),
+        ([TOGETHER_BYTES - 1, 1, 1], 2),
+        ([1, TOGETHER_BYTES, 1], 1),
+        ([1000] * 40, 40),
+    ],
+)
+def test_small_updates_go_to_the_worker_together(sizes, count):
+    rows = [SimpleNamespace(sealed_bytes=size) for size in sizes]
+    assert _first_few(rows) == rows[:count]
 
 
 def test_its_record_is_read_once_and_hashed_only_where_it_does_not_open(
@@ -101,7 +128,7 @@ def test_a_record_that_the_disk_changed_is_told_as_damage_of_the_file(
         file.write(bytes([byte ^ 1]))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CorruptFile, match="is damaged"):
-        aggregation._shared(row)
+        aggregation._shared([row])
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -28,7 +28,8 @@ SIZE = len(pack(payload(0)))
 class Daemon:
     """Stands where the worker's pipe does: answers in order, out of memory that can be watched."""
 
-    def __init__(self):
+    def __init__(self, together=1):
+        self.together = together  # updates in an answer
         self.opened = []
         self.waiting = deque()
         self.live = weakref.WeakSet()
@@ -36,18 +37,20 @@ class Daemon:
 
     def send(self, message):
         if "request" in message:
-            self.waiting.append(message["request"]["update"])
+            self.waiting.append(message["request"]["updates"])
 
     def recv(self):
-        number = self.waiting.popleft()
-        self.opened.append(number)
-        if number in self.failing:
-            return self.failing[number], []
-        data = pack(payload(number))
+        numbers = self.waiting.popleft()[: self.together]
+        self.opened.extend(numbers)
+        if numbers[0] in self.failing:
+            return self.failing[numbers[0]], []
+        return {"reply": {}}, [self.memory(pack(payload(number))) for number in numbers]
+
+    def memory(self, data):
         memory = mmap.mmap(-1, len(data))
         memory.write(data)
         self.live.add(memory)
-        return {"reply": {}}, [memoryview(memory)]
+        return memoryview(memory)
 
 
 def pulled(daemon):
@@ -107,14 +110,14 @@ def test_the_next_update_is_asked_for_before_the_one_at_hand_is_used():
     _, updates = pulled(daemon)
     for k, _ in enumerate(updates):
         assert daemon.opened == list(range(k + 1))
-        assert list(daemon.waiting) == ([k + 1] if k + 1 < K else [])
+        assert [asked[0] for asked in daemon.waiting] == ([k + 1] if k + 1 < K else [])
 
 
 def test_a_pass_that_ends_early_leaves_no_answer_in_the_pipe():
     daemon = Daemon()
     call, updates = pulled(daemon)
     assert next(iter(updates)).client == CLIENTS[0]
-    assert list(daemon.waiting) == [1]
+    assert [asked[0] for asked in daemon.waiting] == [1]
     call.finish()
     assert not daemon.waiting
     assert numbers_of(updates) == list(range(K))
@@ -147,5 +150,29 @@ def test_a_failure_comes_at_the_turn_of_the_update_that_it_is_about():
 def test_an_answer_without_a_payload_is_refused():
     daemon = Daemon()
     daemon.failing[0] = {"reply": {}}
-    with pytest.raises(WireError, match="an update is one payload, got 0"):
+    with pytest.raises(WireError, match="1 to 12 updates were expected, got 0"):
         list(pulled(daemon)[1])
+
+
+def test_more_than_was_asked_for_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "MOST_ASKED", 2)
+    daemon = Daemon()
+    daemon.recv = lambda: ({"reply": {}}, [b""] * 3)
+    with pytest.raises(WireError, match="1 to 2 updates were expected, got 3"):
+        list(pulled(daemon)[1])
+
+
+@pytest.mark.parametrize("together", [2, 5, K, 100])
+@pytest.mark.parametrize("bound", [0, 3 * SIZE, 1 << 30])
+def test_updates_that_come_together_are_the_same_and_in_order(monkeypatch, together, bound):
+    monkeypatch.setattr(module, "KEPT_BYTES", bound)
+    monkeypatch.setattr(module, "MOST_ASKED", 7)
+    daemon = Daemon(together)
+    call, updates = pulled(daemon)
+    for _ in range(2):
+        for k, update in enumerate(updates):
+            assert pack(update.payload) == pack(payload(k))
+    call.finish()
+    kept = min(K, bound // SIZE)
+    assert Counter(daemon.opened) == {k: 1 if k < kept else 2 for k in range(K)}
+    assert numbers_of(updates.without({CLIENTS[0], CLIENTS[5]})) == [1, 2, 3, 4, *range(6, K)]

@@ -57,7 +57,7 @@ def test_updates_are_pulled_one_by_one_and_combined_as_if_they_lay_in_memory():
     listed = UpdateList.of(Update(c, u) for c, u in zip(CLIENTS, updates, strict=False))
     expected = load_half(load_method(MEAN).aggregator).aggregate(context(MEAN), state, listed)
     assert pack(new) == pack(expected)
-    assert worker.sent == [{"request": {"update": i}} for i in range(3)]
+    assert worker.sent == [{"request": {"updates": list(range(i, 3))}} for i in range(3)]
 
 
 def pulled(worker, fields, state, updates, outliers, again):
@@ -66,7 +66,7 @@ def pulled(worker, fields, state, updates, outliers, again):
     answers = [({"reply": {}}, [pack(updates[i])]) for i in order]
     worker.sent.clear()
     reply, (new,) = worker("aggregate", aggregation(fields, updates, outliers), [state], answers)
-    assert [sent["request"]["update"] for sent in worker.sent] == order
+    assert [sent["request"]["updates"][0] for sent in worker.sent] == order
     return reply["excluded"], new
 
 
@@ -126,7 +126,7 @@ def test_wrong_numbers_of_payloads_are_refused():
     fields, state = opened(worker)
     with pytest.raises(WireError, match="takes one state, got 2"):
         worker("broadcast", fields, [state, state])
-    with pytest.raises(WireError, match="an update is one payload, got 0"):
+    with pytest.raises(WireError, match="1 to 1 updates were expected, got 0"):
         worker("aggregate", aggregation(fields, [update(0)]), [state], [({"reply": {}}, [])])
 
 
@@ -183,7 +183,7 @@ def test_a_real_process_survives_a_failing_pull_and_a_kill_in_the_middle(tmp_pat
     fields = aggregation(fields, updates)
 
     def give(request):
-        return {}, [pack(updates[request["update"]])]
+        return {}, [pack(updates[number]) for number in request["updates"]]
 
     async def go():
         host = WorkerHost(
@@ -191,7 +191,7 @@ def test_a_real_process_survives_a_failing_pull_and_a_kill_in_the_middle(tmp_pat
         )
 
         def vanish(request):
-            raise StorageError(f"update {request['update']} cannot be read.")
+            raise StorageError(f"update {request['updates'][0]} cannot be read.")
 
         def strike(request):
             os.kill(host.pid, signal.SIGKILL)

@@ -291,7 +291,7 @@ class Summing:
             del self._lanes[number]
 
     def _pause(self, number: int, lane: _Lane) -> None:
-        """End the transfer of a lane; chunks that came stay, for its client to resume this round."""
+        """End the transfer of a lane; what came stays, for its client to resume in this round."""
         self._receiving.discard(number)
         for digest in list(lane.receiver.under_way):
             lane.receiver.end(digest)
