@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fcil_protocol.envelopes.window import TOTAL_BYTES
+from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.link.interface import ComeAgain
 from fcil_protocol.link.zmq_link import MEMBER_BYTES
 from fcil_protocol.process.token_bucket import TokenBucket
@@ -26,6 +26,8 @@ FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that a
 # `doctor` before `join`), each after twice as long, so that one leaves room for others.
 FIRST_S, LONGEST_S = 1.0, 60.0
 MAX_SEEN = 10_000  # keys with a remembered last handshake
+MAX_BEHIND = 4_000  # members that connect through one relay
+RELAY_BYTES = max(TOTAL_BYTES, MIN_WINDOW_BYTES * MAX_BEHIND)  # of unread bytes: all their windows
 USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may be lost
 
 
@@ -103,7 +105,7 @@ class AllowList:
         """Return the number of unread bytes allowed for a key: few for a guest."""
         if key not in self._members:
             return GUEST_BYTES
-        return self._member_bytes + TOTAL_BYTES * (key in self._relays)
+        return self._member_bytes + RELAY_BYTES * (key in self._relays)
 
     def is_member(self, key: bytes) -> bool:
         """Return True if a key is on the allow-list."""

@@ -17,7 +17,7 @@ from fcil_protocol.messages.messages import Rotate
 from fcil_protocol.messages.relay_frames import MOST_RELAYS
 from fcil_protocol.trust.keys import PublicKeys, verify_signature
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
-from fcil_server.federation.allow_list import AllowList
+from fcil_server.federation.allow_list import MAX_BEHIND, AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.eligibility import REVOKED, check_ticket, former_client_state, refusal
 from fcil_server.ledger import rows as ledger_rows
@@ -27,7 +27,8 @@ from fcil_server.ledger.ledger import Ledger
 _LIST = "List them with: fcil-server clients"
 WITHDRAWN = "the client was revoked before the round closed"
 MAX_WHY = 200  # characters of the reason in a message to a client
-MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
+MAX_GUESTS_BEHIND = 1_000  # keys that one `Admit` to a relay can list, beside those of members
+MAX_RELAYS_BEHIND = 500  # of the members, those that are relays
 
 
 @dataclass
@@ -122,13 +123,15 @@ class Roster:
         """Return the relay that a new client can connect to."""
         row = self.named(name)
         problem = ""
-        if row.role is not Role.RELAY or not row.may_join(self._ledger.now):
+        if row.role is not Role.RELAY or not self._carries(row):
             problem = f"{row.name!r} is not a relay, or no longer is one"
         elif not row.address:
             problem = f"the relay {row.name!r} has never connected, so its address is not known"
         elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
             problem = f"the relay {row.name!r} has {MAX_BEHIND} clients, as many as it can"
-        elif role is Role.RELAY and self._place(row) >= MOST_RELAYS:
+        elif role is Role.RELAY and len(self.relays_of(row.client_id)) >= MAX_RELAYS_BEHIND:
+            problem = f"{row.name!r} has {MAX_RELAYS_BEHIND} relays behind it, as many as it can"
+        elif role is Role.RELAY and self.place_of(row.client_id) >= MOST_RELAYS:
             problem = (
                 f"{row.name!r} is the last of {MOST_RELAYS} relays in a row, the most there are"
             )
@@ -139,11 +142,6 @@ class Roster:
                 "`fcil-server relay`, then enrol its clients.",
             )
         return row
-
-    def _place(self, relay: ledger_rows.ClientRow) -> int:
-        """Return the number of relays between the server and the clients of this one."""
-        outer = None if relay.via is None else self._ledger.clients.get(relay.via)
-        return 1 if outer is None else 1 + self._place(outer)
 
     def redeem(self, ticket: ledger_rows.TicketRow, keys: PublicKeys, device: str) -> ClientId:
         """Make the bearer of a ticket a member; repeat the answer for the same keys.
@@ -258,8 +256,24 @@ class Roster:
 
     def relays_of(self, relay: ClientId) -> list[bytes]:
         """Return the CURVE keys of the relays that connect through this one."""
-        rows = self._ledger.clients.via(relay)
-        return [row.curve for row in rows if row.curve and row.role is Role.RELAY]
+        rows, now = self._ledger.clients.via(relay), self._ledger.now
+        relays = (row for row in rows if row.role is Role.RELAY and row.may_join(now))
+        return [row.curve for row in relays if row.curve][:MAX_RELAYS_BEHIND]
+
+    def _way(self, relay: ClientId) -> list[ledger_rows.ClientRow]:
+        """Return a relay and those that it is behind, the outermost last."""
+        row = self._ledger.clients.get(relay)
+        if row is None:
+            return []
+        return [row, *(self._way(row.via) if row.via is not None else ())]
+
+    def place_of(self, relay: ClientId) -> int:
+        """Return the number of relays between the server and the clients of this one."""
+        return len(self._way(relay))
+
+    def _carries(self, relay: ledger_rows.ClientRow) -> bool:
+        """Return True if a relay, and each that it is behind, is a member now."""
+        return all(row.may_join(self._ledger.now) for row in self._way(relay.client_id))
 
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
         """Return True if a client, or a ticket's holder, may connect through this relay."""
@@ -276,7 +290,7 @@ class Roster:
         relays = row is not None and row.role is Role.RELAY and self.allow_list.is_member(key)
         if row is None or not relays:
             return self.allow_list.allow(key)
-        behind = MIN_WINDOW_BYTES * len(self._ledger.clients.via(row.client_id))
+        behind = MIN_WINDOW_BYTES * len(self._ledger.clients.behind(row.client_id))
         return self.allow_list.allow(key) + max(TOTAL_BYTES, behind)
 
     def who(self, key: bytes) -> str:
@@ -315,7 +329,7 @@ class Roster:
         for curve in (row.curve, *(ticket.curve for ticket in tickets)):
             if curve:
                 self.allow_list.explain(curve)
-        self.changed(row.client_id if row.via is None else row.via)
+        self._end_at_relays(row)
         return [ticket.name for ticket in tickets]
 
     def behind(self, row: ledger_rows.ClientRow) -> list[str]:
@@ -364,7 +378,16 @@ class Roster:
         for ticket in tickets:
             self._ledger.tickets.withdraw(ticket.name)
             self._ledger.audit.add(actor, "withdraw", ticket.name)
+        for row in self._ledger.clients.via(relay):
+            if row.role is Role.RELAY:
+                tickets += self._withdraw_via(row.client_id, actor)
         return tickets
+
+    def _end_at_relays(self, row: ledger_rows.ClientRow) -> None:
+        """Tell the relay that a former member is behind; if it is a relay itself, it is cut."""
+        if row.via is not None:
+            self.changed(row.via)
+        self.changed(row.client_id)
 
     def erase(self, row: ledger_rows.ClientRow, actor: str) -> ledger_rows.Erased:
         """Take a client off the list and remove its name, keys and tests from the ledger.
@@ -379,7 +402,7 @@ class Roster:
         self.allow_list.forget(row.curve)
         for ticket in tickets:
             self.allow_list.explain(ticket.curve)
-        self.changed(row.client_id if row.via is None else row.via)
+        self._end_at_relays(row)
         return erased
 
     def named(self, name: str, *, exact: bool = False) -> ledger_rows.ClientRow:

@@ -43,8 +43,9 @@ from fcil_protocol.messages.messages import (
 from fcil_protocol.messages.relay_frames import Laned
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.ticket import check_address
+from fcil_server.federation.allow_list import MAX_BEHIND
 from fcil_server.federation.eligibility import refusal
-from fcil_server.federation.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
+from fcil_server.federation.roster import MAX_GUESTS_BEHIND, Roster
 from fcil_server.ledger import rows as ledger_rows
 from fcil_server.ledger.enums import Direction, Role
 from fcil_server.sessions.byte_meter import ByteMeter
@@ -183,11 +184,8 @@ class RelayedLink:
     async def recv(self) -> Incoming:
         """Wait for the next message or departure of a client."""
         while not self._ready:
-            self._arrived(await self._link.recv())
+            self._sort(await self._link.recv())
         return self._ready.popleft()
-
-    def _arrived(self, incoming: Incoming) -> None:
-        self._sort(replace(incoming, route=_DIRECT + incoming.route))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
         """Queue a message; False if the client is gone or does not read."""
@@ -209,6 +207,9 @@ class RelayedLink:
         elif not lane.cut:
             self._down(lane, ())
             lane.cut = True
+            if (relay := self._kinds.get(conn)) is not None:  # another relay carries it: it may lie
+                relay.peer = None
+                self._end_all(relay)
 
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
         """Yield the kernel's counts of real connections; lanes are part of a relay's."""
@@ -266,14 +267,15 @@ class RelayedLink:
         return [r for r in self._kinds.values() if r is not None and r.row.client_id == client]
 
     def _sort(self, incoming: Incoming) -> None:
-        """Take a message of a connection, or its end: a relay's, or for the daemon."""
+        """Take a message of a connection, or its end: it is a relay's, or for the daemon."""
         relay = self._kind(incoming)
         if not incoming.frames:
             self._kinds.pop(incoming.conn, None)
             if relay is not None:
                 self._byte_meter().departed(incoming.conn)
         if relay is None:
-            self._ready.append(incoming)
+            route = incoming.route if incoming.relayed else _DIRECT + incoming.route
+            self._ready.append(replace(incoming, route=route))
             return
         try:
             self._hear(relay, incoming)
@@ -376,6 +378,7 @@ class RelayedLink:
             guests=guests,
             invited=invited,
             relays=self._roster.relays_of(peer.client),
+            outer=self._roster.place_of(peer.client) - 1,
         )
         self._answer(peer, message)
 
@@ -454,15 +457,15 @@ class RelayedLink:
 
     def _post(self, relay: _Relay, message: list[bytes]) -> bool:
         """Queue a message for a relay in order: many clients share the queue of one socket."""
-        if self._is_cut(relay):
-            return False
-        if not relay.waiting and self.send(relay.route, message):
+        if relay.conn in self._lanes:
+            return self.send(_LANE + relay.conn.to_bytes(8, "big"), message)
+        if not relay.waiting and self._link.send(relay.route, message):
             return True
         if relay.waiting.full:
             if not relay.silenced:
                 self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
                 relay.silenced = True
-            self.cut(relay.conn)  # its clients come back when it does
+            self._link.cut(relay.conn)  # its clients come back when it does
             return False
         relay.waiting.add(message)
         if relay.flush is None:
@@ -474,15 +477,10 @@ class RelayedLink:
 
     def _flush(self, relay: _Relay) -> None:
         relay.flush = None
-        while relay.waiting and self.send(relay.route, relay.waiting.first):
+        while relay.waiting and self._link.send(relay.route, relay.waiting.first):
             relay.waiting.drop()
-        if relay.waiting and self._kinds.get(relay.conn) is relay and not self._is_cut(relay):
+        if relay.waiting and self._kinds.get(relay.conn) is relay:
             self._flush_later(relay)
-
-    def _is_cut(self, relay: _Relay) -> bool:
-        """Return True if a relay's own lane was cut, and the relay around it has yet to do so."""
-        lane = self._lanes.get(relay.conn)
-        return lane is not None and lane.cut
 
 
 def _check_reported(address: str) -> None:

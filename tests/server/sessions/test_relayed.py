@@ -42,7 +42,7 @@ class Raw:
     async def turn(self):
         """Let the server take what was sent to it."""
         while self.center.router._queue.qsize():
-            self.center.lanes._arrived(await self.center.router.recv())
+            self.center.lanes._sort(await self.center.router.recv())
 
     async def frames(self):
         while isinstance(frames := await self.link.recv(), LinkNews):

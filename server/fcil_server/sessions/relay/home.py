@@ -23,7 +23,7 @@ from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.enrol_with_ticket import EnrolmentRecord, redeem_ticket
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_protocol.trust.certificate import Certificate
-from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.keys import CURVE_BYTES, PrivateKeys
 from fcil_protocol.trust.ticket import Ticket, check_address
 
 _RECORD, _KEYS = "relay.json", "keys.json"
@@ -81,7 +81,8 @@ def load_record(directory: Path) -> EnrolmentRecord | None:
         for address in record.addresses:
             check_address(address, "")
         Certificate.from_bytes(bytes.fromhex(record.certificate))
-        bytes.fromhex(record.link_key)
+        if len(bytes.fromhex(record.link_key)) not in (0, CURVE_BYTES):
+            raise ValueError("link_key")
     except (ValueError, TypeError, KeyError, RecursionError, BadTicket, WireError) as error:
         raise CorruptFile(
             f"{path} is damaged ({error}).",

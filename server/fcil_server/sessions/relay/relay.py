@@ -42,6 +42,7 @@ from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.process.terminal import count_of
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.federation.allow_list import RELAY_BYTES
 from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.session import OpenLink, RelaySession
 from fcil_server.sessions.relay.summing import Summing
@@ -303,7 +304,7 @@ class Relay:
         As the server allows its relays.
         """
         behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
-        behind += TOTAL_BYTES * len(message.relays)
+        behind += RELAY_BYTES * len(message.relays)
         self._uplink.allow(min(message.credit, MAX_WINDOW_BYTES) + behind)
 
     def _begin(self, received: Received, message: Admit) -> None:

@@ -14,8 +14,9 @@ from fcil_protocol.envelopes.header import Header
 from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.link.interface import Incoming, ServerLink
+from fcil_protocol.link.socket_reader import MAX_SUM_BYTES
 from fcil_protocol.messages import relay_frames
-from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.frames import MAX_BLOBS, Received, parse
 from fcil_protocol.messages.messages import (
     Ack,
     Admit,
@@ -26,6 +27,7 @@ from fcil_protocol.messages.messages import (
     Want,
     Welcome,
 )
+from fcil_protocol.messages.relay_frames import MOST_RELAYS
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.trust.keys import PublicKeys
@@ -38,6 +40,7 @@ FULL_S = 0.005  # between attempts to send while the uplink's queue is full
 WATCH_S = 10.0  # between checks for requests that were lost on a live uplink
 MAX_OUT = 64  # messages that wait for the uplink; then the relay reads no client
 MAX_OUT_BYTES = 8 << 20  # of them together, not counting the last one
+MAX_PASSED_BYTES = MAX_SUM_BYTES - 64 * MOST_RELAYS  # of a message, apart from the heads of lanes
 _MAX_PLAIN = 1 << 40  # the client, which knows the federation's limit, checks the size
 
 OpenLink = Callable[[AllowList], ServerLink]
@@ -82,6 +85,8 @@ class RelaySession:
         self._fail = fail
         self._allow_list = AllowList(credit=first.credit)
         self._members = frozenset(first.members)
+        self._inner: frozenset[bytes] = frozenset()  # of the members, those that are relays
+        self._outer = first.outer
         self._admit(first)
         self.credit = first.credit
         self._fetches = Fetches(first.credit)
@@ -165,8 +170,7 @@ class RelaySession:
         if not frames:
             self._on_client_left(incoming)
             return
-        size = sum(len(frame) for frame in frames)
-        if size > MAX_GUEST_BYTES and incoming.key not in self._members:
+        if not self._may_pass(incoming.key, frames):
             self._link.cut(incoming.conn)
             return
         number = self._numbers.get(incoming.conn)
@@ -188,6 +192,18 @@ class RelaySession:
         if passing is not None:
             self._push(relay_frames.up(number, incoming.key, passing))
 
+    def _may_pass(self, key: bytes, frames: tuple[bytes, ...]) -> bool:
+        """Return True if a message stays within what the next relay, or the server, reads.
+
+        Otherwise that one would cut this relay for it, and all behind it.
+        """
+        own = relay_frames.innermost(frames)
+        heads, size = len(frames) - len(own), sum(map(len, own))
+        if heads > (MOST_RELAYS - 1 - self._outer if key in self._inner else 0):
+            return False
+        most = MAX_PASSED_BYTES if key in self._members else MAX_GUEST_BYTES
+        return len(own) <= 2 + MAX_BLOBS and size <= most
+
     def _on_client_left(self, incoming: Incoming) -> None:
         number = self._numbers.pop(incoming.conn, None)
         if number is not None:
@@ -208,7 +224,7 @@ class RelaySession:
         """
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
-        if number not in self._welcomed | self._relays:
+        if number not in self._welcomed and number not in self._relays:
             return False
         header = self._fetches.header_of(want.digest)
         if header is None or max(want.chunks) >= len(header.hashes):
@@ -335,8 +351,12 @@ class RelaySession:
             self._link.cut(lane.conn)
 
     def on_part_refused(self, digest: str) -> None:
-        """Cut the clients that wait for a part the server no longer has; they start again."""
-        for number in sorted(self._fetches.refused(digest)):
+        """Cut the clients that wait for a part the server no longer has; they start again.
+
+        A relay that waits for it asks again after a while, the server this time: its end would be
+        that of all its clients.
+        """
+        for number in sorted(self._fetches.refused(digest) - self._relays):
             if (lane := self.lanes.get(number)) is not None:
                 self._link.cut(lane.conn)
         self._ask()  # others may have its room
@@ -346,6 +366,7 @@ class RelaySession:
         newcomers = dict.fromkeys(message.guests[former:], inf)
         former_members = message.guests[:former]
         self._allow_list.replace(message.members, newcomers, former_members, message.relays)
+        self._inner = frozenset(message.relays)
 
     def on_admit(self, message: Admit) -> None:
         """Replace the lists and cut keys that are on none, or are no longer members."""

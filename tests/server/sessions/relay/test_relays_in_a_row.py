@@ -9,10 +9,12 @@ from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.link.socket_reader import MAX_FRAMES
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import MAX_BLOBS
-from fcil_protocol.messages.messages import Progress
+from fcil_protocol.messages.messages import Progress, Uplink, Want
 from fcil_protocol.messages.relay_frames import MOST_RELAYS
+from fcil_protocol.messages.signed_session import Channel
 from fcil_server.ledger.enums import Role
-from server.relay_kit import Site, opens, play, until
+from fcil_server.sessions.relay.session import MAX_PASSED_BYTES
+from server.relay_kit import ADDRESS, Site, opens, play, until
 
 
 class Row:
@@ -149,17 +151,132 @@ def test_a_revoked_inner_relay_is_cut_at_the_outer_one(tmp_path):
     in_a_row(tmp_path, story)
 
 
-def test_a_relay_that_the_server_cuts_is_cut_by_the_one_that_carries_it(tmp_path):
+def test_a_relay_that_the_server_cuts_has_no_lanes_from_then_on(tmp_path):
     async def story(center, outer, inner):
         client = inner.client(tmp_path, "c")
         await client.greet()
-        center.lanes.silence(inner.id)
         (conn,) = [c for c, r in center.lanes._kinds.items() if r and r.row.client_id == inner.id]
-        center.lanes.cut(conn)
         route = next(iter(center.channels.values()))[0].route
-        assert not center.lanes.send(route, [b"answer", b""]), "nothing more goes there"
-        await until(lambda: center.left)
+        center.lanes.cut(conn)
         assert center.lanes.relays() == [outer.id]
+        assert len(center.lanes._lanes) == 1, "that of the relay, until the outer one says its end"
+        assert not center.lanes.send(route, [b"answer", b""]), "nothing more goes there"
+        await until(lambda: center.left and not center.lanes._lanes)
+        assert not inner.relay.status()["up"]
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_revoked_inner_relay_has_no_lanes_whatever_the_outer_one_does(tmp_path):
+    async def story(center, outer, inner):
+        client, near = inner.client(tmp_path, "c"), outer.client(tmp_path, "near")
+        await client.greet()
+        await near.greet()
+        outer.relay._session.on_admit = lambda message: None
+        outer.relay._session.on_server_message = lambda laned: None
+        center.roster.revoke(center.ledger.clients.get(inner.id), "", "test")
+        assert center.lanes.relays() == [outer.id]
+        client.say(progress(3))
+        inner.relay._session.send(Want(digest="0" * 64, chunks=[0]))
+        near.say(progress(5))
+        await until(lambda: center.heard)
+        assert [message.done for message in center.heard] == [5]
+        assert center.left == [client.keys.public.curve]
+        assert not center.by, "its Want was not answered"
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_second_uplink_of_an_inner_relay_ends_the_lanes_of_the_first(tmp_path):
+    async def story(center, outer, inner):
+        client = inner.client(tmp_path, "c")
+        await client.greet()
+        key, channel = inner.keys.public.curve, inner.relay._channel
+        uplink = Uplink(
+            nonce=channel.nonce, protocol=1, oldest=1, package="0",
+            federation=center.federation.id, relay=inner.id, address=ADDRESS,
+        )  # fmt: skip
+        frames = Channel(inner.keys, center.federation.keys.public).frames(uplink)
+        for number in range(50, 60):
+            outer.relay._session._push(relay_frames.up(number, key, frames))
+        await until(lambda: outer.relay._session.lanes and center.left)
+        await until(lambda: len(center.lanes.relays()) == 2)
+        sessions = [r for r in center.lanes._kinds.values() if r and r.row.client_id == inner.id]
+        assert len([r for r in sessions if r.peer is not None]) == 1
+        assert sum(len(r.lanes) for r in sessions) == 0
+
+    in_a_row(tmp_path, story)
+
+
+def test_a_part_that_is_gone_does_not_end_an_inner_relay(tmp_path):
+    async def story(center, outer, inner):
+        part = center.publish()
+        far, idle = inner.client(tmp_path, "far"), inner.client(tmp_path, "idle")
+        near = outer.client(tmp_path, "near")
+        for client in (far, idle, near):
+            await client.greet()
+        center.giving.clear()
+        for client in (far, near):
+            client.downloads.start([part])
+        await until(lambda: far.wraps and near.wraps)
+        await until(lambda: len(outer.relay._session._fetches._awaited) == 1)
+        outer.relay._session.on_part_refused(part.digest)
+        await until(lambda: near.news)
+        assert inner.relay.status()["up"]
+        assert not idle.news
+
+    in_a_row(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        relay_frames.up(1, bytes(32), [b"body", b"signature"]),
+        [b""] * (2 + MAX_BLOBS + 1),
+        [b"", b"", bytes(1 << 20), bytes(1 << 20), bytes(MAX_PASSED_BYTES - (2 << 20) + 1)],
+    ],
+    ids=["head", "frames", "bytes"],
+)
+def test_a_client_whose_message_the_next_one_would_not_read_is_cut_alone(tmp_path, frames):
+    async def story(center, outer, inner):
+        for site in (inner, outer):
+            liar, other = (
+                site.client(tmp_path, f"l{site.name}"),
+                site.client(tmp_path, f"o{site.name}"),
+            )
+            await other.greet()
+            await liar.connect()
+            assert liar.link.send(frames)
+            assert await liar.link.recv() == LinkNews("down")
+            other.say(progress(3))
+            await until(lambda: center.heard)
+            center.heard.clear()
+            assert center.strays == []
+        assert inner.relay.status()["up"]
+
+    in_a_row(tmp_path, story)
+
+
+def test_an_inner_relay_with_more_heads_than_fit_is_cut_and_the_outer_one_is_not(tmp_path):
+    async def story(center, outer, inner):
+        heads = [relay_frames.up(n, bytes(32))[0] for n in range(MOST_RELAYS)]
+        inner.relay._session._uplink([*heads, b"body", b"signature"])
+        await until(lambda: not inner.relay.status()["up"])
+        assert outer.relay.status()["up"]
+
+    in_a_row(tmp_path, story)
+
+
+def test_with_an_outer_relay_all_tickets_through_inner_ones_end(tmp_path):
+    async def story(center, outer, inner):
+        center.roster.issue("open", 3600, (ADDRESS,), "test", via=inner.name)
+        row = center.ledger.clients.get(outer.id)
+        assert center.roster.relays_of(outer.id) == [inner.keys.public.curve]
+        assert center.roster.revoke(row, "", "test") == ["open"]
+        with pytest.raises(UsageError, match="no longer is one"):
+            center.roster.issue("late", 3600, (ADDRESS,), "test", via=inner.name)
+        center.roster.revoke(center.ledger.clients.get(inner.id), "", "test")
+        assert center.roster.relays_of(outer.id) == []
 
     in_a_row(tmp_path, story)
 

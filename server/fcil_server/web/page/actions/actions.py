@@ -195,7 +195,7 @@ def _who(ledger: Ledger, row: ClientRow) -> str:
     known = f"{row.name!r} (id {row.client_id[:8]}"
     if row.role is Role.RELAY:
         behind = len(ledger.clients.behind(row.client_id))
-        return f"the relay {known}), through which {behind} clients connect"
+        return f"the relay {known}), through which {behind} members connect"
     rounds = ClientReader(ledger.database).counted(row.client_id)
     return f"{known}, counted in {rounds} round{'' if rounds == 1 else 's'})"
 
