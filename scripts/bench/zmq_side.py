@@ -25,7 +25,7 @@ def _socket(context: zmq.Context, kind: int, own: tuple[bytes, bytes]) -> zmq.So
 
 
 def _chunks(size: int, fill: int) -> list[bytes]:
-    body = os.urandom(min(size, CHUNK - 1)) + bytes([fill])
+    body = os.urandom(min(size, CHUNK - 1)) + bytes([fill % 256])
     return [body[: min(CHUNK, size - at)] for at in range(0, size, CHUNK)]
 
 
