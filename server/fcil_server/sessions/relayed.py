@@ -458,7 +458,7 @@ class RelayedLink:
     def _post(self, relay: _Relay, message: list[bytes]) -> bool:
         """Queue a message for a relay in order: many clients share the queue of one socket."""
         if relay.conn in self._lanes:
-            return self.send(_LANE + relay.conn.to_bytes(8, "big"), message)
+            return self.send(relay.route, message)
         if not relay.waiting and self._link.send(relay.route, message):
             return True
         if relay.waiting.full:
