@@ -225,7 +225,7 @@ SENTENCES = [
     # 15 to 17 Bytes, relays
     (PROTOCOL, "the bytes of the last {} seconds at most are missing", [Of(s + "daemon.server.FLUSH_S")]),
     (PROTOCOL, "wait, in order, up to {} MiB and {} messages; then",
-     [Of(s + "sessions.relayed.MAX_QUEUED_BYTES", MIB), Of(s + "sessions.relayed.MAX_QUEUED_MESSAGES")]),
+     [Of(p + "link.send_queue.MAX_QUEUED_BYTES", MIB), Of(p + "link.send_queue.MAX_QUEUED_MESSAGES")]),
     # Other documents
     ("docs/relay.md", "admits {} newcomers at once and then {} a second",
      [Of(s + "federation.allow_list.NEWCOMERS_BURST"), Of(s + "federation.allow_list.NEWCOMERS_PER_S")]),

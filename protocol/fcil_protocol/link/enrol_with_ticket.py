@@ -93,7 +93,7 @@ class EnrolmentRecord:
     Attributes:
         client_id: the member's id in the roster, which lists relays next to clients.
         certificate: hex of the server's root-signed certificate.
-        addresses: HOST:PORT of the server, or of the relay that leads to it.
+        addresses: HOST:PORT of the server, or of the relay that it connects to.
         ticket: digest of the ticket.
         link_key: hex of the CURVE key of the relay at these addresses; empty: the server's.
     """

@@ -449,7 +449,7 @@ class Admit(Message):
     members: list[LinkKey] = Field(max_length=4_000, fail_fast=True)
     guests: list[LinkKey] = Field(max_length=1_000, fail_fast=True)
     invited: Count = 1_000  # the last this many guests hold open tickets
-    # Of the members, those that are relays. Each may have as much on its way as a whole server.
+    # Of the members, those that are relays: more of their bytes may be unread.
     relays: list[LinkKey] = Field(default=[], max_length=500, fail_fast=True)
     outer: Count = 0  # relays between this one and the server
 

@@ -59,9 +59,7 @@ def is_laned(frames: Sequence[bytes]) -> bool:
 
 def innermost(frames: Sequence[bytes]) -> Sequence[bytes]:
     """Return the frames of a client's own message, however many relays carry it."""
-    heads = 0
-    while is_laned(frames[heads:]):
-        heads += 1
+    heads = next((n for n, f in enumerate(frames) if not f.startswith(MARK)), len(frames))
     return frames[heads:]
 
 

@@ -30,7 +30,7 @@ KEPT_BYTES = 96 << 20
 # Of an update that does not stay, tensors up to this size are copied, so that a reference to a
 # count or a row does not keep all of it in memory.
 COPIED_BYTES = 64 << 10
-MOST_ASKED = 32  # updates in one request; the daemon answers with the first ones, or with one
+MOST_ASKED = 32  # updates in one request; the answer holds the first of them, at least one
 
 
 @dataclass

@@ -129,8 +129,8 @@ class ServerWorker:
         Payloads: the state, and the older ones that updates start from, the youngest first. Fields:
         ``clients`` (sorted), ``samples`` (n_k > 0), ``staleness`` (of each update, in states) and
         ``outliers`` (an `OutlierRule`'s).
-        Updates are requested with ``{"updates": indices}`` just before their turn, of which the
-        first ones come, and again for a further pass if they were too large to keep (`updates`).
+        The worker requests updates with ``{"updates": indices}`` before their turn; the answer
+        holds the first of them, at least one. It requests those again that were too large to keep.
         Result: ``excluded``, the clients
         whose updates are excluded, each with its reason; ``pairs``, lists of a class id, two
         clients that seem to mean different things by it, and their distance.

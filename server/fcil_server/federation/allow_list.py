@@ -26,7 +26,7 @@ FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that a
 # `doctor` before `join`), each after twice as long, so that one leaves room for others.
 FIRST_S, LONGEST_S = 1.0, 60.0
 MAX_SEEN = 10_000  # keys with a remembered last handshake
-MAX_BEHIND = 4_000  # members that connect through one relay
+MAX_BEHIND = 4_000  # members behind one relay, directly or through others
 RELAY_BYTES = max(TOTAL_BYTES, MIN_WINDOW_BYTES * MAX_BEHIND)  # of unread bytes: all their windows
 USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may be lost
 

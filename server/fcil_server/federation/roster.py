@@ -83,7 +83,7 @@ class Roster:
             addresses: the server's, for the ticket.
             actor: the caller, for the audit log.
             role: the new member's role.
-            via: name of the relay that the client will connect to, for ever.
+            via: name of the relay that the new member will connect to, for ever.
 
         Raises:
             UsageError: a client has the name, or ``via`` is no relay that can take it.
@@ -120,18 +120,21 @@ class Roster:
         return ticket
 
     def _relay(self, name: str, role: Role) -> ledger_rows.ClientRow:
-        """Return the relay that a new client can connect to."""
+        """Return the relay that a new member can connect to."""
         row = self.named(name)
         problem = ""
         if row.role is not Role.RELAY or not self._carries(row):
             problem = f"{row.name!r} is not a relay, or no longer is one"
         elif not row.address:
             problem = f"the relay {row.name!r} has never connected, so its address is not known"
-        elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
-            problem = f"the relay {row.name!r} has {MAX_BEHIND} clients, as many as it can"
+        elif any(self._is_full(one) for one in self._relays_from(row.client_id)):
+            problem = (
+                f"the relay {row.name!r}, or one that it is behind, has {MAX_BEHIND} members, as "
+                "many as it can"
+            )
         elif role is Role.RELAY and len(self.relays_of(row.client_id)) >= MAX_RELAYS_BEHIND:
             problem = f"{row.name!r} has {MAX_RELAYS_BEHIND} relays behind it, as many as it can"
-        elif role is Role.RELAY and self.place_of(row.client_id) >= MOST_RELAYS:
+        elif role is Role.RELAY and self.relays_in_row(row.client_id) >= MOST_RELAYS:
             problem = (
                 f"{row.name!r} is the last of {MOST_RELAYS} relays in a row, the most there are"
             )
@@ -260,20 +263,23 @@ class Roster:
         relays = (row for row in rows if row.role is Role.RELAY and row.may_join(now))
         return [row.curve for row in relays if row.curve][:MAX_RELAYS_BEHIND]
 
-    def _way(self, relay: ClientId) -> list[ledger_rows.ClientRow]:
+    def _relays_from(self, relay: ClientId) -> list[ledger_rows.ClientRow]:
         """Return a relay and those that it is behind, the outermost last."""
         row = self._ledger.clients.get(relay)
         if row is None:
             return []
-        return [row, *(self._way(row.via) if row.via is not None else ())]
+        return [row, *(self._relays_from(row.via) if row.via is not None else ())]
 
-    def place_of(self, relay: ClientId) -> int:
+    def relays_in_row(self, relay: ClientId) -> int:
         """Return the number of relays between the server and the clients of this one."""
-        return len(self._way(relay))
+        return len(self._relays_from(relay))
 
     def _carries(self, relay: ledger_rows.ClientRow) -> bool:
         """Return True if a relay, and each that it is behind, is a member now."""
-        return all(row.may_join(self._ledger.now) for row in self._way(relay.client_id))
+        return all(row.may_join(self._ledger.now) for row in self._relays_from(relay.client_id))
+
+    def _is_full(self, relay: ledger_rows.ClientRow) -> bool:
+        return len(self._ledger.clients.behind(relay.client_id)) >= MAX_BEHIND
 
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
         """Return True if a client, or a ticket's holder, may connect through this relay."""
@@ -372,7 +378,7 @@ class Roster:
         return True
 
     def _withdraw_via(self, relay: ClientId, actor: str) -> list[ledger_rows.TicketRow]:
-        """Withdraw the open tickets that lead through a relay, and return them."""
+        """Withdraw the open tickets that lead through a relay, also an inner one; return them."""
         now = self._ledger.now
         tickets = [t for t in self._ledger.tickets.via(relay) if t.open_s(now)]
         for ticket in tickets:

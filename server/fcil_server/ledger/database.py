@@ -276,7 +276,7 @@ class Database:
             self._depth -= 1
 
     def _join(self, *, durable: bool) -> None:
-        """Check that the open transaction may take more; a savepoint would begin one of its own."""
+        """Check that the transaction is still open, else SQLite would begin one of its own."""
         self._refuse_ended()
         assert self._durable or not durable, "a durable write in a transaction that is not"
 

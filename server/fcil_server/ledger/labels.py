@@ -46,6 +46,6 @@ def progress_of(what: str, done: int, total: int) -> str:
 
 
 def name_with_relay(row: Mapping[str, Any]) -> str:
-    """Return a member's name, and if it is a relay or which one it connects through."""
+    """Return a member's name, if it is a relay, and the relay that it connects through."""
     name = f"{row['name']} (relay)" if row["role"] == "relay" else str(row["name"])
     return f"{name} via {row['via']}" if row["via"] else name

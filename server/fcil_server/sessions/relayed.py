@@ -7,7 +7,7 @@ request only chunks of parts that all clients get: sealed bytes, without a key. 
 updates also sends sums of its clients' updates, which count if each client has offered its own.
 
 A relay may be behind another one. Then its own connection is a lane, and its clients' lanes are
-within that lane; each relay vouches for those behind it, and nothing else differs.
+within that lane; each relay vouches for those behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import fcil_protocol
 from fcil_protocol.errors import (
@@ -27,6 +28,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.ids import ClientId
 from fcil_protocol.link.interface import Incoming, ServerLink
+from fcil_protocol.link.send_queue import SendQueue
 from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.messages import relay_frames as lanes
 from fcil_protocol.messages.frames import Received, parse
@@ -56,45 +58,6 @@ from fcil_server.sessions.peers import FIRST_LANE, GOODBYE_S, Peer
 # First byte of a route, so that no route that a client chose can pass for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
-FLUSH_S = 0.005  # between attempts to empty the queue of a relay
-MAX_QUEUED_BYTES = 64 << 20
-# A round's messages to 4,000 clients are a few for each; an empty one costs some 300 bytes.
-MAX_QUEUED_MESSAGES = 65_536
-
-
-class SendQueue:
-    """Messages that wait for one relay, in order; it knows its size without inspecting them."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Sequence[bytes]] = deque()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @property
-    def full(self) -> bool:
-        """True if the queue is so long that its reader must have stopped reading."""
-        return self.bytes > MAX_QUEUED_BYTES or len(self._messages) >= MAX_QUEUED_MESSAGES
-
-    @property
-    def first(self) -> Sequence[bytes]:
-        """Next message."""
-        return self._messages[0]
-
-    def add(self, message: Sequence[bytes]) -> None:
-        """Append a message."""
-        self._messages.append(message)
-        self.bytes += sum(map(len, message))
-
-    def drop(self) -> None:
-        """Remove the next message after it was sent."""
-        self.bytes -= sum(map(len, self._messages.popleft()))
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._messages.clear()
-        self.bytes = 0
 
 
 @dataclass
@@ -105,19 +68,17 @@ class _Relay:
         peer: its session; None until its `Uplink` is accepted.
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
-        waiting: messages that its socket does not take yet, in order.
-        flush: the timer that sends those; None while there are none.
+        queue: messages that its socket does not take yet.
         silenced: its messages are ignored; the connection is about to be cut.
     """
 
     row: ledger_rows.ClientRow
     route: bytes
     conn: int
+    queue: SendQueue
     peer: Peer | None = None
     lanes: dict[int, _RelayedConnection] = field(default_factory=dict)
     newest: int = -1
-    waiting: SendQueue = field(default_factory=SendQueue)
-    flush: asyncio.TimerHandle | None = None
     silenced: bool = False
 
     @property
@@ -207,9 +168,8 @@ class RelayedLink:
         elif not lane.cut:
             self._down(lane, ())
             lane.cut = True
-            if (relay := self._kinds.get(conn)) is not None:  # another relay carries it: it may lie
-                relay.peer = None
-                self._end_all(relay)
+            if (relay := self._kinds.get(conn)) is not None:
+                self._end(relay)  # not when the relay that carries it says so, which may lie
 
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
         """Yield the kernel's counts of real connections; lanes are part of a relay's."""
@@ -218,8 +178,8 @@ class RelayedLink:
     def close(self) -> None:
         """Stop listening; messages that a relay has not taken are dropped."""
         for relay in self._kinds.values():
-            if relay is not None and relay.flush is not None:
-                relay.flush.cancel()  # the socket takes none after this
+            if relay is not None:
+                relay.queue.clear()  # the socket takes none after this
         self._link.close()
 
     # --- relays -----------------------------------------------------------------------------
@@ -286,16 +246,14 @@ class RelayedLink:
         if incoming.conn not in self._kinds:
             row = self._roster.federation.ledger.clients.by_curve(incoming.key)
             is_relay = row is not None and row.role is Role.RELAY and incoming.frames
-            relay = _Relay(row, incoming.route, incoming.conn) if row and is_relay else None
-            self._kinds[incoming.conn] = relay
+            queue = SendQueue(partial(self._link.send, incoming.route))
+            made = _Relay(row, incoming.route, incoming.conn, queue) if row and is_relay else None
+            self._kinds[incoming.conn] = made
         return self._kinds[incoming.conn]
 
     def _hear(self, relay: _Relay, incoming: Incoming) -> None:
         if not incoming.frames:
-            self._end_all(relay)
-            if relay.peer is not None:
-                self._note(relay, "warning", "relay_left", "left")
-                self._roster.federation.ledger.clients.mark_seen(relay.row.client_id)
+            self._end(relay)
         elif relay.silenced:
             return
         elif lanes.is_laned(incoming.frames):
@@ -378,7 +336,7 @@ class RelayedLink:
             guests=guests,
             invited=invited,
             relays=self._roster.relays_of(peer.client),
-            outer=self._roster.place_of(peer.client) - 1,
+            outer=self._roster.relays_in_row(peer.client) - 1,
         )
         self._answer(peer, message)
 
@@ -414,7 +372,7 @@ class RelayedLink:
         if laned.frames:
             self._sort(replace(lane.incoming, frames=laned.frames))
         else:
-            self._end(lane)
+            self._end_lane(lane)
 
     def _begin(self, relay: _Relay, laned: Laned) -> _RelayedConnection | None:
         if not laned.frames:
@@ -436,15 +394,23 @@ class RelayedLink:
         relay.lanes[laned.number] = self._lanes[self._last] = lane
         return lane
 
-    def _end(self, lane: _RelayedConnection) -> None:
+    def _end(self, relay: _Relay) -> None:
+        """End a relay's session, and all its lanes."""
+        self._end_all(relay)
+        if relay.peer is not None:
+            self._note(relay, "warning", "relay_left", "left")
+            self._roster.federation.ledger.clients.mark_seen(relay.row.client_id)
+        relay.peer = None
+
+    def _end_lane(self, lane: _RelayedConnection) -> None:
         del lane.relay.lanes[lane.number]
         del self._lanes[lane.incoming.conn]
         self._sort(lane.incoming)
 
     def _end_all(self, relay: _Relay) -> None:
-        relay.waiting.clear()
+        relay.queue.clear()
         for lane in list(relay.lanes.values()):
-            self._end(lane)
+            self._end_lane(lane)
 
     # --- out --------------------------------------------------------------------------------
 
@@ -456,31 +422,16 @@ class RelayedLink:
         return sent
 
     def _post(self, relay: _Relay, message: list[bytes]) -> bool:
-        """Queue a message for a relay in order: many clients share the queue of one socket."""
-        if relay.conn in self._lanes:
+        """Send a relay a message, or let it wait; a relay that has stopped reading is cut."""
+        if relay.conn in self._lanes:  # the queue of the outermost one holds all
             return self.send(relay.route, message)
-        if not relay.waiting and self._link.send(relay.route, message):
+        if relay.queue.put(message):
             return True
-        if relay.waiting.full:
-            if not relay.silenced:
-                self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
-                relay.silenced = True
-            self._link.cut(relay.conn)  # its clients come back when it does
-            return False
-        relay.waiting.add(message)
-        if relay.flush is None:
-            self._flush_later(relay)
-        return True
-
-    def _flush_later(self, relay: _Relay) -> None:
-        relay.flush = asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
-
-    def _flush(self, relay: _Relay) -> None:
-        relay.flush = None
-        while relay.waiting and self._link.send(relay.route, relay.waiting.first):
-            relay.waiting.drop()
-        if relay.waiting and self._kinds.get(relay.conn) is relay:
-            self._flush_later(relay)
+        if not relay.silenced:
+            self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
+            relay.silenced = True
+        self._link.cut(relay.conn)  # its clients come back when it does
+        return False
 
 
 def _check_reported(address: str) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fcil_protocol.errors import CutOff, UnknownClient, WireError
+from fcil_protocol.link import send_queue
 from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import parse
@@ -12,7 +13,6 @@ from fcil_protocol.messages.messages import Admit, Hello, Nack, Update, Uplink, 
 from fcil_protocol.messages.signed_session import Channel
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.sessions import relayed
 from fcil_server.sessions.handshake import identify
 from server.relay_kit import ADDRESS, Center
 
@@ -312,7 +312,7 @@ def test_a_full_queue_keeps_the_order(play):
 
 
 def test_after_the_end_nothing_is_sent_to_a_relay(play, monkeypatch):
-    monkeypatch.setattr(relayed, "FLUSH_S", 0.001)
+    monkeypatch.setattr(send_queue, "FLUSH_S", 0.001)
 
     async def story(center, relay, key):
         await relay.lane(1, key, b"body", b"")
@@ -329,7 +329,7 @@ def test_after_the_end_nothing_is_sent_to_a_relay(play, monkeypatch):
 
 
 def test_a_relay_that_does_not_read_is_cut(play, monkeypatch):
-    monkeypatch.setattr(relayed, "MAX_QUEUED_BYTES", 1000)
+    monkeypatch.setattr(send_queue, "MAX_QUEUED_BYTES", 1000)
 
     async def story(center, relay, key):
         await relay.lane(1, key, b"body", b"")

@@ -233,7 +233,7 @@ class Relay:
             self._note("warning", flooded(address))
         else:
             await self._end_session()
-            away = "no server answers at" if news.reason else "the connection was lost to"
+            away = "nothing answers at" if news.reason else "the connection was lost to"
             self._note("warning", f"{away} {address}; trying again")
             if news.reason == "unreachable" and len(self._record.addresses) > 1:
                 await asyncio.sleep(ADDRESS_S)
@@ -299,10 +299,7 @@ class Relay:
                 self._notify("warning", f"the server refused a message: {message.text}")
 
     def _allow(self, message: Admit) -> None:
-        """Let the server send the windows of all behind this relay, and its own.
-
-        As the server allows its relays.
-        """
+        """Let the server send the windows of all behind this relay, and its own."""
         behind = max(TOTAL_BYTES, MIN_WINDOW_BYTES * len(message.members))
         behind += RELAY_BYTES * len(message.relays)
         self._uplink.allow(min(message.credit, MAX_WINDOW_BYTES) + behind)
@@ -334,7 +331,7 @@ class Relay:
         session.open(self._open_door)
         self._session = session
         self._obstacle = ""
-        members = count_of(len(message.members), "client")
+        members = count_of(len(message.members), "member")
         self._note("info", f"listening on {self._address} for {members}")
 
     def _summing(self, session: RelaySession) -> Summing:

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from fcil_protocol.envelopes.envelope import parse_header, verify_header
@@ -14,6 +15,7 @@ from fcil_protocol.envelopes.header import Header
 from fcil_protocol.envelopes.transfer import Sender, granted
 from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.link.interface import Incoming, ServerLink
+from fcil_protocol.link.send_queue import SendQueue
 from fcil_protocol.link.socket_reader import MAX_SUM_BYTES
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import MAX_BLOBS, Received, parse
@@ -85,7 +87,7 @@ class RelaySession:
         self._fail = fail
         self._allow_list = AllowList(credit=first.credit)
         self._members = frozenset(first.members)
-        self._inner: frozenset[bytes] = frozenset()  # of the members, those that are relays
+        self._relay_keys: frozenset[bytes] = frozenset()  # of members that are relays
         self._outer = first.outer
         self._admit(first)
         self.credit = first.credit
@@ -98,8 +100,8 @@ class RelaySession:
         self._link: ServerLink
         self._numbers: dict[int, int] = {}  # connection -> lane
         self._last = 0
-        self._welcomed: set[int] = set()  # lanes of clients with a session
-        self._relays: set[int] = set()  # and of relays with one
+        self._welcomed: set[int] = set()  # lanes over which a Welcome has passed
+        self._queues: dict[int, SendQueue] = {}  # of those over which an Admit has: relays
         self.lanes: dict[int, Incoming] = {}
         self.summing = None if summing is None else summing(self)
 
@@ -124,6 +126,8 @@ class RelaySession:
         """End all lanes and stop listening."""
         for task in self._tasks:
             task.cancel()
+        for queue in self._queues.values():
+            queue.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.summing is not None:
             await self.summing.close()
@@ -193,13 +197,13 @@ class RelaySession:
             self._push(relay_frames.up(number, incoming.key, passing))
 
     def _may_pass(self, key: bytes, frames: tuple[bytes, ...]) -> bool:
-        """Return True if a message stays within what the next relay, or the server, reads.
+        """Return True if a message has only heads that its sender may use, and is not too large.
 
-        Otherwise that one would cut this relay for it, and all behind it.
+        The next relay, or the server, cuts a connection with a message that exceeds its limits.
         """
         own = relay_frames.innermost(frames)
         heads, size = len(frames) - len(own), sum(map(len, own))
-        if heads > (MOST_RELAYS - 1 - self._outer if key in self._inner else 0):
+        if heads > (MOST_RELAYS - 1 - self._outer if key in self._relay_keys else 0):
             return False
         most = MAX_PASSED_BYTES if key in self._members else MAX_GUEST_BYTES
         return len(own) <= 2 + MAX_BLOBS and size <= most
@@ -211,7 +215,8 @@ class RelaySession:
             self._fetches.left(number)
             self._spans.pop(number, None)
             self._welcomed.discard(number)
-            self._relays.discard(number)
+            if (queue := self._queues.pop(number, None)) is not None:
+                queue.clear()
             self._push(relay_frames.up(number, incoming.key))
             if self.summing is not None:
                 self.summing.on_client_left(number)
@@ -224,7 +229,7 @@ class RelaySession:
         """
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
-        if number not in self._welcomed and number not in self._relays:
+        if number not in self._welcomed and number not in self._queues:
             return False
         header = self._fetches.header_of(want.digest)
         if header is None or max(want.chunks) >= len(header.hashes):
@@ -275,15 +280,24 @@ class RelaySession:
         if message is not None and not relay_frames.is_laned(laned.frames):
             self._note_session(laned.number, message)
         self._counts["passed"] += 1
-        if not self._link.send(lane.route, laned.frames):
-            self._link.cut(lane.conn)  # it does not read: its session ends, it comes back
+        self._send(laned.number, laned.frames)
+
+    def _send(self, number: int, frames: Sequence[bytes]) -> bool:
+        """Send over a lane, which is cut if its other end does not read; False: it is gone."""
+        lane, queue = self.lanes.get(number), self._queues.get(number)
+        if lane is None:
+            return False
+        if self._link.send(lane.route, frames) if queue is None else queue.put(frames):
+            return True
+        self._link.cut(lane.conn)
+        return False
 
     def _note_session(self, number: int, message: Message) -> None:
-        """Note that a client, or a relay, of this one has a session, and what adds up updates."""
+        """Note the session that a message begins, and pass the message to what adds up updates."""
         if isinstance(message, Welcome):
             self._welcomed.add(number)
-        elif isinstance(message, Admit):
-            self._relays.add(number)
+        elif isinstance(message, Admit) and number not in self._queues:
+            self._queues[number] = SendQueue(partial(self._link.send, self.lanes[number].route))
         if self.summing is not None:
             self.summing.on_server_message(number, message)
 
@@ -321,15 +335,9 @@ class RelaySession:
 
     def _give(self, number: int, header: Header, pieces: dict[int, bytes]) -> bool:
         """Send chunks to a client, as many per message as it takes; False: it is gone."""
-        lane = self.lanes.get(number)
-        if lane is None:
-            return False
         sender = Sender(header, lambda run: b"".join(pieces[i] for i in run))
-        for message, data in sender.messages(pieces, self._spans.get(number, 1)):
-            if not self._link.send(lane.route, self._channel.frames(message, data)):
-                self._link.cut(lane.conn)
-                return False
-        return True
+        messages = sender.messages(pieces, self._spans.get(number, 1))
+        return all(self._send(number, self._channel.frames(*message)) for message in messages)
 
     def take_answer(self, message: Ack | Nack) -> bool:
         """Take an answer to a sum; False: it is about something else."""
@@ -346,17 +354,15 @@ class RelaySession:
 
     def send_down(self, number: int, message: Message) -> None:
         """Send a client a message of the relay's own; if it does not read, it is cut."""
-        lane = self.lanes.get(number)
-        if lane is not None and not self._link.send(lane.route, self._channel.frames(message)):
-            self._link.cut(lane.conn)
+        self._send(number, self._channel.frames(message))
 
     def on_part_refused(self, digest: str) -> None:
         """Cut the clients that wait for a part the server no longer has; they start again.
 
-        A relay that waits for it asks again after a while, the server this time: its end would be
-        that of all its clients.
+        A relay that waits for it repeats its request, which then passes to the server: to cut the
+        relay would end the sessions of all its clients.
         """
-        for number in sorted(self._fetches.refused(digest) - self._relays):
+        for number in sorted(self._fetches.refused(digest) - self._queues.keys()):
             if (lane := self.lanes.get(number)) is not None:
                 self._link.cut(lane.conn)
         self._ask()  # others may have its room
@@ -366,7 +372,7 @@ class RelaySession:
         newcomers = dict.fromkeys(message.guests[former:], inf)
         former_members = message.guests[:former]
         self._allow_list.replace(message.members, newcomers, former_members, message.relays)
-        self._inner = frozenset(message.relays)
+        self._relay_keys = frozenset(message.relays)
 
     def on_admit(self, message: Admit) -> None:
         """Replace the lists and cut keys that are on none, or are no longer members."""

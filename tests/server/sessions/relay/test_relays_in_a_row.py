@@ -1,6 +1,7 @@
 """A relay behind another one: what crosses each uplink, who is believed, and what an end ends."""
 
 import asyncio
+from math import inf
 
 import pytest
 
@@ -9,9 +10,11 @@ from fcil_protocol.link.interface import LinkNews
 from fcil_protocol.link.socket_reader import MAX_FRAMES
 from fcil_protocol.messages import relay_frames
 from fcil_protocol.messages.frames import MAX_BLOBS
-from fcil_protocol.messages.messages import Progress, Uplink, Want
+from fcil_protocol.messages.messages import Progress, RoundClosed, Uplink, Want
 from fcil_protocol.messages.relay_frames import MOST_RELAYS
 from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.testing import HIGH_WATER
+from fcil_server.federation.allow_list import RELAY_BYTES
 from fcil_server.ledger.enums import Role
 from fcil_server.sessions.relay.session import MAX_PASSED_BYTES
 from server.relay_kit import ADDRESS, Site, opens, play, until
@@ -55,6 +58,10 @@ def in_a_row(tmp_path, story, count=2):
 
 def progress(done):
     return Progress(run="r", task=0, kind="train", round=0, phase="working", done=done, total=9)
+
+
+def closed(number):
+    return RoundClosed(run="r", task=0, kind="train", round=number, outcome="done")
 
 
 def not_trusted(center):
@@ -199,7 +206,7 @@ def test_a_second_uplink_of_an_inner_relay_ends_the_lanes_of_the_first(tmp_path)
         frames = Channel(inner.keys, center.federation.keys.public).frames(uplink)
         for number in range(50, 60):
             outer.relay._session._push(relay_frames.up(number, key, frames))
-        await until(lambda: outer.relay._session.lanes and center.left)
+        await until(lambda: center.left)
         await until(lambda: len(center.lanes.relays()) == 2)
         sessions = [r for r in center.lanes._kinds.values() if r and r.row.client_id == inner.id]
         assert len([r for r in sessions if r.peer is not None]) == 1
@@ -223,6 +230,11 @@ def test_a_part_that_is_gone_does_not_end_an_inner_relay(tmp_path):
         outer.relay._session.on_part_refused(part.digest)
         await until(lambda: near.news)
         assert inner.relay.status()["up"]
+        assert not idle.news
+        center.refuse = True  # what the inner one asks for again reaches the server
+        assert inner.relay._session._fetches.revive(inf)
+        inner.relay._session._ask()
+        await until(lambda: far.news)
         assert not idle.news
 
     in_a_row(tmp_path, story)
@@ -263,6 +275,30 @@ def test_an_inner_relay_with_more_heads_than_fit_is_cut_and_the_outer_one_is_not
         inner.relay._session._uplink([*heads, b"body", b"signature"])
         await until(lambda: not inner.relay.status()["up"])
         assert outer.relay.status()["up"]
+
+    in_a_row(tmp_path, story)
+
+
+def test_more_messages_than_a_socket_takes_wait_for_an_inner_relay(tmp_path):
+    async def story(center, outer, inner):
+        clients = [inner.client(tmp_path, f"c{i}") for i in range(4)]
+        for client in clients:
+            await client.greet()
+        channels = {row.curve: channel for _, channel, row in center.channels.values()}
+        (outer_lane,) = outer.relay._session._queues
+        for number in range(3 * HIGH_WATER):  # no other task has a turn
+            lanes = inner.relay._session.lanes.items()
+            lane, key = [(n, lane.key) for n, lane in lanes][number % len(clients)]
+            frames = channels[key].frames(closed(number))
+            laned = relay_frames.down(outer_lane, relay_frames.down(lane, frames))
+            outer.relay._session.on_server_message(relay_frames.read_down(laned))
+        await until(lambda: all(len(c.heard) == 3 * HIGH_WATER / 4 for c in clients))
+        heard = sorted(message.round for client in clients for message in client.heard)
+        assert heard == list(range(3 * HIGH_WATER))
+        for client in clients:
+            rounds = [message.round for message in client.heard]
+            assert rounds == sorted(rounds)
+            assert not client.news
 
     in_a_row(tmp_path, story)
 
@@ -311,12 +347,12 @@ def test_a_message_has_room_for_the_head_of_every_relay():
     assert MAX_FRAMES == 1 + MOST_RELAYS + 2 + MAX_BLOBS  # a route, heads, a body, its signature
 
 
-def test_a_relay_leaves_as_much_unread_of_another_as_a_server_would(tmp_path):
+def test_a_relay_lets_another_have_the_windows_of_all_its_clients_unread(tmp_path):
     async def story(center, outer, inner):
         client = outer.client(tmp_path, "c")
         await client.greet()
         listed = outer.relay._session._allow_list
         key = inner.keys.public.curve
-        assert listed.allow(key) > listed.allow(client.keys.public.curve) + (100 << 20)
+        assert listed.allow(key) == listed.allow(client.keys.public.curve) + RELAY_BYTES
 
     in_a_row(tmp_path, story)

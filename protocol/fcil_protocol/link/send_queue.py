@@ -1,0 +1,72 @@
+"""Messages for one relay: what its socket does not take at once waits, in order.
+
+Many clients share that socket, which holds a few hundred messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+FLUSH_S = 0.005  # between attempts to empty a queue
+MAX_QUEUED_BYTES = 64 << 20
+# A round's messages to 4,000 clients are a few for each; an empty one costs some 300 bytes.
+MAX_QUEUED_MESSAGES = 65_536
+
+Message = Sequence[bytes]
+
+
+class SendQueue:
+    """Sends messages in order, now or later; it knows its size without inspecting them.
+
+    Args:
+        send: sends a message; False if the socket has no room for it now.
+
+    Attributes:
+        bytes: of the messages that wait.
+    """
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._messages: deque[Message] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def full(self) -> bool:
+        """True if the queue is so long that its reader must have stopped reading."""
+        return self.bytes > MAX_QUEUED_BYTES or len(self._messages) >= MAX_QUEUED_MESSAGES
+
+    def put(self, message: Message) -> bool:
+        """Send a message, or let it wait; False if the queue is full."""
+        if not self._messages and self._send(message):
+            return True
+        if self.full:
+            return False
+        self._messages.append(message)
+        self.bytes += sum(map(len, message))
+        if self._timer is None:
+            self._flush_later()
+        return True
+
+    def _flush_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        while self._messages and self._send(self._messages[0]):
+            self.bytes -= sum(map(len, self._messages.popleft()))
+        if self._messages:
+            self._flush_later()
+
+    def clear(self) -> None:
+        """Drop everything, and send nothing more of it."""
+        self._messages.clear()
+        self.bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
