@@ -209,7 +209,7 @@ class Files:
     paths: tuple[Path, ...]
 
     def ask_ahead(self, fields: dict[str, Any]) -> int:
-        return int(fields["update"])
+        return int(fields["updates"][0])
 
     def answer(self, number: int) -> tuple[dict[str, Any], list[bytes]]:
         return {}, [self.paths[number].read_bytes()]
