@@ -76,8 +76,6 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
             pass  # the command went away or sent no line: there is no receiver
         except asyncio.CancelledError:
             pass  # the daemon ends; waiting commands see the connection close
-        finally:
-            writer.close()
 
     answers: set[asyncio.Task[None]] = set()
 
@@ -86,6 +84,7 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
         task = asyncio.get_running_loop().create_task(answer(reader, writer))
         answers.add(task)
         task.add_done_callback(answers.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of one that never began
 
     return await asyncio.start_unix_server(accept, sock=_bound(path), limit=MAX_LINE_BYTES)
 

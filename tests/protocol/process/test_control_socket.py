@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import socket
@@ -408,6 +409,30 @@ def test_another_users_answer_is_not_asked_for(
     monkeypatch.setattr(control, "_user_of", lambda _: 4321)
     with_daemon(tmp_path, note, work)
     assert asked == []
+
+
+def test_a_connection_is_closed_whose_answer_is_cancelled_before_it_begins(tmp_path: Path) -> None:
+    async def story() -> None:
+        listening = await control.serve(tmp_path, echo)
+        before = asyncio.all_tasks()
+        with socket.socket(socket.AF_UNIX) as command:
+            command.connect(str(control.socket_path(tmp_path)))
+            answers: list[asyncio.Task[Any]] = []
+            while not answers:
+                await asyncio.sleep(0)
+                new = asyncio.all_tasks() - before
+                answers = [t for t in new if t.get_coro().__qualname__.endswith("answer")]
+            (answer,) = answers
+            assert inspect.getcoroutinestate(answer.get_coro()) == inspect.CORO_CREATED
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            command.setblocking(False)
+            assert command.recv(1) == b"", "it was closed"
+        listening.close()
+
+    asyncio.run(story())
 
 
 def test_what_is_asked_must_be_json(tmp_path: Path) -> None:
