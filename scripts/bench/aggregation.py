@@ -1,7 +1,7 @@
 """Seconds and memory of the server's work in a round, with updates as large as ViT-B/16's.
 
 What is measured is ``Aggregator.aggregate``, fed as the server's worker feeds it: a state read
-from its bytes, and `fcil_server.aggregation.pulled_updates.PulledUpdates`, which pulls one update
+from its bytes, and `fcil_server.aggregation.pulled_updates.PulledUpdates`, which pulls an update
 when its turn comes. Here the updates lie in files (`vit_updates`); reading and unpacking them is
 part of the seconds, decryption and the pipe to the daemon are not.
 

@@ -47,7 +47,7 @@ class Update:
 
 
 class Updates(Protocol):
-    """The accepted updates of a round in ClientId order, opened one at a time.
+    """The accepted updates of a round in ClientId order, opened as they are visited.
 
     ``samples`` is known before any update is opened, so weighted sums can stream; it may be
     iterated more than once. Tensors are read-only views of the update: a caller that keeps one

@@ -64,7 +64,7 @@ def as_sent(updates: Sequence[UpdateRow]) -> list[list[UpdateRow]]:
     return list(found.values())
 
 
-def _together(updates: Sequence[UpdateRow]) -> UpdateRow:
+def _one_row(updates: Sequence[UpdateRow]) -> UpdateRow:
     """Return the row of one record of the spool: an update, or a sum of some."""
     samples, size = (sum(u.samples for u in updates), sum(u.sealed_bytes for u in updates))
     return replace(updates[0], samples=samples, sealed_bytes=size)
@@ -377,7 +377,7 @@ class Aggregation:
         sent = as_sent(updates)
         combining = Combining(
             lambda some: self._combine(ctx, state, some, older),
-            [_together(rows) for rows in sent],
+            [_one_row(rows) for rows in sent],
             self._trials,
             limit_s(self._config.run.work_timeout_s, len(sent)),
             self._notify,

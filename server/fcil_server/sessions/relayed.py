@@ -244,11 +244,11 @@ class RelayedLink:
 
     def _kind(self, incoming: Incoming) -> _Relay | None:
         if incoming.conn not in self._kinds:
-            row = self._roster.federation.ledger.clients.by_curve(incoming.key)
-            is_relay = row is not None and row.role is Role.RELAY and incoming.frames
-            queue = SendQueue(partial(self._link.send, incoming.route))
-            made = _Relay(row, incoming.route, incoming.conn, queue) if row and is_relay else None
-            self._kinds[incoming.conn] = made
+            row, relay = self._roster.federation.ledger.clients.by_curve(incoming.key), None
+            if row is not None and row.role is Role.RELAY and incoming.frames:
+                queue = SendQueue(partial(self._link.send, incoming.route))
+                relay = _Relay(row, incoming.route, incoming.conn, queue)
+            self._kinds[incoming.conn] = relay
         return self._kinds[incoming.conn]
 
     def _hear(self, relay: _Relay, incoming: Incoming) -> None:
