@@ -159,6 +159,9 @@ class MemoryRouter:
             if connection.number == conn:
                 self._end(connection)
 
+    async def settle_counts(self) -> None:
+        """Return at once: there are no counts."""
+
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
         """Yield nothing: the kernel has no counts of a link in memory."""
         return iter(())

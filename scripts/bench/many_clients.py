@@ -7,6 +7,7 @@ of their own: here they yield to the server where both want a core (nice 10).
 
 .venv/bin/python scripts/bench/many_clients.py [--clients 1000] [--kilobytes 100] [--rounds 3]
     [--relay pass|sums]: all clients are behind one relay, which passes updates on or adds them up
+    [--intake N]: N intake processes hold the connections
 """
 
 import argparse
@@ -372,6 +373,7 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         "round.rounds_per_task": args.rounds,
         "round.min_clients": args.clients,
         "run.evaluate": "false",
+        "federation.intake": str(args.intake),
         "privacy.relay_sums": json.dumps(args.relay == "sums"),
     }
     env = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
@@ -399,17 +401,20 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             process.stdin.write(json.dumps(group).encode())
             process.stdin.close()
         to_start: float | None = None
+        own_to_start = 0.0
         while True:
             moment = _moment(federation.federation)
             if to_start is None and moment.opened:
                 to_start = _cpu_of_all(pid)
+                own_to_start = cpu_s(pid)
             if moment.done:
                 break
             if time.monotonic() - began > args.timeout_s:
                 raise SystemExit(f"not done: {federation.last_words('server')}")
             time.sleep(0.1)
-        peak, used = peak_mb(pid), _cpu_of_all(pid)
-        worker = max((peak_mb(p) for p in children(pid)), default=0.0)
+        peak, used, own = peak_mb(pid), _cpu_of_all(pid), cpu_s(pid)
+        intake = [peak_mb(p) for p in children(pid) if _is_intake(p)]
+        worker = max((peak_mb(p) for p in children(pid) if not _is_intake(p)), default=0.0)
         if site is not None:
             site.stop()
     said = []
@@ -434,7 +439,11 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     print(f"server: {memory}; {used:.1f} CPU s")
     assert to_start is not None, "a run that is done has opened a round"
     each = (used - to_start) / sum(counted) * 1e3
+    alone = (own - own_to_start) / sum(counted) * 1e3
     print(f"of which from the first round on, for each update: {each:.1f} ms")
+    print(f"of that the server's own process: {alone:.1f} ms")
+    if intake:
+        print(f"intake processes: {', '.join(f'{mb:.0f}' for mb in intake)} MB at most")
 
 
 class _Moment(NamedTuple):
@@ -458,6 +467,13 @@ def _moment(directory: Path) -> _Moment:
         return _Moment(opened, run.status is RunStatus.DONE)
 
 
+def _is_intake(pid: int) -> bool:
+    try:
+        return b"intake_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def _cpu_of_all(pid: int) -> float:
     """Return the CPU seconds of a process and of its children, ended or not."""
     return cpu_s(pid) + sum(cpu_s(child) for child in children(pid))
@@ -475,6 +491,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=900)
     parser.add_argument("--relay", choices=("pass", "sums"))
+    parser.add_argument("--intake", type=int, default=0)
     parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     _raise_limits()

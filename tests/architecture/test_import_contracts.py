@@ -44,6 +44,7 @@ PARENTS = {
     "fcil_server/lab/local/federation.py",
     "fcil_server/reports/sinks/process.py",
     "fcil_server/runs/export_jobs.py",
+    "fcil_server/sessions/intake_pool/pool.py",
     "fcil_server/web/supervisor.py",
 }
 STARTERS = {
@@ -221,6 +222,7 @@ def test_only_the_codecs_of_the_wire_and_the_pipe_use_msgpack() -> None:
         "fcil_protocol/messages/frames.py",
         "fcil_protocol/storage/segment.py",
         "fcil_adapters/worker/pipe.py",
+        "fcil_server/sessions/intake_pool/pipe.py",
     }
 
 

@@ -186,6 +186,9 @@ class LyingDoor:
     async def recv(self):
         return await self._router.recv()
 
+    async def settle_counts(self):
+        await self._router.settle_counts()
+
     def take_counts(self):
         return self._router.take_counts()
 

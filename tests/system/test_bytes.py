@@ -29,9 +29,11 @@ def by_client(ledger, run):
     return {key: Bytes.total(rows) for key, rows in flows.items()}
 
 
-def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path, processes):
     with LocalFederation(tmp_path) as federation:
-        federation.serve("--until-done", *settings(**QUIET))
+        arguments = settings(federation__intake=processes, **QUIET)
+        federation.serve("--until-done", *arguments)
         federation.join("a", write_client(tmp_path / "a", range(4)))
         federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")

@@ -7,8 +7,9 @@ crash: chunks in the file count only if the header's hashes confirm them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
 from fcil_protocol.envelopes.header import Header
 from fcil_protocol.errors import CorruptFile, WireError
@@ -36,6 +37,15 @@ class Assembly:
         self._have = bytearray(len(header.hashes))  # 1 where the chunk is stored
         if path is not None and not self._resume(path):
             self._create(path)
+
+    @classmethod
+    def of_verified(cls, header: Header, chunks: Iterable[bytes]) -> Self:
+        """Return a complete one in memory, of chunks that another process has verified."""
+        made = cls(header, path=None)
+        for index, chunk in enumerate(chunks):
+            made._memory[index] = chunk
+            made._count(index)
+        return made
 
     # --- the file ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ key, so the gate runs before any socket is bound.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 import threading
 from collections.abc import Callable
@@ -29,7 +30,8 @@ class Gate(threading.Thread):
     An undrained monitor lets strangers block libzmq. Both jobs share one thread to keep their
     order: every end before a handshake is reported before the new connection gets its number, so
     ``heard(event, fd, number)``, with the newest number assigned so far, tells which connections of
-    a descriptor the event can concern.
+    a descriptor the event can concern. ``numbers`` returns the number of the next connection, which
+    is larger than those before.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Gate(threading.Thread):
         admit: Callable[[bytes], bool],
         heard: Callable[[int, int, int], None],
         watch: Callable[[], int | None],
+        numbers: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(name="fcil-gate", daemon=True)
         self._admit = admit
         self._heard = heard
         self._watch = watch
+        self._numbers = numbers or itertools.count(1).__next__
         self._conn = 0
         # Bound here, in the caller's thread: no socket may listen before the gate runs.
         self._socket = context.socket(zmq.REP)
@@ -82,7 +86,7 @@ class Gate(threading.Thread):
         status = self._ask(key) if curve else b"400"
         if status != b"200":
             return [version, request_id, status, b"not now, or not on the allow-list", b"", b""]
-        self._conn += 1
+        self._conn = self._numbers()
         name, value = b"X-Conn", str(self._conn).encode()
         metadata = bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
         return [version, request_id, b"200", b"", key.hex().encode(), metadata]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fcil_protocol.errors import FcilError
 from fcil_protocol.link.tcp_info import TcpCounts
 
 
@@ -51,6 +52,9 @@ class Incoming:
         conn: number of the connection, unique for the life of the server.
         key: CURVE public key that authenticated the connection (32 bytes).
         relayed: a relay authenticated that key and forwards the messages.
+        update: digest of an update that arrived whole at an intake process, and was verified there;
+            the frames are its header, signature, wrap and chunks, or nothing but a fault.
+        fault: the error of such an update.
     """
 
     route: bytes
@@ -58,6 +62,8 @@ class Incoming:
     key: bytes
     frames: tuple[bytes, ...] = ()
     relayed: bool = False
+    update: str | None = None
+    fault: FcilError | None = None
 
 
 class ServerLink(Protocol):
@@ -73,6 +79,10 @@ class ServerLink(Protocol):
 
     def cut(self, conn: int) -> None:
         """End one connection now."""
+        ...
+
+    async def settle_counts(self) -> None:
+        """Wait until `take_counts` has every byte up to now, if that takes waiting."""
         ...
 
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:

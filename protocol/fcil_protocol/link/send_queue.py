@@ -41,9 +41,13 @@ class SendQueue:
         """True if the queue is so long that its reader must have stopped reading."""
         return self.bytes > MAX_QUEUED_BYTES or len(self._messages) >= MAX_QUEUED_MESSAGES
 
+    def send_now(self, message: Message) -> bool:
+        """Send a message if none waits; False if that is not possible now."""
+        return not self._messages and self._send(message)
+
     def put(self, message: Message) -> bool:
         """Send a message, or let it wait; False if the queue is full."""
-        if not self._messages and self._send(message):
+        if self.send_now(message):
             return True
         if self.full:
             return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import zmq
@@ -118,6 +119,8 @@ class Router:
             before its connection is cut.
         flooded: receives the key, if known, and a sentence for a connection that was cut for that,
             for a message that is too long, or because too many are open.
+        numbers: called in the gate's thread; returns the number of the next connection, larger than
+            those before. None: they count from 1.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class Router:
         heartbeat_s: float = 10.0,
         allow: Callable[[bytes], int] = lambda _: MEMBER_BYTES,
         flooded: Callable[[bytes, str], None] = lambda *_: None,
+        numbers: Callable[[], int] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._allow = allow
@@ -139,7 +143,7 @@ class Router:
         self._watch = FloodWatch(self._cut_floods)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._gate = Gate(self._context, admit, self._heard, self._watches)
+        self._gate = Gate(self._context, admit, self._heard, self._watches, numbers)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         # They are accepted even when the door is shut.
@@ -178,6 +182,12 @@ class Router:
         self._reader.wake()
         last = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(last.rstrip("\0").rsplit(":", 1)[1])
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections from a socket that listens already, and own it from now on."""
+        self._socket.setsockopt(zmq.USE_FD, listener.detach())
+        self._socket.bind("tcp://127.0.0.1:*")  # libzmq wants an address, and does not use it
+        self._reader.wake()
 
     def _heard(self, event: int, value: int, newest: int) -> None:  # gate's thread
         if event == zmq.EVENT_DISCONNECTED:
@@ -271,6 +281,15 @@ class Router:
         finally:
             self._reader.wake()
         return True
+
+    def allow_unread(self, conn: int, most_bytes: int) -> None:
+        """Change how many bytes of a connection may be unread."""
+        found = self._connections.of(conn)
+        if found is not None:
+            self._counts.spoke(found[0], conn, most_bytes)
+
+    async def settle_counts(self) -> None:
+        """Return at once: `take_counts` asks the kernel itself."""
 
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
         """Yield the kernel's counts since the last call, by connection number, in pieces.

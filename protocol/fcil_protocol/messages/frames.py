@@ -55,6 +55,15 @@ def encode(message: Message, *, raw_digests: bool = False) -> bytes:
     return packed
 
 
+def numbered(body: bytes, seq: int) -> bytes | None:
+    """Return the body of a message encoded here with this number; None: its kind has none."""
+    fields = msgpack.unpackb(body)
+    if not MESSAGES[fields["t"]].signed:
+        return None
+    packed: bytes = msgpack.packb({**fields, "seq": seq}, use_bin_type=True)
+    return packed
+
+
 def parse(frames: Sequence[bytes], *, to_server: bool = False) -> Received:
     """Parse the frames of a message from outside; limits first, signature by the caller.
 

@@ -10,10 +10,12 @@ refused, on a direct link and through a relay alike.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from fcil_protocol.errors import BadSignature, WireError
-from fcil_protocol.messages.frames import Received, encode
+from fcil_protocol.messages.frames import Received, encode, numbered
 from fcil_protocol.messages.messages import (
     NONCE_BYTES,
     Enrol,
@@ -61,6 +63,7 @@ class Channel:
         self._heard = 0
         self._mine = self._theirs = b""  # the keys of MACs, once the session has some
         self._peer_has_them = False
+        self._handed = False
 
     @cached_property
     def _own(self) -> KeyAgreement:
@@ -101,13 +104,22 @@ class Channel:
     def _other_side(self, public: bytes) -> SessionSide:
         return SessionSide(self.peer_nonce, self._peer.signing, public)
 
+    def hand_over(self) -> HandedSession:
+        """Return what another process needs to authenticate this session's messages from now on.
+
+        What `frames` makes then has no MAC, and `HandedSession.stamp` gives it one.
+        """
+        assert self._peer_has_them, "its messages carry a MAC"
+        self._handed = True
+        return HandedSession(self._mine, self._theirs, self._sent, self._heard, self.raw_digests)
+
     def trust(self, peer: PublicKeys) -> None:
         """Accept the peer's keys from a certificate that was just verified."""
         self._peer = peer
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
         """Stamp, authenticate and encode a message."""
-        if not message.signed:
+        if self._handed or not message.signed:
             return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
         self._sent += 1
         if self._peer_has_them and not isinstance(message, _ALWAYS_SIGNED):
@@ -132,7 +144,7 @@ class Channel:
         if not message.signed:
             return message  # a chunk, whose hash is in a signed header, or a pull
         if len(received.signature) == MAC_BYTES and not isinstance(message, _ALWAYS_SIGNED):
-            self._check_mac(received)
+            _check_mac(received, self._theirs)
         else:
             verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
             if isinstance(message, _OPENERS):
@@ -144,11 +156,60 @@ class Channel:
         self._heard = message.seq
         return message
 
-    def _check_mac(self, received: Received) -> None:
-        """Refuse a message whose MAC is not by the keys of this session."""
-        if not self.agreed or not is_mac_of(received.signature, self._theirs, received.body):
-            raise BadSignature(
-                f"the MAC of a {received.message.type} does not match its {len(received.body)} "
-                "bytes and the keys of this session.",
-                action="It was altered or is of another session; none of it was used.",
-            )
+
+@dataclass
+class HandedSession:
+    """A server's session with a client, in the process that holds the client's connection.
+
+    It checks the messages that this process takes; the server checks all others by itself. It gives
+    a MAC to those of both.
+
+    Attributes:
+        mine, theirs: the keys of MACs, of this side and of the client.
+        sent, heard: the newest number of a message, each way.
+        raw_digests: the client reads digests as bytes.
+    """
+
+    mine: bytes = field(repr=False)
+    theirs: bytes = field(repr=False)
+    sent: int
+    heard: int
+    raw_digests: bool
+
+    def stamp(self, frames: Sequence[bytes]) -> list[bytes]:
+        """Number and authenticate a message that the server encoded; a chunk needs neither."""
+        body = numbered(frames[0], self.sent + 1)
+        if body is None:
+            return list(frames)
+        self.sent += 1
+        return [body, mac_of(self.mine, body), *frames[2:]]
+
+    def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
+        """Number, authenticate and encode a message."""
+        if not message.signed:
+            return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
+        self.sent += 1
+        stamped = message.model_copy(update={"seq": self.sent})
+        body = encode(stamped, raw_digests=self.raw_digests)
+        return [body, mac_of(self.mine, body), *blobs]
+
+    def check(self, received: Received) -> None:
+        """Refuse a message that the client did not send in this session, or that is not new.
+
+        Raises:
+            BadSignature, WireError: see `Channel.check`.
+        """
+        _check_mac(received, self.theirs)
+        if received.message.seq <= self.heard:
+            raise WireError(f"the message {received.message.type} arrived twice or late.")
+        self.heard = received.message.seq
+
+
+def _check_mac(received: Received, key: bytes) -> None:
+    """Refuse a message whose MAC is not by the keys of this session."""
+    if not key or not is_mac_of(received.signature, key, received.body):
+        raise BadSignature(
+            f"the MAC of a {received.message.type} does not match its {len(received.body)} "
+            "bytes and the keys of this session.",
+            action="It was altered or is of another session; none of it was used.",
+        )

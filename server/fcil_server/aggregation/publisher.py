@@ -38,6 +38,7 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.object_store import ObjectStore
 from fcil_server.aggregation.store import PartStore
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.sessions.intake_pool.transfers import PART_BYTES, SmallPart
 from fcil_server.sessions.peers import Peer
 
 RECENT_PARTS = 1_000  # whose sizes are remembered
@@ -163,6 +164,17 @@ class Publisher:
         found = self._find(digest)
         assert found is not None, "a published part has a row"
         return found.stored.body
+
+    def small_parts(self) -> list[SmallPart]:
+        """Return the parts of the rounds' state that intake processes give clients."""
+        found = []
+        for digest in sorted(self._of_round):
+            part = self._find(digest) if self.public_size(digest) <= PART_BYTES else None
+            if part is not None and (self._objects is None or not self._objects.url(digest)):
+                stored = part.stored
+                small = (part.header, stored.header, stored.signature, part.key)
+                found.append(SmallPart(*small, bytes(stored.body)))
+        return found
 
     def public_size(self, digest: str) -> int:
         """Return the sealed bytes of a recent part for all clients; 0: it is none."""

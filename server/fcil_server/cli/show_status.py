@@ -30,6 +30,17 @@ def _show_relay(out: Console, data: dict[str, Any]) -> None:
         out.print(f"added up    {added} in {count_of(data['sums'], 'sum')}")
 
 
+def _show_processes(out: Console, federation: dict[str, Any], directory: Path) -> None:
+    """Print what stands beside the server."""
+    if federation.get("intake"):
+        shares = ", ".join(str(one["connections"]) for one in federation["intake"])
+        processes = count_of(len(federation["intake"]), "intake process")
+        out.print(f"intake      {processes} with {shares} connections")
+    if federation.get("page"):
+        link = with_dir("for a sign-in link: fcil-server page", directory)
+        out.print(f"dashboard   {federation['page']['address']}; {link}", soft_wrap=True)
+
+
 def check_alive(data: dict[str, Any]) -> None:
     """Check, for supervisors, that a daemon that answers serves: a relay needs its session.
 
@@ -56,9 +67,7 @@ def show_status(data: dict[str, Any], directory: Path = DEFAULT_DIRECTORY) -> No
         out.print(f"federation  {printable(federation['name'])} at {where}", markup=False)
     else:
         out.print(f"federation  {federation['directory']} (not running)", markup=False)
-    if federation.get("page"):
-        link = with_dir("for a sign-in link: fcil-server page", directory)
-        out.print(f"dashboard   {federation['page']['address']}; {link}", soft_wrap=True)
+    _show_processes(out, federation, directory)
     if run:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"

@@ -17,6 +17,7 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.runs.active_run import OpenRun
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.intake_pool.pool import IntakePool
 from fcil_server.sessions.peers import Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
@@ -29,6 +30,7 @@ class ServerContext:
 
     Attributes:
         link: connections of clients, behind relays or not.
+        intake_pool: holds the connections, if there are intake processes.
         links: open links to the dashboard.
         byte_meter: counts bytes.
         run: the open run.
@@ -47,6 +49,7 @@ class ServerContext:
     lag: LagMeter
     links: PageLinks
     link: RelayedLink
+    intake_pool: IntakePool | None
     byte_meter: ByteMeter
     intake: Intake
     run: OpenRun

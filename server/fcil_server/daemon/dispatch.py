@@ -43,6 +43,7 @@ from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.inbox import Inbox
 from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import WholeUpdate
 
 MOST_ATTEMPTS = 4  # at a part, of which a client reports bytes
 MOST_REPORTED = 64  # parts of a session of which these bytes are remembered
@@ -92,6 +93,9 @@ class Dispatch:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
+        if incoming.update is not None:
+            self._take_update(incoming, incoming.update)
+            return
         if guests.was_answered(incoming):
             return
         guests.check_size(incoming)
@@ -113,6 +117,19 @@ class Dispatch:
             self._handle(peer, received, message)
         except FcilError as error:
             self._turn_down(peer, digest, error)
+
+    def _take_update(self, incoming: Incoming, digest: str) -> None:
+        """Take an update, or the fault of one, that an intake process has received."""
+        peer = self._context.peers.by_conn(incoming.conn)
+        if peer is None:
+            return  # its session has ended, and it offers the update again in the next
+        if incoming.fault is None:
+            update = WholeUpdate(digest, incoming.frames)
+            self._inbox.put(peer, update, update)
+        elif digest:
+            self._turn_down(peer, digest, incoming.fault)
+        else:  # its chunk is requested again
+            self._sessions.count_refusal(peer, incoming.fault)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
         self._sessions.count_refusal(peer, error)

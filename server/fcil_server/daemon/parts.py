@@ -68,7 +68,11 @@ class ServerPorts(RunPorts):
         await self.parts().context.intake.drain()
 
     async def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
-        await self.parts().context.byte_meter.begin(key, new_parts)
+        context = self.parts().context
+        await context.byte_meter.begin(key, new_parts)
+        if context.intake_pool is not None:
+            parts = context.run.publisher.small_parts()
+            context.intake_pool.open_round(key, parts)
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:
@@ -93,6 +97,7 @@ class ServerPorts(RunPorts):
 
     async def flush_bytes(self) -> None:
         await self.parts().flusher.wait_until_settled()
+        await self.parts().context.byte_meter.settle()
         self.parts().context.byte_meter.flush()
 
     def announced(self, peer: Peer) -> None:

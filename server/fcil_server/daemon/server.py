@@ -44,6 +44,7 @@ from fcil_server.runs.run_queue import RunQueue
 from fcil_server.sessions.byte_meter import ByteMeter
 from fcil_server.sessions.conduct import Floods
 from fcil_server.sessions.guests import Guests
+from fcil_server.sessions.intake_pool.pool import IntakePool
 from fcil_server.sessions.peers import Peer, Peers
 from fcil_server.sessions.relayed import RelayedLink
 from fcil_server.web.page.access.links import PageLinks
@@ -59,6 +60,7 @@ class _Listening:
 
     roster: Roster
     link: RelayedLink
+    pool: IntakePool | None
     guests: Guests
     cut_offs: CutOffs
     port: int
@@ -194,7 +196,6 @@ class Server:
         self, listening: _Listening, run: OpenRun, doors: tuple[WebProcess, ...]
     ) -> ServerContext:
         """Assemble the passive parts, with the two that need a run."""
-        kernel = listening.link.take_counts
         metrics, page, api = doors
         return ServerContext(
             federation=self.federation,
@@ -204,7 +205,15 @@ class Server:
             lag=self.lag,
             links=PageLinks(),
             link=listening.link,
-            byte_meter=ByteMeter(self.ledger, run.coordinator.context.run, kernel=kernel),
+            intake_pool=listening.pool,
+            byte_meter=ByteMeter(
+                self.ledger,
+                run.coordinator.context.run,
+                kernel=listening.link.take_counts,
+                settle=listening.link.settle_counts,
+                elsewhere=listening.pool.take_flows if listening.pool else tuple,
+                tensor_bytes=run.publisher.tensor_bytes,
+            ),
             intake=run.make_intake(),
             run=run,
             metrics=metrics,
@@ -335,7 +344,8 @@ class Server:
             dismiss=guests.dismiss,
             silence=link.silence,
         )
-        return _Listening(roster, link, guests, cut_offs, port)
+        pool = router if isinstance(router, IntakePool) else None
+        return _Listening(roster, link, pool, guests, cut_offs, port)
 
     def _guests(self, roster: Roster, link: RelayedLink, port: int) -> Guests:
         return Guests(
@@ -359,18 +369,33 @@ class Server:
         """Open the socket; return it and its port."""
         host, port = split_address(self.config.federation.listen)
         floods = Floods(roster.who, lambda text: self.note("warning", "flood", text), flooded)
-        router = Router(
-            curve_secret=self.federation.keys.curve_secret,
-            curve_public=self.federation.keys.public.curve,
-            admit=roster.allow_list,
-            heartbeat_s=self.config.federation.heartbeat_s,
-            allow=roster.allow,
-            flooded=floods.cut,
-        )
+        keys, section = self.federation.keys, self.config.federation
+        link: Router | IntakePool
+        if section.intake:
+            link = IntakePool(
+                section.intake,
+                curve_secret=keys.curve_secret,
+                curve_public=keys.public.curve,
+                allow_list=roster.allow_list,
+                heartbeat_s=section.heartbeat_s,
+                credit=self.config.wire.credit,
+                allow=roster.allow,
+                flooded=floods.cut,
+                notify=lambda level, text: self.note(level, "intake", text),
+            )
+        else:
+            link = Router(
+                curve_secret=keys.curve_secret,
+                curve_public=keys.public.curve,
+                admit=roster.allow_list,
+                heartbeat_s=section.heartbeat_s,
+                allow=roster.allow,
+                flooded=floods.cut,
+            )
         try:
-            return router, router.bind(host, port)
+            return link, link.bind(host, port)
         except BaseException:
-            router.close()
+            link.close()
             raise
 
     # --- the end ----------------------------------------------------------------------------

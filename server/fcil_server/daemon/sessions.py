@@ -117,6 +117,9 @@ class ClientSessions:
             relay=context.link.summing_relay(peer.conn),
         )
         self.send(peer, answer)
+        pool = context.intake_pool
+        if pool is not None and peer.ready and peer.channel.agreed and not peer.relayed:
+            pool.hand_over(peer.conn, peer.channel, peer.keys)
 
     # --- sending ----------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "metrics": context.metrics.describe(),
             "page": context.page.describe(),
             "api": context.api.describe(),
+            "intake": context.intake_pool.describe() if context.intake_pool else None,
             "up_s": round(time.monotonic() - context.began, 1),
         },
         "run": {

@@ -10,8 +10,9 @@ often, the holder of an unused ticket finds the gate open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.link.interface import ComeAgain
@@ -29,6 +30,8 @@ MAX_SEEN = 10_000  # keys with a remembered last handshake
 MAX_BEHIND = 4_000  # members behind one relay, directly or through others
 RELAY_BYTES = max(TOTAL_BYTES, MIN_WINDOW_BYTES * MAX_BEHIND)  # of unread bytes: all their windows
 USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may be lost
+
+Watch = Callable[..., None]
 
 
 @dataclass
@@ -66,7 +69,8 @@ class _GuestHandshakes:
 class AllowList:
     """The gate's allow-list, asked from the gate's own thread and changed by the daemon.
 
-    Lists are replaced, never changed, so a handshake sees the old one or the new one.
+    Lists are replaced, never changed, so a handshake sees the old one or the new one. Gates in
+    other processes have lists of their own, which are changed in the same way (`watch`).
 
     Args:
         clock: seconds that do not jump.
@@ -80,11 +84,26 @@ class AllowList:
         self._newcomers: dict[bytes, float] = {}  # end of each one's time as a newcomer
         self._former: frozenset[bytes] = frozenset()
         self._clock = clock
+        self._watch: Watch | None = None
         now = clock()
         newcomers = TokenBucket(NEWCOMERS_BURST, NEWCOMERS_PER_S, NEWCOMERS_BURST, now)
         self._room = _GuestHandshakes(newcomers, FIRST_S)
         former = TokenBucket(FORMER_BURST, FORMER_PER_S, FORMER_BURST, now)
         self._corner = _GuestHandshakes(former, LONGEST_S)
+
+    def watch(self, watch: Watch | None) -> None:
+        """Tell of every change from now on: the name of its method here, and the arguments."""
+        self._watch = watch
+
+    def lists(self) -> tuple[Sequence[bytes], Mapping[bytes, float], Sequence[bytes]]:
+        """Return the arguments of a `replace` that makes another list the same as this one."""
+        now = self._clock()
+        left = {key: until - now for key, until in self._newcomers.items() if until > now}
+        return [*self._members], left, [*self._former]
+
+    def _changed(self, name: str, *arguments: Any) -> None:
+        if self._watch is not None:
+            self._watch(name, *arguments)
 
     def __call__(self, key: bytes) -> bool:
         """Return True if a handshake with this CURVE key passes; called by one thread only.
@@ -115,6 +134,7 @@ class AllowList:
         """Make a key a member's, from its next handshake on."""
         self._members |= {key}
         self._drop_guest(key)
+        self._changed("admit", key)
 
     def replace(
         self,
@@ -135,6 +155,7 @@ class AllowList:
         self._members, self._former = frozenset(members), frozenset(former)
         self._relays = frozenset(relays)
         self._newcomers = {key: now + lasts_s for key, lasts_s in newcomers.items()}
+        self._changed("replace", *self.lists())
 
     def invite(self, key: bytes, lasts_s: float) -> None:
         """Admit the holder of a ticket for ``lasts_s`` seconds, from its next handshake on."""
@@ -143,6 +164,7 @@ class AllowList:
         self._newcomers = {**open_ones, key: now + lasts_s}
         self._members -= {key}
         self._former |= {key}  # after that time, it gets the reason
+        self._changed("invite", key, lasts_s)
 
     def used(self, key: bytes) -> None:
         """Admit the holder of a used ticket for a while, in case its answer was lost."""
@@ -153,11 +175,13 @@ class AllowList:
         self._drop_guest(key)
         self._former |= {key}
         self._members -= {key}
+        self._changed("explain", key)
 
     def forget(self, key: bytes) -> None:
         """Remove a key: it no longer passes."""
         self._members -= {key}
         self._drop_guest(key)
+        self._changed("forget", key)
 
     def _drop_guest(self, key: bytes) -> None:
         self._former -= {key}

@@ -31,6 +31,13 @@ class FederationSection(Section):
     heartbeat_s: float = Field(
         10.0, ge=0.25, description="seconds of silence before a peer is probed"
     )
+    intake: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="processes that hold the clients' connections (docs/sizing.md); 0: the server "
+        "itself does",
+    )
     ids: Literal["random", "named"] = Field(
         "random",
         description="ids of new clients: random, or derived from their names, so that repeating "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from fcil_server.event_loop import Yielder
 from fcil_server.ledger.enums import Cause, CountSource, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount
+from fcil_server.sessions.intake_pool.transfers import CONTROL, UPDATE, Flow
 
 STEP = 64  # flows that are written in one go: 2 ms
 _K = TypeVar("_K")
@@ -29,11 +30,18 @@ _K = TypeVar("_K")
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
 
+async def _settled() -> None:
+    """Wait for nothing."""
+
+
 class ByteMeter:
     """Counts every message of every client, and every connection.
 
     Args:
         kernel: returns the kernel's counts since the last call, by connection number, in pieces.
+        settle: waits until those include every byte up to now, before they are asked for.
+        elsewhere: returns what intake processes have sent and received by themselves since then.
+        tensor_bytes: returns those of a part.
 
     Attributes:
         round_key: the round that bytes belong to now; None between runs.
@@ -47,10 +55,16 @@ class ByteMeter:
         run: RunId,
         *,
         kernel: Callable[[], Iterable[Mapping[int, TcpCounts]]] = tuple,
+        settle: Callable[[], Awaitable[None]] = _settled,
+        elsewhere: Callable[[], Iterable[Flow]] = tuple,
+        tensor_bytes: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._ledger = ledger
         self._run = run
         self._kernel = kernel
+        self.settle = settle
+        self._elsewhere = elsewhere
+        self._tensor_bytes = tensor_bytes
         self._clients: dict[int, ClientId] = {}  # connection -> its client
         self._left: set[int] = set()  # connections to forget after their last count
         self._tcp: dict[tuple[RoundKey | None, ClientId | None], TcpCounts] = {}
@@ -61,6 +75,7 @@ class ByteMeter:
     async def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
         """Charge bytes to this round from now on; other tasks have their turn meanwhile."""
         turns = Yielder()
+        await self.settle()
         for _ in self._asked_kernel():
             await turns.yield_if_long()
         self.round_key, self.new_parts = key, new_parts
@@ -106,6 +121,10 @@ class ByteMeter:
         A few connections in each step. What a step finds belongs to the round of its moment.
         """
         left, self._left = self._left, set()
+        for few in batched(list(self._elsewhere()), STEP):
+            for flow in few:
+                self._add_flow(*flow)
+            yield
         for some in self._kernel():
             for conn, counts in some.items():
                 key = (self.round_key, self._clients.get(conn))
@@ -114,6 +133,19 @@ class ByteMeter:
             yield
         for conn in left:
             self._clients.pop(conn, None)
+
+    def _add_flow(self, conn: int, about: str, sent: bool, parts: int, *sizes: int) -> None:
+        """Count what an intake process has sent to a client, or received from it."""
+        client = self._clients.get(conn)
+        direction = Direction.DOWN if sent else Direction.UP
+        if about in (CONTROL, UPDATE):
+            cause, tensor = Cause(about), 0
+        else:
+            cause = Cause.BROADCAST if about in self.new_parts else Cause.CATCH_UP
+            tensor = parts * self._tensor_bytes(about)
+        flow = self._flows[(self.round_key, client, direction, cause)]
+        for index, size in enumerate((tensor, *sizes)):
+            flow[index] += size
 
     def head(self, relay: ClientId, direction: Direction, frame: bytes) -> None:
         """Count the frame that names a lane; the client's own message is counted separately."""
@@ -151,6 +183,7 @@ class ByteMeter:
 
         Returns the seconds that the work itself took.
         """
+        await self.settle()
         turns, busy_s, began = Yielder(), 0.0, time.perf_counter()
         for _ in chain(self._asked_kernel(), self._written()):
             busy_s += time.perf_counter() - began

@@ -18,7 +18,9 @@ from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, Update
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import WholeUpdate
 
+Upload = Update | Chunk | WholeUpdate
 MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 
 
@@ -26,7 +28,7 @@ MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 class _WaitingMessages:
     """Waiting messages of one client, the oldest first."""
 
-    messages: deque[tuple[Peer, Received, Update | Chunk]] = field(default_factory=deque)
+    messages: deque[tuple[Peer, Received | WholeUpdate, Upload]] = field(default_factory=deque)
     size: int = 0
     due: bool = False  # the next message is about to be taken
 
@@ -60,8 +62,8 @@ class Inbox:
         self._held: dict[ClientId, _WaitingMessages] = {}
         intake.room = self.process_waiting
 
-    def put(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
-        """Take an update's header or some of its chunks, now or in its turn."""
+    def put(self, peer: Peer, received: Received | WholeUpdate, message: Upload) -> None:
+        """Take an update's header, some of its chunks, or all of it, now or in its turn."""
         held = self._held.get(peer.client)
         if held is None:
             if not self._intake.is_busy(peer.client):
@@ -102,11 +104,13 @@ class Inbox:
         else:
             del self._held[client]
 
-    def _take(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
+    def _take(self, peer: Peer, received: Received | WholeUpdate, message: Upload) -> None:
         try:
-            if isinstance(message, Chunk):
+            if isinstance(received, WholeUpdate):
+                self._intake.take_whole(peer, received)
+            elif isinstance(message, Chunk):
                 self._intake.chunk(peer, received, message)
-            elif peer.ready:
+            elif peer.ready and isinstance(message, Update):
                 self._intake.offer(peer, received, message)
             else:
                 raise WireError("updates come after a Welcome that says ready.")
@@ -114,5 +118,5 @@ class Inbox:
             self._refuse(peer, message.digest, as_fcil_error(error))
 
 
-def _size(received: Received) -> int:
+def _size(received: Received | WholeUpdate) -> int:
     return MESSAGE_BYTES + sum(map(len, received.blobs))

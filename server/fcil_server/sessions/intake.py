@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
     Core,
     Header,
@@ -56,7 +57,7 @@ from fcil_server.event_loop import Yielder
 from fcil_server.sessions.held_offers import HeldOffers, summed
 from fcil_server.sessions.offers import OfferLine, UploadOffer
 from fcil_server.sessions.peers import Peer
-from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
+from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts, WholeUpdate
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
@@ -138,12 +139,7 @@ class Intake:
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
             raise WireError("an update's digest is not that of its header.")
-        if message.digest in self._pending or message.digest in self._complete:
-            self._newest[message.digest] = peer  # the answer is on its way, to the newest peer
-            return
-        if self._ports.recorded(message.digest):
-            # The Ack was lost. Its round may be over, and the spool without it: it was in time.
-            self._ports.send(peer, Ack(digest=message.digest))
+        if self._is_known(peer, message.digest):
             return
         if message.digest in peer.receiver.under_way:
             self._ask(peer)  # offered twice: its chunks are on their way, or had to wait
@@ -160,6 +156,29 @@ class Intake:
         if header.core.kind != INVENTORY:
             self._held.forget(peer.client)
         self._receive(replace(offer, unasked=0) if taken else offer)
+
+    def take_whole(self, peer: Peer, update: WholeUpdate) -> None:
+        """Take an update that an intake process has received, or Ack a stored one."""
+        header = parse_header(update.blobs[0], max_plain_bytes=self._max_payload_bytes)
+        if self._is_known(peer, update.digest):
+            return
+        self._check_core(peer, header.core)
+        self._line.leave(peer.client)
+        self._held.forget(peer.client)
+        self._forget_abandoned(peer)
+        assembly = Assembly.of_verified(header, update.blobs[3:])
+        self._await_opening(peer, IncomingEnvelope(update.blobs[:3], assembly))
+
+    def _is_known(self, peer: Peer, digest: str) -> bool:
+        """Return True if an update is here already; its answer is sent, or on its way."""
+        if digest in self._pending or digest in self._complete:
+            self._newest[digest] = peer  # the answer is on its way, to the newest peer
+            return True
+        if self._ports.recorded(digest):
+            # The Ack was lost. Its round may be over, and the spool without it: it was in time.
+            self._ports.send(peer, Ack(digest=digest))
+            return True
+        return False
 
     def release(self, digests: Iterable[str]) -> None:
         """Ask for updates that their relay does not add up."""
@@ -278,6 +297,9 @@ class Intake:
             return
         self._end(peer, envelope.digest)
         self._ask(peer)
+        self._await_opening(peer, envelope)
+
+    def _await_opening(self, peer: Peer, envelope: IncomingEnvelope) -> None:
         self._complete.add(envelope.digest)
         self._waiting.append(_Complete(peer, envelope, asyncio.Event()))
         self._opening[peer.client] += 1

@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.trust.keys import PublicKeys
 
-FIRST_LANE = 1 << 48  # numbers of connections that are lanes of relays: others stay far below
+FIRST_LANE = 1 << 62  # numbers of connections that are lanes of relays: others stay far below
 GOODBYE_S = 1.0  # for the reason to arrive before a connection is cut
 
 

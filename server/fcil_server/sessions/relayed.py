@@ -171,6 +171,10 @@ class RelayedLink:
             if (relay := self._kinds.get(conn)) is not None:
                 self._end(relay)  # not when the relay that carries it says so, which may lie
 
+    async def settle_counts(self) -> None:
+        """Wait until `take_counts` has every byte up to now."""
+        await self._link.settle_counts()
+
     def take_counts(self) -> Iterator[Mapping[int, TcpCounts]]:
         """Yield the kernel's counts of real connections; lanes are part of a relay's."""
         return self._link.take_counts()

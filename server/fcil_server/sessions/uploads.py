@@ -50,6 +50,18 @@ class Accepted:
     summed: tuple[Accepted, ...] = ()  # the updates in a relay's sum
 
 
+@dataclass(frozen=True)
+class WholeUpdate:
+    """An update whose header and chunks an intake process has received and verified.
+
+    Attributes:
+        blobs: header, signature, wrap, and all chunks.
+    """
+
+    digest: str
+    blobs: tuple[bytes, ...]
+
+
 class IntakePorts(Protocol):
     """Calls of intake to the run whose uploads it takes."""
 

@@ -1,0 +1,175 @@
+"""The pipe between a server and one of its intake processes: records in order, both ways.
+
+A record is a list whose first element is its kind; on the pipe it is a msgpack array. Both ends
+are the same program of the same user, and the socket has no name, so records are not checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+Record = list[Any]
+READ_BYTES = 1 << 20  # at a time
+MOST_WRITTEN = 64  # records in one system call
+SHARED_BYTES = 32 << 20  # of frames for many clients that both ends remember
+
+
+class ProcessPipe:
+    """One end of a pipe, in an event loop.
+
+    Args:
+        sock: a connected stream socket, owned from now on.
+        take: takes each record.
+        over: called once, when the other end is gone.
+
+    Attributes:
+        waiting_bytes: of records that the other end has not taken yet.
+    """
+
+    def __init__(
+        self, sock: socket.socket, take: Callable[[Record], None], over: Callable[[], None]
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._take = take
+        self._over = over
+        self._loop = asyncio.get_running_loop()
+        # Frames of any size that the link permits, and lists of all members.
+        self._unpacker = msgpack.Unpacker(
+            raw=False, use_list=True, max_buffer_size=0, strict_map_key=False
+        )
+        self._out: deque[memoryview] = deque()
+        self._due: asyncio.Handle | None = None
+        self._writes = False  # waits for room
+        self._reads = True
+        self._closed = False
+        self._emptied = asyncio.Event()
+        self.waiting_bytes = 0
+        self._loop.add_reader(sock, self._read)
+
+    # --- out --------------------------------------------------------------------------------
+
+    def send(self, *record: Any) -> None:
+        """Send a record; what the other end does not take yet, waits."""
+        if self._closed:
+            return
+        packed = msgpack.packb(record, use_bin_type=True)
+        self._out.append(memoryview(packed))
+        self.waiting_bytes += len(packed)
+        self._emptied.clear()
+        if self._due is None and not self._writes:
+            self._due = self._loop.call_soon(self._write)  # with what follows in this turn
+
+    def _write(self) -> None:
+        self._due = None
+        try:
+            while self._out:
+                some = [self._out[i] for i in range(min(len(self._out), MOST_WRITTEN))]
+                self._written(self._sock.sendmsg(some))
+        except BlockingIOError:
+            if not self._writes:
+                self._writes = True
+                self._loop.add_writer(self._sock, self._write)
+            return
+        except OSError:
+            self._end()
+            return
+        if self._writes:
+            self._writes = False
+            self._loop.remove_writer(self._sock)
+        self._emptied.set()
+
+    def _written(self, size: int) -> None:
+        self.waiting_bytes -= size
+        while size:
+            first = self._out[0]
+            if size < len(first):
+                self._out[0] = first[size:]
+                return
+            size -= len(first)
+            self._out.popleft()
+
+    async def emptied(self) -> None:
+        """Wait until nothing waits to be sent."""
+        if self.waiting_bytes and not self._closed:
+            await self._emptied.wait()
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+            return
+        self._unpacker.feed(data)
+        for record in self._unpacker:
+            self._take(record)
+
+    def pause(self) -> None:
+        """Read nothing more until `go_on`; the other end's records wait there."""
+        if self._reads and not self._closed:
+            self._reads = False
+            self._loop.remove_reader(self._sock)
+
+    def go_on(self) -> None:
+        """Read again."""
+        if not self._reads and not self._closed:
+            self._reads = True
+            self._loop.add_reader(self._sock, self._read)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self.close()
+        self._over()
+
+    def close(self) -> None:
+        """Close this end; what waits to be sent is lost."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._emptied.set()
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+
+class SharedFrames:
+    """Frames that both ends of a pipe remember, so that each crosses it once.
+
+    Both ends see the same frames in the same order, and forget the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def use(self, number: int) -> bytes | None:
+        """Return a frame by its number; None: it is not remembered."""
+        found = self._held.get(number)
+        if found is not None:
+            self._held.move_to_end(number)
+        return found
+
+    def keep(self, number: int, frame: bytes) -> None:
+        """Remember a frame; the ones used least recently make room for it."""
+        self._held[number] = frame
+        self._bytes += len(frame)
+        while self._bytes > SHARED_BYTES and len(self._held) > 1:
+            _, oldest = self._held.popitem(last=False)
+            self._bytes -= len(oldest)
