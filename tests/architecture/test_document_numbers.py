@@ -139,7 +139,7 @@ SENTENCES = [
     (PROTOCOL, "| `HANDSHAKE_IVL` | {} s |", [Of(p + "link.zmq_link.HANDSHAKE_MS", 1000)]),
     (PROTOCOL, "| `MAXMSGSIZE` | {} MiB |", [Of(p + "link.zmq_link.MAX_MESSAGE_BYTES", MIB)]),
     (PROTOCOL, "| `SNDHWM` | {} messages |", [Of(p + "link.zmq_link.HIGH_WATER")]),
-    (PROTOCOL, "| server: `BACKLOG` | {} |", [Of(p + "link.zmq_link.BACKLOG")]),
+    (PROTOCOL, "| server: `BACKLOG` | {} |", [Of(p + "link.listeners.BACKLOG")]),
     (PROTOCOL, "chunks of {} KiB together at most.", [Of(p + "envelopes.window.MAX_SPAN_BYTES", KIB)]),
     (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead, or {} MiB.",
      [Of(p + "link.socket_reader.YIELD_EVERY"), Of(p + "link.socket_reader.QUEUE"),

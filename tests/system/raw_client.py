@@ -83,6 +83,8 @@ class RawClient:
             if isinstance(received.message, Welcome):
                 self.channel.peer_nonce = received.message.server_nonce
             message = self.channel.check(received)
+            if isinstance(message, Welcome) and message.session_key:
+                self.channel.agree_as_client(message.session_key)
             if isinstance(message, types):
                 return message
 
@@ -100,6 +102,7 @@ class RawClient:
             self.channel = Channel(self.keys, self.server)
             fields = {
                 "nonce": self.channel.nonce,
+                "session_key": self.channel.session_key,
                 "protocol": fcil_protocol.PROTOCOL_VERSION,
                 "oldest": fcil_protocol.OLDEST_PROTOCOL_VERSION,
                 "package": "0",

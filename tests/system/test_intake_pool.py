@@ -1,11 +1,12 @@
 """A server with intake processes: killed, they cost connections, and no update."""
 
 import os
+import select
 import signal
-from pathlib import Path
 
 import pytest
 
+from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, until_all_hold, write_client
@@ -15,12 +16,13 @@ pytestmark = pytest.mark.processes
 CLIENTS, ROUNDS = "abcd", 3
 
 
+def processes(federation):
+    """Return what the server's status says of its intake processes."""
+    return control_socket.ask(federation.federation, "status")["federation"]["intake"]
+
+
 def intake_pids(federation):
-    """Return the process ids of a server's intake processes."""
-    pid = federation.server.pid
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(p) for t in tasks for p in (t / "children").read_text().split()]
-    return [p for p in children if b"intake_pool" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [one["pid"] for one in processes(federation) if one["pid"]]
 
 
 def join_all(federation, tmp_path, extra=()):
@@ -61,6 +63,8 @@ def test_a_run_goes_through_intake_processes_that_end_with_the_server(tmp_path):
         assert len(pids) == 3
         join_all(federation, tmp_path)
         federation.until("run_done")
+        # Each update of each round has gone through a process.
+        assert sum(one["updates"] for one in processes(federation)) >= ROUNDS * len(CLIENTS)
         federation.server.kill()
         federation.server.wait()
         for pid in pids:
@@ -74,8 +78,6 @@ def until_gone(pid):
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    import select
-
     assert select.select([handle], [], [], 30)[0], f"process {pid} outlives its server"
     os.close(handle)
 

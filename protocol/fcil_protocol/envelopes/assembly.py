@@ -181,6 +181,10 @@ class Assembly:
         """True if every chunk is stored."""
         return self.received_bytes == self.header.sealed_bytes
 
+    def in_memory(self) -> dict[int, bytes]:
+        """Return the stored chunks by index; none of an envelope in a file."""
+        return dict(self._memory)
+
     def chunks(self) -> Iterator[bytes]:
         """Yield all chunks in order; only when complete.
 

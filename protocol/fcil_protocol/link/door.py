@@ -24,6 +24,7 @@ _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # at level SOL_SOCKET (asm-generic/sock
 # A packet filter of one instruction, "accept 0 bytes" (linux/filter.h: code, jt, jf, k). The buffer
 # lasts: the kernel reads it when it is attached.
 _NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
+_NO_VALUE = struct.pack("@i", 0)
 _PROGRAM = struct.pack("@HP", 1, ctypes.addressof(_NOTHING))
 
 
@@ -58,6 +59,8 @@ class Door:
         """Guard the socket that listens on a descriptor."""
         self.close()
         self._listener = duplicate_socket(fd)
+        if self._listener is not None:  # an earlier process may have shut it
+            self._filter(_DETACH_FILTER, _NO_VALUE)
 
     def shut_if_crowded(self) -> None:
         """Shut the door if too few descriptors are free now."""
@@ -67,7 +70,7 @@ class Door:
     def open_if_room(self) -> None:
         """Let connections in again once there are descriptors for some."""
         if self.is_shut and self._lowest_free() < self._opens_at:
-            self.is_shut = not self._filter(_DETACH_FILTER, struct.pack("@i", 0))
+            self.is_shut = not self._filter(_DETACH_FILTER, _NO_VALUE)
 
     def _lowest_free(self) -> int:
         """Return the number that the next descriptor gets: the lowest that is free."""

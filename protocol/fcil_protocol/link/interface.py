@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from fcil_protocol.errors import FcilError
 from fcil_protocol.link.tcp_info import TcpCounts
 
 
@@ -34,6 +34,40 @@ class SharedFrame(bytes):
     held: object = None
 
 
+_K = TypeVar("_K", bound=Hashable)
+
+
+class SharedFrames(Generic[_K]):
+    """Frames by name; the ones used least recently make room for new ones.
+
+    Two of them that see the same calls in the same order remember the same frames.
+
+    Args:
+        most_bytes: of all frames together, except the newest.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[_K, SharedFrame] = OrderedDict()
+        self._bytes = 0
+
+    def use(self, name: _K) -> SharedFrame | None:
+        """Return a frame by its name; None: it is not remembered."""
+        found = self._held.get(name)
+        if found is not None:
+            self._held.move_to_end(name)
+        return found
+
+    def keep(self, name: _K, frame: SharedFrame) -> SharedFrame:
+        """Remember a new frame, and return it."""
+        self._held[name] = frame
+        self._bytes += len(frame)
+        while self._bytes > self._most_bytes and len(self._held) > 1:
+            _, oldest = self._held.popitem(last=False)
+            self._bytes -= len(oldest)
+        return frame
+
+
 HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
 HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
 COME_AGAIN = "come_again"  # reason of a refused link: this key may pass, but not now
@@ -52,9 +86,6 @@ class Incoming:
         conn: number of the connection, unique for the life of the server.
         key: CURVE public key that authenticated the connection (32 bytes).
         relayed: a relay authenticated that key and forwards the messages.
-        update: digest of an update that arrived whole at an intake process, and was verified there;
-            the frames are its header, signature, wrap and chunks, or nothing but a fault.
-        fault: the error of such an update.
     """
 
     route: bytes
@@ -62,8 +93,6 @@ class Incoming:
     key: bytes
     frames: tuple[bytes, ...] = ()
     relayed: bool = False
-    update: str | None = None
-    fault: FcilError | None = None
 
 
 class ServerLink(Protocol):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+import sys
 
 from fcil_protocol.errors import LinkError, PortInUse
+from fcil_protocol.link.door import spare_descriptors
 
-BACKLOG = 1024  # connections that wait to be accepted, for each socket
+BACKLOG = 1024  # connections that wait to be accepted
 
 
-def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """Return sockets that listen on the same port; port 0 takes a free one.
+def open_listeners(host: str, port: int, count: int) -> tuple[list[socket.socket], socket.socket]:
+    """Return sockets that listen on the same port, and one that claims it; port 0: a free one.
 
     A new connection goes to one of them, by a hash of its two addresses. One whose process has
-    ended keeps its share waiting until another process accepts from it.
+    ended keeps its share waiting until another process accepts from it. The claim, as long as it is
+    open, keeps another server that shares a port from taking a part of the clients.
 
     Raises:
         PortInUse: another program listens there.
@@ -25,28 +29,43 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
             "this system cannot divide the connections of a port among processes.",
             action="Set federation.intake = 0.",
         )
-    sockets: list[socket.socket] = []
-    try:
-        # By itself the first: two programs could share a port otherwise, and each get a part.
-        with _bound(host, port) as alone:
-            port = alone.getsockname()[1]
-        while len(sockets) < count:
-            sockets += [_bound(host, port, shared=True)]
-        for sock in sockets:
-            sock.listen(BACKLOG)
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"port {port} on {host} is in use by another program.",
-                action=PortInUse.default_action(),
+    with contextlib.ExitStack() as ends:
+        try:
+            with _bound(host, port) as alone:  # not shared: no other program has the port
+                port = alone.getsockname()[1]
+                claim = ends.enter_context(_claim(host, port))
+            sockets = [ends.enter_context(_bound(host, port, shared=True)) for _ in range(count)]
+            for sock in sockets:
+                sock.listen(backlog())
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(
+                    f"port {port} on {host} is in use by another program.",
+                    action=PortInUse.default_action(),
+                ) from error
+            raise LinkError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}.",
+                action="Set `[federation] listen` to an address of this machine.",
             ) from error
-        raise LinkError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}.",
-            action="Set `[federation] listen` to an address of this machine.",
-        ) from error
-    return sockets
+        ends.pop_all()
+    return sockets, claim
+
+
+def _claim(host: str, port: int) -> socket.socket:
+    """Return a socket of a name that no second one can have; on Linux, like ports, of a network."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        if sys.platform == "linux":
+            claim.bind(f"\0fcil-intake-{port}-{host}"[:100])
+    except BaseException:
+        claim.close()
+        raise
+    return claim
+
+
+def backlog() -> int:
+    """Return how many connections may wait to be accepted: they are, even when the door is shut."""
+    return min(BACKLOG, spare_descriptors() // 4)
 
 
 def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:

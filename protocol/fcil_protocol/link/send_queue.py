@@ -1,6 +1,6 @@
-"""Messages for one relay: what its socket does not take at once waits, in order.
+"""Messages for one connection: those that its socket does not take at once wait, in order.
 
-Many clients share that socket, which holds a few hundred messages.
+Many clients share a relay's connection, whose socket holds a few hundred messages.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ class SendQueue:
 
     Args:
         send: sends a message; False if the socket has no room for it now.
+        most_bytes: of messages that wait, about; the default is for a relay.
 
     Attributes:
         bytes: of the messages that wait.
+        most_bytes: may be changed.
     """
 
-    def __init__(self, send: Callable[[Message], bool]) -> None:
+    def __init__(self, send: Callable[[Message], bool], most_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._send = send
+        self.most_bytes = most_bytes
         self._messages: deque[Message] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.bytes = 0
@@ -39,7 +42,7 @@ class SendQueue:
     @property
     def full(self) -> bool:
         """True if the queue is so long that its reader must have stopped reading."""
-        return self.bytes > MAX_QUEUED_BYTES or len(self._messages) >= MAX_QUEUED_MESSAGES
+        return self.bytes > self.most_bytes or len(self._messages) >= MAX_QUEUED_MESSAGES
 
     def send_now(self, message: Message) -> bool:
         """Send a message if none waits; False if that is not possible now."""

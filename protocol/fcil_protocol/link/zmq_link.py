@@ -37,6 +37,7 @@ from fcil_protocol.link.interface import (
     frame_wire_bytes,
     wire_bytes,
 )
+from fcil_protocol.link.listeners import backlog
 from fcil_protocol.link.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
 from fcil_protocol.link.tcp_info import TcpCounts, shut_down
 from fcil_protocol.link.unread_watch import UnreadWatch, WatchedConnection
@@ -58,7 +59,6 @@ __all__ = [
 MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
 MEMBER_BYTES = 4 << 20  # unread bytes of a peer allowed beyond its requested data: a message
 HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real queues far below
-BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
 _NOT_NOW = 500  # of the gate: this key may pass, but not now
 CROWDED = (
@@ -146,8 +146,7 @@ class Router:
         self._gate = Gate(self._context, admit, self._heard, self._watches, numbers)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
-        # They are accepted even when the door is shut.
-        self._socket.setsockopt(zmq.BACKLOG, min(BACKLOG, spare // 4))
+        self._socket.setsockopt(zmq.BACKLOG, backlog())
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)

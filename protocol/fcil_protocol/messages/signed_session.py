@@ -35,6 +35,7 @@ from fcil_protocol.trust.session_keys import (
 )
 
 PURPOSE = "message"
+TAG_BYTES = 8  # of a session that was handed over; in place of a signature, which is longer
 _OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: the peer's is unknown yet
 _ALWAYS_SIGNED = (*_OPENERS, Welcome, Rotate)  # who one is: a MAC shows that only in its session
 
@@ -63,7 +64,7 @@ class Channel:
         self._heard = 0
         self._mine = self._theirs = b""  # the keys of MACs, once the session has some
         self._peer_has_them = False
-        self._handed = False
+        self._tag = b""  # of a session that was handed over
 
     @cached_property
     def _own(self) -> KeyAgreement:
@@ -107,11 +108,17 @@ class Channel:
     def hand_over(self) -> HandedSession:
         """Return what another process needs to authenticate this session's messages from now on.
 
-        What `frames` makes then has no MAC, and `HandedSession.stamp` gives it one.
+        What `frames` makes then has the session's tag in place of a number and a MAC, which
+        `HandedSession.stamp` gives it.
         """
         assert self._peer_has_them, "its messages carry a MAC"
-        self._handed = True
-        return HandedSession(self._mine, self._theirs, self._sent, self._heard, self.raw_digests)
+        self._tag = os.urandom(TAG_BYTES)
+        keys = self._mine, self._theirs
+        return HandedSession(self._tag, *keys, self._sent, self._heard, self.raw_digests)
+
+    def note_heard(self, seq: int) -> None:
+        """Refuse messages up to this number: another process has taken that one."""
+        self._heard = max(self._heard, seq)
 
     def trust(self, peer: PublicKeys) -> None:
         """Accept the peer's keys from a certificate that was just verified."""
@@ -119,8 +126,9 @@ class Channel:
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
         """Stamp, authenticate and encode a message."""
-        if self._handed or not message.signed:
-            return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
+        if self._tag or not message.signed:
+            tag = self._tag if message.signed else b""
+            return [encode(message, raw_digests=self.raw_digests), tag, *blobs]
         self._sent += 1
         if self._peer_has_them and not isinstance(message, _ALWAYS_SIGNED):
             stamped = message.model_copy(update={"seq": self._sent})
@@ -165,11 +173,13 @@ class HandedSession:
     a MAC to those of both.
 
     Attributes:
+        tag: in the server's messages of this session.
         mine, theirs: the keys of MACs, of this side and of the client.
         sent, heard: the newest number of a message, each way.
         raw_digests: the client reads digests as bytes.
     """
 
+    tag: bytes
     mine: bytes = field(repr=False)
     theirs: bytes = field(repr=False)
     sent: int
@@ -177,11 +187,9 @@ class HandedSession:
     raw_digests: bool
 
     def stamp(self, frames: Sequence[bytes]) -> list[bytes]:
-        """Number and authenticate a message that the server encoded; a chunk needs neither."""
-        body = numbered(frames[0], self.sent + 1)
-        if body is None:
-            return list(frames)
+        """Number and authenticate a message that the server has encoded."""
         self.sent += 1
+        body = numbered(frames[0], self.sent)
         return [body, mac_of(self.mine, body), *frames[2:]]
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:

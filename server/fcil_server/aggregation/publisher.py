@@ -30,7 +30,7 @@ from fcil_protocol.envelopes.stored_envelope import Body
 from fcil_protocol.envelopes.transfer import OBJECT_BYTES, Sender, granted
 from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId, sha256_of
-from fcil_protocol.link.interface import SharedFrame
+from fcil_protocol.link.interface import SharedFrame, SharedFrames
 from fcil_protocol.messages.messages import PartRef, Parts, Want
 from fcil_protocol.payloads.builtin import REGISTRY
 from fcil_protocol.payloads.payload import pieces
@@ -104,8 +104,7 @@ class Publisher:
         self._tidying: asyncio.Task[None] | None = None  # a task that is not held may vanish
         self._cache: OrderedDict[str, _CachedPart] = OrderedDict()
         self._cached_bytes = 0
-        self._shared: OrderedDict[tuple[str, range], SharedFrame] = OrderedDict()
-        self._shared_bytes = 0
+        self._shared = SharedFrames[tuple[str, range]](SHARED_BYTES)
         self._tensor_bytes: dict[str, int] = {}
         # The one private part that a client may fetch: of the rounds' state, and of another one.
         self._private: dict[ClientId, str] = {}
@@ -169,12 +168,18 @@ class Publisher:
         """Return the parts of the rounds' state that intake processes give clients."""
         found = []
         for digest in sorted(self._of_round):
-            part = self._find(digest) if self.public_size(digest) <= PART_BYTES else None
-            if part is not None and (self._objects is None or not self._objects.url(digest)):
+            if not 0 < self.public_size(digest) <= PART_BYTES or self._url(digest):
+                continue
+            part = self._find(digest) if self._intact(digest) else None
+            if part is not None and not part.private:
                 stored = part.stored
-                small = (part.header, stored.header, stored.signature, part.key)
-                found.append(SmallPart(*small, bytes(stored.body)))
+                head = (part.header, stored.header, stored.signature, part.key)
+                found.append(SmallPart(*head, bytes(stored.body)))
         return found
+
+    def _url(self, digest: str) -> str:
+        """Return the address of a part in the object store; empty: it is not there."""
+        return "" if self._objects is None else self._objects.url(digest)
 
     def public_size(self, digest: str) -> int:
         """Return the sealed bytes of a recent part for all clients; 0: it is none."""
@@ -330,8 +335,7 @@ class Publisher:
         stored, header = part.stored, part.header
         if want.header:
             wrap = wrap_key(part.key, stored.header, peer.keys)
-            objects = None if peer.relayed else self._objects  # its relay fetches it once for all
-            url = objects.url(want.digest) if objects is not None else ""
+            url = "" if peer.relayed else self._url(want.digest)  # its relay fetches it for all
             head = Parts(digest=want.digest, url=url)
             if not self._send(peer, head, stored.header, stored.signature, wrap):
                 return
@@ -349,13 +353,7 @@ class Publisher:
         Thousands of clients that fetch a part together must not fill the memory with its copies.
         """
         name = (part.header.update_id, run)
-        found = self._shared.get(name)
-        if found is not None:
-            self._shared.move_to_end(name)
-            return found
-        made = self._shared[name] = SharedFrame(part.stored.view(run))
-        self._shared_bytes += len(made)
-        while self._shared_bytes > SHARED_BYTES and len(self._shared) > 1:
-            _, oldest = self._shared.popitem(last=False)
-            self._shared_bytes -= len(oldest)
-        return made
+        found = self._shared.use(name)
+        if found is None:
+            found = self._shared.keep(name, SharedFrame(part.stored.view(run)))
+        return found

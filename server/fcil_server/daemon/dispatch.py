@@ -42,8 +42,9 @@ from fcil_server.event_loop import Yielder
 from fcil_server.sessions import handshake
 from fcil_server.sessions.guests import Guests
 from fcil_server.sessions.inbox import Inbox
+from fcil_server.sessions.intake_pool.pool import PassedOn
 from fcil_server.sessions.peers import Peer
-from fcil_server.sessions.uploads import WholeUpdate
+from fcil_server.sessions.uploads import ReceivedUpdate
 
 MOST_ATTEMPTS = 4  # at a part, of which a client reports bytes
 MOST_REPORTED = 64  # parts of a session of which these bytes are remembered
@@ -82,6 +83,7 @@ class Dispatch:
         yielder = Yielder()
         while True:
             await yielder.yield_if_long()
+            await self._context.intake.has_room()
             incoming = await self._context.link.recv()
             try:
                 self._take(incoming)
@@ -93,7 +95,7 @@ class Dispatch:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
-        if incoming.update is not None:
+        if isinstance(incoming, PassedOn) and incoming.update is not None:
             self._take_update(incoming, incoming.update)
             return
         if guests.was_answered(incoming):
@@ -110,6 +112,8 @@ class Dispatch:
         peer = context.peers.by_conn(incoming.conn)
         if peer is None:
             raise WireError("a session begins with a Hello.")
+        if isinstance(incoming, PassedOn):
+            peer.channel.note_heard(incoming.heard)
         message = peer.channel.check(received)
         context.byte_meter.received(peer.client, message, incoming.frames)
         digest = getattr(message, "digest", "")
@@ -118,14 +122,16 @@ class Dispatch:
         except FcilError as error:
             self._turn_down(peer, digest, error)
 
-    def _take_update(self, incoming: Incoming, digest: str) -> None:
+    def _take_update(self, incoming: PassedOn, digest: str) -> None:
         """Take an update, or the fault of one, that an intake process has received."""
         peer = self._context.peers.by_conn(incoming.conn)
         if peer is None:
             return  # its session has ended, and it offers the update again in the next
-        if incoming.fault is None:
-            update = WholeUpdate(digest, incoming.frames)
-            self._inbox.put(peer, update, update)
+        if incoming.chunks is not None:
+            update = ReceivedUpdate(digest, incoming.frames)
+            self._context.intake.keep_partial(peer, update, incoming.chunks)
+        elif incoming.fault is None:
+            self._inbox.put(peer, ReceivedUpdate(digest, incoming.frames))
         elif digest:
             self._turn_down(peer, digest, incoming.fault)
         else:  # its chunk is requested again
@@ -139,7 +145,7 @@ class Dispatch:
     def _handle(self, peer: Peer, received: Received, message: Message) -> None:
         match message:
             case Update() | Chunk():
-                self._inbox.put(peer, received, message)
+                self._inbox.put(peer, received)
             case Want():
                 self._context.run.publisher.serve(peer, message, self._credit)
             case Fetched():
@@ -166,7 +172,7 @@ class Dispatch:
             if isinstance(message, Release):
                 self._context.intake.release(message.digests)
             else:
-                self._inbox.put(peer, received, message)
+                self._inbox.put(peer, received)
         except FcilError as error:
             self._turn_down(peer, "", error)
 

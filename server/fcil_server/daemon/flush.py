@@ -90,5 +90,4 @@ class LedgerFlusher:
         """Write all pending records."""
         await self.wait_until_settled()
         self._keep_remaining()
-        await self._context.byte_meter.settle()
-        self._context.byte_meter.flush()
+        await self._context.byte_meter.flush_settled()

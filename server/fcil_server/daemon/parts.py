@@ -97,8 +97,7 @@ class ServerPorts(RunPorts):
 
     async def flush_bytes(self) -> None:
         await self.parts().flusher.wait_until_settled()
-        await self.parts().context.byte_meter.settle()
-        self.parts().context.byte_meter.flush()
+        await self.parts().context.byte_meter.flush_settled()
 
     def announced(self, peer: Peer) -> None:
         self.parts().cut_offs.count_needless(peer.client, ANNOUNCED)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fcil_protocol.errors import ConfigError
 
+MOST_INTAKE = 16  # processes that accept clients: the number of a connection names its process
 DEFAULT_METRICS = "127.0.0.1:9464"  # the same port as OpenTelemetry's exporters
 DEFAULT_PAGE = "127.0.0.1:7780"
 DEFAULT_API = "127.0.0.1:7790"

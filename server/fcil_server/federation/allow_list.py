@@ -32,6 +32,7 @@ RELAY_BYTES = max(TOTAL_BYTES, MIN_WINDOW_BYTES * MAX_BEHIND)  # of unread bytes
 USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may be lost
 
 Watch = Callable[..., None]
+Lists = tuple[Sequence[bytes], Mapping[bytes, float], Sequence[bytes], Sequence[bytes]]
 
 
 @dataclass
@@ -92,14 +93,25 @@ class AllowList:
         self._corner = _GuestHandshakes(former, LONGEST_S)
 
     def watch(self, watch: Watch | None) -> None:
-        """Tell of every change from now on: the name of its method here, and the arguments."""
+        """Call this at every change from now on, with the arguments of `repeat`."""
         self._watch = watch
 
-    def lists(self) -> tuple[Sequence[bytes], Mapping[bytes, float], Sequence[bytes]]:
+    def repeat(self, change: str, *arguments: Any) -> None:
+        """Make a change of another list, as its `watch` gets it."""
+        changes: dict[str, Callable[..., None]] = {
+            "admit": self.admit,
+            "replace": self.replace,
+            "invite": self.invite,
+            "explain": self.explain,
+            "forget": self.forget,
+        }
+        changes[change](*arguments)
+
+    def lists(self) -> Lists:
         """Return the arguments of a `replace` that makes another list the same as this one."""
         now = self._clock()
         left = {key: until - now for key, until in self._newcomers.items() if until > now}
-        return [*self._members], left, [*self._former]
+        return [*self._members], left, [*self._former], [*self._relays]
 
     def _changed(self, name: str, *arguments: Any) -> None:
         if self._watch is not None:

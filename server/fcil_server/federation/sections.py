@@ -10,7 +10,7 @@ from fcil_adapters.contract.averaging import AveragingRule
 from fcil_adapters.contract.backbone_info import MOST_PIXELS
 from fcil_adapters.contract.half_precision import WEIGHTS, read_half
 from fcil_protocol.messages.messages import PrivacyTerms
-from fcil_server.federation.addresses import TlsFiles, split_address
+from fcil_server.federation.addresses import MOST_INTAKE, TlsFiles, split_address
 
 
 class Section(BaseModel):
@@ -34,7 +34,7 @@ class FederationSection(Section):
     intake: int = Field(
         0,
         ge=0,
-        le=16,
+        le=MOST_INTAKE,
         description="processes that hold the clients' connections (docs/sizing.md); 0: the server "
         "itself does",
     )

@@ -30,7 +30,7 @@ _K = TypeVar("_K")
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
 
-async def _settled() -> None:
+async def _at_once() -> None:
     """Wait for nothing."""
 
 
@@ -55,18 +55,19 @@ class ByteMeter:
         run: RunId,
         *,
         kernel: Callable[[], Iterable[Mapping[int, TcpCounts]]] = tuple,
-        settle: Callable[[], Awaitable[None]] = _settled,
+        settle: Callable[[], Awaitable[None]] = _at_once,
         elsewhere: Callable[[], Iterable[Flow]] = tuple,
         tensor_bytes: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._ledger = ledger
         self._run = run
         self._kernel = kernel
-        self.settle = settle
+        self._settle = settle
         self._elsewhere = elsewhere
         self._tensor_bytes = tensor_bytes
         self._clients: dict[int, ClientId] = {}  # connection -> its client
-        self._left: set[int] = set()  # connections to forget after their last count
+        self._left: set[int] = set()  # connections that have ended since the last settlement
+        self._ended: set[int] = set()  # and before: forgotten after their last count
         self._tcp: dict[tuple[RoundKey | None, ClientId | None], TcpCounts] = {}
         self._flows: dict[_Flow, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         self.round_key: RoundKey | None = None
@@ -75,7 +76,7 @@ class ByteMeter:
     async def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
         """Charge bytes to this round from now on; other tasks have their turn meanwhile."""
         turns = Yielder()
-        await self.settle()
+        await self._settled()
         for _ in self._asked_kernel():
             await turns.yield_if_long()
         self.round_key, self.new_parts = key, new_parts
@@ -120,7 +121,7 @@ class ByteMeter:
 
         A few connections in each step. What a step finds belongs to the round of its moment.
         """
-        left, self._left = self._left, set()
+        ended, self._ended = self._ended, set()
         for few in batched(list(self._elsewhere()), STEP):
             for flow in few:
                 self._add_flow(*flow)
@@ -131,8 +132,14 @@ class ByteMeter:
                 known = self._tcp.get(key)
                 self._tcp[key] = counts if known is None else known + counts
             yield
-        for conn in left:
+        for conn in ended:
             self._clients.pop(conn, None)
+
+    async def _settled(self) -> None:
+        """Wait until the counts include every byte up to now."""
+        left, self._left = self._left, set()
+        await self._settle()
+        self._ended |= left
 
     def _add_flow(self, conn: int, about: str, sent: bool, parts: int, *sizes: int) -> None:
         """Count what an intake process has sent to a client, or received from it."""
@@ -171,8 +178,15 @@ class ByteMeter:
         flow[2] += sum(len(f) for f in frames)
         flow[3] += wire_bytes(frames)
 
+    async def flush_settled(self) -> None:
+        """Write all counts up to now, those of other processes too."""
+        await self._settled()
+        self.flush()
+
     def flush(self) -> None:
         """Write all counts to the ledger; those that fail are written the next time."""
+        left, self._left = self._left, set()
+        self._ended |= left
         for _ in self._asked_kernel():
             pass
         for _ in self._written():
@@ -183,7 +197,7 @@ class ByteMeter:
 
         Returns the seconds that the work itself took.
         """
-        await self.settle()
+        await self._settled()
         turns, busy_s, began = Yielder(), 0.0, time.perf_counter()
         for _ in chain(self._asked_kernel(), self._written()):
             busy_s += time.perf_counter() - began

@@ -18,9 +18,9 @@ from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, Update
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
-from fcil_server.sessions.uploads import WholeUpdate
+from fcil_server.sessions.uploads import ReceivedUpdate
 
-Upload = Update | Chunk | WholeUpdate
+Upload = Received | ReceivedUpdate
 MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 
 
@@ -28,7 +28,7 @@ MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 class _WaitingMessages:
     """Waiting messages of one client, the oldest first."""
 
-    messages: deque[tuple[Peer, Received | WholeUpdate, Upload]] = field(default_factory=deque)
+    messages: deque[tuple[Peer, Upload]] = field(default_factory=deque)
     size: int = 0
     due: bool = False  # the next message is about to be taken
 
@@ -62,26 +62,26 @@ class Inbox:
         self._held: dict[ClientId, _WaitingMessages] = {}
         intake.room = self.process_waiting
 
-    def put(self, peer: Peer, received: Received | WholeUpdate, message: Upload) -> None:
+    def put(self, peer: Peer, upload: Upload) -> None:
         """Take an update's header, some of its chunks, or all of it, now or in its turn."""
         held = self._held.get(peer.client)
         if held is None:
             if not self._intake.is_busy(peer.client):
-                self._take(peer, received, message)
+                self._take(peer, upload)
                 return
             held = self._held[peer.client] = _WaitingMessages()
-        held.messages.append((peer, received, message))
-        held.size += _size(received)
+        held.messages.append((peer, upload))
+        held.size += _size(upload)
         if held.size > self._most_bytes:
             self._shed(held, peer)
 
     def _shed(self, held: _WaitingMessages, peer: Peer) -> None:
         """Drop messages of ended sessions; if that is too little, of this one too."""
-        if sum(_size(r) for p, r, _ in held.messages if self._alive(p)) > self._most_bytes:
+        if sum(_size(u) for p, u in held.messages if self._alive(p)) > self._most_bytes:
             self._cut(peer)
             held.messages.clear()
         held.messages = deque(one for one in held.messages if self._alive(one[0]))
-        held.size = sum(_size(received) for _, received, _ in held.messages)
+        held.size = sum(_size(upload) for _, upload in held.messages)
 
     def process_waiting(self, client: ClientId) -> None:
         """Take a client's waiting messages, one in each turn of the loop."""
@@ -95,28 +95,29 @@ class Inbox:
         if self._intake.is_busy(client):
             return  # intake calls again
         if held.messages:
-            peer, received, message = held.messages.popleft()
-            held.size -= _size(received)
+            peer, upload = held.messages.popleft()
+            held.size -= _size(upload)
             if self._alive(peer):
-                self._take(peer, received, message)
+                self._take(peer, upload)
         if held.messages:
             self.process_waiting(client)
         else:
             del self._held[client]
 
-    def _take(self, peer: Peer, received: Received | WholeUpdate, message: Upload) -> None:
+    def _take(self, peer: Peer, upload: Upload) -> None:
+        message = upload if isinstance(upload, ReceivedUpdate) else upload.message
         try:
-            if isinstance(received, WholeUpdate):
-                self._intake.take_whole(peer, received)
+            if isinstance(upload, ReceivedUpdate):
+                self._intake.take_whole(peer, upload)
             elif isinstance(message, Chunk):
-                self._intake.chunk(peer, received, message)
-            elif peer.ready and isinstance(message, Update):
-                self._intake.offer(peer, received, message)
+                self._intake.chunk(peer, upload, message)
+            elif isinstance(message, Update) and peer.ready:
+                self._intake.offer(peer, upload, message)
             else:
                 raise WireError("updates come after a Welcome that says ready.")
         except Exception as error:
-            self._refuse(peer, message.digest, as_fcil_error(error))
+            self._refuse(peer, getattr(message, "digest", ""), as_fcil_error(error))
 
 
-def _size(received: Received | WholeUpdate) -> int:
-    return MESSAGE_BYTES + sum(map(len, received.blobs))
+def _size(upload: Upload) -> int:
+    return MESSAGE_BYTES + sum(map(len, upload.blobs))

@@ -57,7 +57,7 @@ from fcil_server.event_loop import Yielder
 from fcil_server.sessions.held_offers import HeldOffers, summed
 from fcil_server.sessions.offers import OfferLine, UploadOffer
 from fcil_server.sessions.peers import Peer
-from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts, WholeUpdate
+from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts, ReceivedUpdate
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
@@ -65,6 +65,7 @@ MAX_UPLOADS = 4  # envelopes of one client under way
 MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then its next ones wait
 OPENED_BYTES = 4 << 20  # envelopes that are opened in one visit to the thread, all together
 MAX_OPENED = 16  # of them, however small: the first one waits for the last
+WHOLE_BYTES = 32 << 20  # of updates that arrived whole and wait; then no message is read
 MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
 MAX_COMMIT = 8  # of them in one transaction: the loop does nothing else meanwhile
 
@@ -76,6 +77,7 @@ class _Complete:
     peer: Peer
     envelope: IncomingEnvelope
     over: asyncio.Event  # set once it is in the spool, or refused
+    whole: bool  # it arrived so, and not chunk by chunk
 
 
 class Intake:
@@ -119,6 +121,8 @@ class Intake:
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
+        self._whole_bytes = 0  # of `_waiting`, those that arrived whole
+        self._opened = asyncio.Event()
         self.room: Callable[[ClientId], None] = lambda _: None
         self._batch: list[tuple[Peer, Accepted]] = []
         self._pending: set[str] = set()  # in the spool, not yet acknowledged
@@ -157,7 +161,13 @@ class Intake:
             self._held.forget(peer.client)
         self._receive(replace(offer, unasked=0) if taken else offer)
 
-    def take_whole(self, peer: Peer, update: WholeUpdate) -> None:
+    async def has_room(self) -> None:
+        """Wait while updates that arrived whole fill the memory until they are opened."""
+        while self._whole_bytes > WHOLE_BYTES:
+            self._opened.clear()
+            await self._opened.wait()
+
+    def take_whole(self, peer: Peer, update: ReceivedUpdate) -> None:
         """Take an update that an intake process has received, or Ack a stored one."""
         header = parse_header(update.blobs[0], max_plain_bytes=self._max_payload_bytes)
         if self._is_known(peer, update.digest):
@@ -167,7 +177,19 @@ class Intake:
         self._held.forget(peer.client)
         self._forget_abandoned(peer)
         assembly = Assembly.of_verified(header, update.blobs[3:])
-        self._await_opening(peer, IncomingEnvelope(update.blobs[:3], assembly))
+        self._whole_bytes += header.sealed_bytes
+        self._await_opening(peer, IncomingEnvelope(update.blobs[:3], assembly), whole=True)
+
+    def keep_partial(self, peer: Peer, update: ReceivedUpdate, indices: Sequence[int]) -> None:
+        """Keep chunks of an update whose connection has ended; its client sends the others."""
+        header = parse_header(update.blobs[0], max_plain_bytes=self._max_payload_bytes)
+        digest = update.digest
+        if digest in self._pending or digest in self._complete or self._ports.recorded(digest):
+            return
+        self._check_core(peer, header.core)
+        assembly = self.arriving.take(peer.client, header)
+        for index, chunk in zip(indices, update.blobs[3:], strict=True):
+            assembly.put(index, chunk)
 
     def _is_known(self, peer: Peer, digest: str) -> bool:
         """Return True if an update is here already; its answer is sent, or on its way."""
@@ -299,9 +321,11 @@ class Intake:
         self._ask(peer)
         self._await_opening(peer, envelope)
 
-    def _await_opening(self, peer: Peer, envelope: IncomingEnvelope) -> None:
+    def _await_opening(
+        self, peer: Peer, envelope: IncomingEnvelope, *, whole: bool = False
+    ) -> None:
         self._complete.add(envelope.digest)
-        self._waiting.append(_Complete(peer, envelope, asyncio.Event()))
+        self._waiting.append(_Complete(peer, envelope, asyncio.Event(), whole))
         self._opening[peer.client] += 1
         if self._opener is None or self._opener.done():
             self._opener = asyncio.get_running_loop().create_task(self._open_all())
@@ -336,6 +360,9 @@ class Intake:
                 self._turn_down(one.peer, digest, as_fcil_error(error))
             finally:
                 self._waiting.popleft()
+                if one.whole:
+                    self._whole_bytes -= one.envelope.header.sealed_bytes
+                    self._opened.set()
                 self._complete.discard(digest)
                 with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
                     self.arriving.drop(one.peer.client, digest)

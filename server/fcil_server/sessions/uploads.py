@@ -51,11 +51,11 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class WholeUpdate:
+class ReceivedUpdate:
     """An update whose header and chunks an intake process has received and verified.
 
     Attributes:
-        blobs: header, signature, wrap, and all chunks.
+        blobs: header, signature, wrap, and chunks.
     """
 
     digest: str

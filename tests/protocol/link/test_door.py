@@ -83,6 +83,17 @@ def test_it_is_shut_while_few_are_left_and_who_waited_gets_in_then(door, listene
         assert is_in(waiting, timeout=60)  # its system tries again
 
 
+def test_a_door_that_an_ended_process_has_shut_is_open_for_the_next(door, listener):
+    with taken(20):
+        door.shut_if_crowded()
+        assert door.is_shut
+    following = Door(32)
+    following.guard(listener.fileno())
+    with knock(listener) as sock:
+        assert is_in(sock)
+    following.close()
+
+
 def test_a_connection_that_was_in_before_goes_on(door, listener):
     with knock(listener) as near, contextlib.closing(listener.accept()[0]) as far, taken(20):
         door.shut_if_crowded()

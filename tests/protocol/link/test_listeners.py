@@ -16,13 +16,13 @@ def close(sockets):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "localhost"])
 def test_all_listen_on_one_port(host):
-    sockets = open_listeners(host, 0, 3)
+    sockets, claim = open_listeners(host, 0, 3)
     assert len({sock.getsockname()[1] for sock in sockets}) == 1
-    close(sockets)
+    close([*sockets, claim])
 
 
 def test_connections_are_divided_among_them():
-    sockets = open_listeners("127.0.0.1", 0, 2)
+    sockets, claim = open_listeners("127.0.0.1", 0, 2)
     port = sockets[0].getsockname()[1]
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
     shares = [0, 0]
@@ -31,17 +31,20 @@ def test_connections_are_divided_among_them():
             sock.accept()[0].close()
             shares[sockets.index(sock)] += 1
     assert all(shares)  # by chance not: once in 2^63
-    close([*clients, *sockets])
+    close([*clients, *sockets, claim])
 
 
 def test_a_port_in_use_is_refused_also_if_it_is_shared():
-    sockets = open_listeners("127.0.0.1", 0, 2)
+    sockets, claim = open_listeners("127.0.0.1", 0, 2)
     port = sockets[0].getsockname()[1]
     with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
         open_listeners("127.0.0.1", port, 2)
     close(sockets)
-    again = open_listeners("127.0.0.1", port, 1)  # free at once
-    close(again)
+    with pytest.raises(PortInUse):  # claimed
+        open_listeners("127.0.0.1", port, 2)
+    claim.close()
+    again, claim = open_listeners("127.0.0.1", port, 1)  # free at once
+    close([*again, claim])
 
 
 def test_an_address_of_another_machine_is_refused():

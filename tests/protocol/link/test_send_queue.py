@@ -77,12 +77,11 @@ def test_what_waits_is_sent_by_itself_once_there_is_room(monkeypatch):
     ("size", "count"), [(60, 2), (0, 3)], ids=["full of bytes", "full of messages"]
 )
 def test_it_is_full_of_bytes_or_of_messages(monkeypatch, size, count):
-    monkeypatch.setattr(send_queue, "MAX_QUEUED_BYTES", 100)
     monkeypatch.setattr(send_queue, "MAX_QUEUED_MESSAGES", 3)
 
     async def story():
         socket = Socket()
-        made = SendQueue(socket.send)
+        made = SendQueue(socket.send, most_bytes=100)
         for _ in range(count):
             assert not made.full
             assert made.put([bytes(size)])

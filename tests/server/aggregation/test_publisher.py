@@ -126,7 +126,7 @@ def test_clients_that_fetch_a_part_together_are_sent_the_same_bytes_in_memory(ki
         stored = publisher._cache[ref.digest].stored
         chunks = range(len(stored.parsed.hashes))
         assert len(chunks) >= 4
-        monkeypatch.setattr(publisher_module, "SHARED_BYTES", 3 * stored.parsed.chunk_bytes)
+        monkeypatch.setattr(publisher._shared, "_most_bytes", 3 * stored.parsed.chunk_bytes)
 
         def fetch(index: int) -> bytes:
             SENT.clear()
@@ -144,7 +144,6 @@ def test_clients_that_fetch_a_part_together_are_sent_the_same_bytes_in_memory(ki
         fetch(3)
         assert fetch(0) is first, "more lately than another one"
         assert fetch(1) is fetch(1)
-        assert len(publisher._shared) == 3
-        assert publisher._shared_bytes == sum(map(len, publisher._shared.values()))
+        assert len(publisher._shared._held) == 3
 
     asyncio.run(story())

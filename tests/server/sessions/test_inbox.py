@@ -50,7 +50,7 @@ class Scene:
 
     def put(self, peer, index, size=0):
         message = Chunk(digest=DIGEST, index=index)
-        self.inbox.put(peer, Received(message, b"", b"", (bytes(size),)), message)
+        self.inbox.put(peer, Received(message, b"", b"", (bytes(size),)))
 
     async def idle(self):
         for _ in range(1000):
@@ -196,6 +196,6 @@ def test_what_cannot_be_taken_is_answered_now_or_later(scene, late, fault, code)
 
 def test_an_update_before_a_welcome_is_refused(scene):
     message = Update(digest=DIGEST)
-    scene.inbox.put(peer(ready=False), Received(message, b"", b"", ()), message)
+    scene.inbox.put(peer(ready=False), Received(message, b"", b"", ()))
     ((_, _, error),) = scene.refused
     assert "Welcome" in error.message

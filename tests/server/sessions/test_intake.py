@@ -12,7 +12,7 @@ from fcil_protocol.envelopes import partial_envelopes
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.transfer import MAX_SPOILED
 from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOTAL_BYTES
-from fcil_protocol.errors import WireError
+from fcil_protocol.errors import WireError, WrongFederation
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update, Want
@@ -21,8 +21,10 @@ from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.sessions import intake as intake_module
 from fcil_server.sessions.intake import Intake
 from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import ReceivedUpdate
 
 SERVER, CLIENT = PrivateKeys.generate(), PrivateKeys.generate()
 FED = FederationId("0" * 32)
@@ -236,3 +238,69 @@ def test_many_clients_share_what_the_memory_may_hold(tmp_path):
 
     play(story)
     server.spool.close()
+
+
+def update_of(sealed, *indices):
+    """Return an update as an intake process hands it over, with these chunks."""
+    wrap = wrap_key(KEYS["a" * 26], sealed.header, SERVER.public)
+    chunks = [bytes(sealed.chunk(index)) for index in indices]
+    blobs = (sealed.header, sealed.signature, wrap, *chunks)
+    return ReceivedUpdate(sealed.parsed.update_id, blobs)
+
+
+def test_an_envelope_that_arrives_whole_is_opened_and_answered(server):
+    async def story():
+        sealed, one = inventory(), peer()
+        server.intake.take_whole(one, update_of(sealed, *range(len(sealed.parsed.hashes))))
+        await server.intake.has_room()
+        await server.intake.drain()
+        assert server.announced == [(one, NAMES)]
+        assert [m.digest for _, m in server.sent] == [sealed.parsed.update_id]
+        assert server.intake._whole_bytes == 0
+
+    play(story)
+
+
+def test_one_that_arrives_whole_again_is_answered_once_by_the_newest_session(server):
+    async def story():
+        sealed, first, second = inventory(), peer(1), peer(2)
+        whole = update_of(sealed, *range(len(sealed.parsed.hashes)))
+        server.intake.take_whole(first, whole)
+        server.intake.take_whole(second, whole)
+        await server.intake.drain()
+        assert [p for p, m in server.sent if isinstance(m, Ack)] == [second]
+
+    play(story)
+
+
+def test_one_that_arrives_whole_in_another_clients_name_is_refused(server):
+    async def story():
+        sealed = inventory("b" * 26)
+        KEYS["a" * 26] = KEYS["b" * 26]
+        with pytest.raises(WrongFederation):
+            server.intake.take_whole(peer(), update_of(sealed, 0))
+
+    play(story)
+
+
+def test_no_message_is_read_while_too_many_arrive_whole(server, monkeypatch):
+    monkeypatch.setattr(intake_module, "WHOLE_BYTES", 1)
+
+    async def story():
+        sealed, one = inventory(), peer()
+        server.intake.take_whole(one, update_of(sealed, *range(len(sealed.parsed.hashes))))
+        assert not server.announced
+        await server.intake.has_room()
+        assert server.announced
+
+    play(story)
+
+
+def test_chunks_that_came_before_a_connection_ended_are_not_asked_for_again(server):
+    async def story():
+        sealed, first, second = inventory(), peer(1), peer(2)
+        server.intake.keep_partial(first, update_of(sealed, 0, 2), (0, 2))
+        await server.offer(second, sealed)
+        assert server.wanted()[:3] == [1, 3, 4]
+
+    play(story)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgpack
 Record = list[Any]
 READ_BYTES = 1 << 20  # at a time
 MOST_WRITTEN = 64  # records in one system call
-SHARED_BYTES = 32 << 20  # of frames for many clients that both ends remember
+FRAMES_BYTES = 32 << 20  # of frames for many clients that both ends remember
 
 
 class ProcessPipe:
@@ -114,16 +114,20 @@ class ProcessPipe:
             self._end()
             return
         self._unpacker.feed(data)
-        for record in self._unpacker:
-            self._take(record)
+        try:
+            for record in self._unpacker:
+                self._take(record)
+        except BaseException:  # the two ends may differ from here on
+            self._end()
+            raise
 
     def pause(self) -> None:
-        """Read nothing more until `go_on`; the other end's records wait there."""
+        """Read nothing more until `resume`; the other end's records wait there."""
         if self._reads and not self._closed:
             self._reads = False
             self._loop.remove_reader(self._sock)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Read again."""
         if not self._reads and not self._closed:
             self._reads = True
@@ -147,29 +151,3 @@ class ProcessPipe:
         self._emptied.set()
         with contextlib.suppress(OSError):
             self._sock.close()
-
-
-class SharedFrames:
-    """Frames that both ends of a pipe remember, so that each crosses it once.
-
-    Both ends see the same frames in the same order, and forget the same ones.
-    """
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[int, bytes] = OrderedDict()
-        self._bytes = 0
-
-    def use(self, number: int) -> bytes | None:
-        """Return a frame by its number; None: it is not remembered."""
-        found = self._held.get(number)
-        if found is not None:
-            self._held.move_to_end(number)
-        return found
-
-    def keep(self, number: int, frame: bytes) -> None:
-        """Remember a frame; the ones used least recently make room for it."""
-        self._held[number] = frame
-        self._bytes += len(frame)
-        while self._bytes > SHARED_BYTES and len(self._held) > 1:
-            _, oldest = self._held.popitem(last=False)
-            self._bytes -= len(oldest)

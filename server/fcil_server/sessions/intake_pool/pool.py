@@ -11,33 +11,58 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
 
 from fcil_protocol.errors import FcilError, from_code
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.link.interface import Incoming, SharedFrame
+from fcil_protocol.link.interface import Incoming, SharedFrame, SharedFrames
 from fcil_protocol.link.listeners import open_listeners
 from fcil_protocol.link.tcp_info import TcpCounts
 from fcil_protocol.messages.signed_session import Channel
 from fcil_protocol.process.children import ChildProcess, module_command
 from fcil_protocol.trust.keys import PublicKeys
+from fcil_server.federation.addresses import MOST_INTAKE
 from fcil_server.federation.allow_list import AllowList
-from fcil_server.sessions.intake_pool.pipe import ProcessPipe, Record, SharedFrames
-from fcil_server.sessions.intake_pool.process import MOST_PROCESSES
+from fcil_server.sessions.intake_pool.pipe import FRAMES_BYTES, ProcessPipe, Record
+from fcil_server.sessions.intake_pool.process import process_of
 from fcil_server.sessions.intake_pool.transfers import Flow, SmallPart
 
 MODULE = "fcil_server.sessions.intake_pool.process"
-QUEUE, QUEUE_BYTES = 256, 16 << 20  # messages read ahead from the processes
-MOST_WAITING = 256 << 20  # bytes that a process has not taken; then it takes no more
+MOST_QUEUED, QUEUED_BYTES = 256, 16 << 20  # messages read ahead from the processes
+DOWN_BYTES = 256 << 20  # on their way to a process; then it takes no more
 BACK_OFF_S = (0.0, 0.2, 1.0, 5.0)  # before the first, second, third ... start in a row
 STEADY_S = 60.0  # after this long, an end counts as the first again
-SILENT_S = 60.0  # a process that does not answer for this long is killed
-ASK_S = 5.0  # between two questions if it answers
+ASK_S = 5.0  # between two questions to each process
+MOST_UNANSWERED = 12  # looks in a row without an answer; then a process is killed
+COUNTS_S = 2.0  # longest wait for the counts of all processes
 END_S = 2.0  # for the processes to end with the server
+
+
+@dataclass(frozen=True)
+class PassedOn(Incoming):
+    """A message or an update that an intake process passes on to the server.
+
+    Attributes:
+        heard: number of the newest message of this session that the process has taken itself.
+        update: digest of an update that the process has received and verified; the frames are its
+            header, signature, wrap and chunks.
+        chunks: numbers of those chunks, if the connection has ended before the others came.
+        fault: the error of such an update; with an empty digest, of a chunk, requested again.
+    """
+
+    heard: int = 0
+    update: str | None = None
+    chunks: tuple[int, ...] | None = None
+    fault: FcilError | None = None
+
+
+def _no_frames() -> SharedFrames[int]:
+    return SharedFrames(FRAMES_BYTES)
 
 
 @dataclass
@@ -47,8 +72,10 @@ class _Process:
     Attributes:
         child, pipe: None while it is not running.
         conns: its connections, with the CURVE key of each.
+        frames: that it remembers. parts: digests of the parts that it has.
+        updates: that it has received.
         asked, answered: number of the last request for counts, and of the last one answered.
-        heard_at: when it last answered, or was first asked since.
+        unanswered: looks in a row at which it owed an answer.
     """
 
     index: int
@@ -56,19 +83,26 @@ class _Process:
     child: ChildProcess | None = None
     pipe: ProcessPipe | None = None
     conns: dict[int, bytes] = field(default_factory=dict)
-    frames: SharedFrames = field(default_factory=SharedFrames)
+    frames: SharedFrames[int] = field(default_factory=_no_frames)
     ends: int = 0
     began_at: float = 0.0
+    parts: set[str] = field(default_factory=set)
+    updates: int = 0
     asked: int = 0
     answered: int = 0
-    heard_at: float = 0.0
+    unanswered: int = 0
+
+    @property
+    def number(self) -> int:
+        """Its number in notes, from 1."""
+        return self.index + 1
 
 
 class IntakePool:
     """A `ServerLink` over several intake processes.
 
     Args:
-        count: how many, at most `MOST_PROCESSES`.
+        count: how many, at most `MOST_INTAKE`.
         curve_secret, curve_public: the server's 32-byte CURVE keys.
         allow_list: of the gates; the processes repeat each change to it.
         heartbeat_s, allow, flooded: as `fcil_protocol.link.zmq_link.Router` has them.
@@ -89,9 +123,9 @@ class IntakePool:
         flooded: Callable[[bytes, str], None],
         notify: Callable[[str, str], None],
     ) -> None:
-        assert 0 < count <= MOST_PROCESSES
+        assert 0 < count <= MOST_INTAKE
         self._count = count
-        self._terms = (curve_secret, curve_public, heartbeat_s, credit)
+        self._terms = (count, curve_secret, curve_public, heartbeat_s, credit)
         self._allow_list = allow_list
         self._allow = allow
         self._flooded = flooded
@@ -104,10 +138,12 @@ class IntakePool:
         self._paused = False
         self._counts: list[dict[int, TcpCounts]] = []
         self._flows: list[Flow] = []
-        self._round: tuple[Any, ...] | None = None
+        self._begun: dict[bytes, str] = {}  # CURVE key -> update that a process began to receive
+        self._round: tuple[RoundKey, list[SmallPart]] | None = None
         self._answered = asyncio.Event()
         self._numbers = itertools.count()
         self._closing: set[asyncio.Future[None]] = set()
+        self._claim: socket.socket | None = None  # of the port, for this server alone
         self._watch: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -117,9 +153,9 @@ class IntakePool:
         """Listen on a port with all processes; 0 picks a free one. Return the port.
 
         Raises:
-            PortInUse, LinkError: see `open_listeners`; or a process cannot be started.
+            PortInUse, LinkError: see `open_listeners`.
         """
-        listeners = open_listeners(host, port, self._count)
+        listeners, self._claim = open_listeners(host, port, self._count)
         self._processes = [_Process(i, sock) for i, sock in enumerate(listeners)]
         self._allow_list.watch(self._tell_lists)
         for process in self._processes:
@@ -131,23 +167,25 @@ class IntakePool:
         """Start a process, now that its connections are gone."""
         if self._closed:
             return
-        own, other = socket.socketpair()
-        fds = (process.listener.fileno(), other.fileno())
-        try:
-            process.child = ChildProcess(module_command(MODULE, *map(str, fds)), fds=fds)
-        except OSError as error:
-            own.close()
-            self._restart(process, f"cannot be started: {error.strerror}")
-            return
-        finally:
-            other.close()
-        process.began_at = process.heard_at = self._loop.time()
+        process.began_at = self._loop.time()
+        with contextlib.ExitStack() as ends:
+            try:
+                own, other = map(ends.enter_context, socket.socketpair())
+                fds = (process.listener.fileno(), other.fileno())
+                process.child = ChildProcess(module_command(MODULE, *map(str, fds)), fds=fds)
+            except OSError as error:
+                number, why = process.number, error.strerror
+                text = f"intake process {number} cannot be started: {why}; it is tried again"
+                self._notify("warning", text)
+                self._restart(process)
+                return
+            own = own.dup()
         process.asked = process.answered = next(self._numbers)
-        process.frames = SharedFrames()
+        process.unanswered = 0
+        process.frames, process.parts = _no_frames(), set()
         process.pipe = ProcessPipe(own, partial(self._take, process), partial(self._over, process))
         process.pipe.send("begin", process.index, *self._terms, self._allow_list.lists())
-        if self._round is not None:
-            process.pipe.send("round", *self._round)
+        self._tell_round(process)
         if self._paused:
             process.pipe.pause()
 
@@ -159,7 +197,8 @@ class IntakePool:
         assert process.child is not None, "its pipe was open"
         self._reap(process.child)
         process.child = process.pipe = None
-        self._restart(process, "ended")
+        self._notify("warning", f"intake process {process.number} ended; it is started again")
+        self._restart(process)
 
     def _reap(self, child: ChildProcess) -> None:
         child.kill()
@@ -167,23 +206,23 @@ class IntakePool:
         self._closing.add(ending)
         ending.add_done_callback(self._closing.discard)
 
-    def _restart(self, process: _Process, why: str) -> None:
+    def _restart(self, process: _Process) -> None:
         steady = self._loop.time() - process.began_at > STEADY_S
         process.ends = 1 if steady else process.ends + 1
         pause = BACK_OFF_S[min(process.ends, len(BACK_OFF_S)) - 1]
-        self._notify("warning", f"intake process {process.index + 1} {why}; it is started again")
         self._loop.call_later(pause, self._start, process)
 
     def _look(self) -> None:
         """Ask all processes for counts, and kill those that have not answered for long."""
-        now = self._loop.time()
         self._watch = self._loop.call_later(ASK_S, self._look)
         for process in self._processes:
             if process.answered == process.asked or self._paused:
-                process.heard_at = now
+                process.unanswered = 0
                 self._ask(process)
-            elif now - process.heard_at > SILENT_S and process.child is not None:
-                self._notify("warning", f"intake process {process.index + 1} does not answer")
+                continue
+            process.unanswered += 1
+            if process.unanswered > MOST_UNANSWERED and process.child is not None:
+                self._notify("warning", f"intake process {process.number} does not answer")
                 process.child.kill()
 
     def close(self) -> None:
@@ -197,15 +236,22 @@ class IntakePool:
             if process.pipe is not None:
                 process.pipe.close()
             process.listener.close()
+        if self._claim is not None:
+            self._claim.close()
         for child in running:
             child.ask()
+        ends = time.monotonic() + END_S
         for child in running:
-            child.stop(END_S)
+            child.stop(max(0.0, ends - time.monotonic()))
 
     def describe(self) -> list[dict[str, int | None]]:
-        """Return process id and number of connections of each, for the status."""
+        """Return each one's process id, connections, and updates received, for the status."""
         return [
-            {"pid": p.child.pid if p.child else None, "connections": len(p.conns)}
+            {
+                "pid": p.child.pid if p.child else None,
+                "connections": len(p.conns),
+                "updates": p.updates,
+            }
             for p in self._processes
         ]
 
@@ -216,17 +262,24 @@ class IntakePool:
         kind, *words = record
         match kind:
             case "message":
-                conn, frames = words
-                self._put(Incoming(_route(conn), conn, process.conns[conn], tuple(frames)))
+                conn, frames, heard = words
+                self._put(_passed(process, conn, frames, heard=heard))
+            case "begun":
+                conn, digest = words
+                self._begun[process.conns[conn]] = digest
             case "update":
-                conn, digest, frames = words
-                key = process.conns[conn]
-                self._put(Incoming(_route(conn), conn, key, tuple(frames), update=digest))
+                conn, digest, frames, flows = words
+                self._flows += (Flow(*flow) for flow in flows)
+                self._begun.pop(process.conns[conn], None)
+                process.updates += 1
+                self._put(_passed(process, conn, frames, update=digest))
+            case "lost":
+                conn, digest, frames, chunks = words
+                self._put(_passed(process, conn, frames, update=digest, chunks=tuple(chunks)))
             case "fault":
                 conn, digest, *error = words
                 fault = from_code(*error)
-                key = process.conns[conn]
-                self._put(Incoming(_route(conn), conn, key, (b"",), update=digest, fault=fault))
+                self._put(_passed(process, conn, [b""], update=digest, fault=fault))
             case "new":
                 conn, key = words
                 process.conns[conn] = key
@@ -234,30 +287,35 @@ class IntakePool:
             case "gone":
                 self._put(Incoming(b"", words[0], process.conns.pop(words[0])))
             case "counts":
-                process.answered, process.heard_at = words[0], self._loop.time()
+                process.answered = max(process.answered, words[0])
+                process.unanswered = 0
                 self._counts.append({conn: TcpCounts(*counts) for conn, *counts in words[1]})
-                self._flows += words[2]
+                self._flows += (Flow(*flow) for flow in words[2])
                 self._answered.set()
             case "flooded":
                 self._flooded(*words)
 
     def _tell_allowance(self, process: _Process, conn: int, key: bytes) -> None:
-        """Tell a process how much of a connection may be unread, where lists do not say it."""
+        """Tell a process of a relay's connection, of which more may be unread and wait."""
         allowed = self._allow_list.allow(key)
-        with contextlib.suppress(FcilError):  # a ledger that cannot be read
+        with contextlib.suppress(Exception):  # a ledger that cannot be read
             allowed = self._allow(key)
-        if allowed != self._allow_list.allow(key) and process.pipe is not None:
-            process.pipe.send("allow", conn, allowed)
+        if allowed > self._allow_list.allow(key) and process.pipe is not None:
+            process.pipe.send("relay", conn, allowed)
 
     def _put(self, incoming: Incoming) -> None:
         self._queue.append(incoming)
         self._queue_bytes += sum(map(len, incoming.frames))
         self._came.set()
-        if not self._paused and (len(self._queue) > QUEUE or self._queue_bytes > QUEUE_BYTES):
+        if not self._paused and self._is_full(1):
             self._paused = True
             for process in self._processes:
                 if process.pipe is not None:
                     process.pipe.pause()
+
+    def _is_full(self, part: int) -> bool:
+        """Return True if the queue is full, or its n-th part: to pause and resume takes time."""
+        return len(self._queue) > MOST_QUEUED // part or self._queue_bytes > QUEUED_BYTES // part
 
     async def recv(self) -> Incoming:
         """Wait for the next message, or for the departure of a peer that had sent one."""
@@ -266,15 +324,11 @@ class IntakePool:
             await self._came.wait()
         incoming = self._queue.popleft()
         self._queue_bytes -= sum(map(len, incoming.frames))
-        if (
-            self._paused
-            and len(self._queue) <= QUEUE // 2
-            and self._queue_bytes <= QUEUE_BYTES // 2
-        ):
+        if self._paused and not self._is_full(2):
             self._paused = False
             for process in self._processes:
                 if process.pipe is not None:
-                    process.pipe.go_on()
+                    process.pipe.resume()
         return incoming
 
     # --- out --------------------------------------------------------------------------------
@@ -284,13 +338,16 @@ class IntakePool:
         conn = int.from_bytes(route, "big")
         process = self._process_of(conn)
         pipe = process.pipe
-        if pipe is None or conn not in process.conns or pipe.waiting_bytes > MOST_WAITING:
+        if pipe is None or conn not in process.conns or pipe.waiting_bytes > DOWN_BYTES:
             return False
         pipe.send("send", conn, [self._shared(process, pipe, frame) for frame in frames])
         return True
 
     def _shared(self, process: _Process, pipe: ProcessPipe, frame: bytes) -> bytes | int:
-        """Return a frame, or the number of one that a process has, or gets now."""
+        """Return a frame, or the number of one that a process has, or gets now.
+
+        A message has at most one such frame, so both ends use them in the same order.
+        """
         if not isinstance(frame, SharedFrame):
             return frame
         if not isinstance(frame.held, int):
@@ -307,7 +364,7 @@ class IntakePool:
             pipe.send("cut", conn)
 
     def _process_of(self, conn: int) -> _Process:
-        return self._processes[conn % MOST_PROCESSES]
+        return self._processes[process_of(conn)]
 
     def _tell_lists(self, *change: Any) -> None:
         for process in self._processes:
@@ -317,20 +374,37 @@ class IntakePool:
     # --- transfers --------------------------------------------------------------------------
 
     def hand_over(self, conn: int, channel: Channel, keys: PublicKeys) -> None:
-        """Let the process of a connection do the transfers in its client's session."""
+        """Let the process of a connection do the transfers in its client's session.
+
+        But for an update that a process has begun to receive and lost with an earlier connection:
+        the server receives it, and resumes it where the next connection ends.
+        """
         process = self._process_of(conn)
         if process.pipe is not None and conn in process.conns:
             handed = channel.hand_over()
-            fields = [handed.mine, handed.theirs, handed.sent, handed.heard, handed.raw_digests]
-            process.pipe.send("session", conn, fields, [keys.curve, keys.signing, keys.sealing])
+            fields = astuple(handed)
+            left = self._begun.get(process.conns[conn], "")
+            public = [keys.curve, keys.signing, keys.sealing]
+            process.pipe.send("session", conn, fields, public, left)
 
     def open_round(self, key: RoundKey, parts: Iterable[SmallPart]) -> None:
         """Let the processes receive updates of a round, and give clients parts of its broadcast."""
-        found = [(p.header_bytes, p.signature, p.key.value, p.body) for p in parts]
-        self._round = (tuple(key), found)
+        self._round = (key, list(parts))
         for process in self._processes:
-            if process.pipe is not None:
-                process.pipe.send("round", *self._round)
+            self._tell_round(process)
+
+    def _tell_round(self, process: _Process) -> None:
+        """Tell a process of the round, and send it the parts that it lacks."""
+        if self._round is None or process.pipe is None:
+            return
+        key, parts = self._round
+        digests = {str(part.header.update_id): part for part in parts}
+        for digest in digests.keys() - process.parts:
+            part = digests[digest]
+            head = (part.header_bytes, part.signature)
+            process.pipe.send("part", *head, part.key.value, part.body)
+        process.parts = set(digests)
+        process.pipe.send("round", tuple(key), list(digests))
 
     # --- counts -----------------------------------------------------------------------------
 
@@ -343,11 +417,11 @@ class IntakePool:
         """Wait until `take_counts` has all bytes up to now, as far as the processes answer."""
         asked: list[tuple[_Process, ProcessPipe, int]] = []
         for process in self._processes:
-            self._ask(process)
-            if process.pipe is not None:
+            if process.pipe is not None and not process.unanswered:
+                self._ask(process)
                 asked.append((process, process.pipe, process.asked))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(COUNTS_S):
                 while any(p.pipe is pipe and p.answered < number for p, pipe, number in asked):
                     self._answered.clear()
                     await self._answered.wait()
@@ -363,5 +437,5 @@ class IntakePool:
         return flows
 
 
-def _route(conn: int) -> bytes:
-    return conn.to_bytes(8, "big")
+def _passed(process: _Process, conn: int, frames: Iterable[bytes], **more: Any) -> PassedOn:
+    return PassedOn(conn.to_bytes(8, "big"), conn, process.conns[conn], tuple(frames), **more)

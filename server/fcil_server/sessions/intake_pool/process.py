@@ -22,15 +22,16 @@ from fcil_protocol.envelopes.envelope import ContentKey, parse_header
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.link.descriptors import allow_many_files
-from fcil_protocol.link.interface import Incoming, SharedFrame
-from fcil_protocol.link.send_queue import SendQueue
+from fcil_protocol.link.interface import Incoming, SharedFrame, SharedFrames
+from fcil_protocol.link.send_queue import MAX_QUEUED_BYTES, SendQueue
 from fcil_protocol.link.zmq_link import Router
 from fcil_protocol.messages.signed_session import HandedSession
-from fcil_protocol.process.child import GONE, end_with_parent, parent_pipe
+from fcil_protocol.process.child import GONE, die_with_parent, end_with_parent, parent_pipe
 from fcil_protocol.trust.keys import PublicKeys
 from fcil_server.event_loop import Yielder
+from fcil_server.federation.addresses import MOST_INTAKE
 from fcil_server.federation.allow_list import AllowList
-from fcil_server.sessions.intake_pool.pipe import ProcessPipe, Record, SharedFrames
+from fcil_server.sessions.intake_pool.pipe import FRAMES_BYTES, ProcessPipe, Record
 from fcil_server.sessions.intake_pool.transfers import (
     REVIVE_S,
     Frames,
@@ -38,13 +39,18 @@ from fcil_server.sessions.intake_pool.transfers import (
     SmallPart,
 )
 
-MOST_PROCESSES = 16  # of one server: the number of a connection names its process
-MOST_WAITING = 8 << 20  # bytes on their way to the server; then clients' messages wait unread
+UP_BYTES = 8 << 20  # on their way to the server; then clients' messages wait unread
+CLIENT_BYTES = 1 << 20  # that wait for a client's socket; then it is cut
 
 
 def number_of(at_us: int, process: int) -> int:
     """Return the number of a connection of a process, from the time of its handshake."""
-    return at_us * MOST_PROCESSES + process
+    return at_us * MOST_INTAKE + process
+
+
+def process_of(conn: int) -> int:
+    """Return the number of the process that has a connection."""
+    return conn % MOST_INTAKE
 
 
 class Numbers:
@@ -78,9 +84,10 @@ class IntakeProcess:
         self._router: Router
         self._allow_list: AllowList
         self._queues: dict[int, SendQueue] = {}  # connection -> what its socket does not take yet
-        self._frames = SharedFrames()
+        self._frames = SharedFrames[int](FRAMES_BYTES)
         self._transfers: RoundTransfers
-        self._counting: asyncio.Task[None] | None = None  # a task that is not held may vanish
+        self._counting: set[asyncio.Task[None]] = set()  # a task that is not held may vanish
+        self._parts: dict[str, SmallPart] = {}
         self._pipe = ProcessPipe(pipe, self._take, lambda: os._exit(GONE))
 
     async def run(self) -> None:
@@ -90,7 +97,7 @@ class IntakeProcess:
         while True:
             self._up(await self._router.recv())
             # Meanwhile clients' messages wait in libzmq, within the bytes that may be unread.
-            if self._pipe.waiting_bytes > MOST_WAITING:
+            if self._pipe.waiting_bytes > UP_BYTES:
                 await self._pipe.emptied()
 
     # --- up ---------------------------------------------------------------------------------
@@ -102,20 +109,26 @@ class IntakeProcess:
             self._pipe.send("gone", conn)
             return
         if conn not in self._queues:
-            self._queues[conn] = SendQueue(partial(self._router.send, incoming.route))
+            send = partial(self._router.send, incoming.route)
+            self._queues[conn] = SendQueue(send, CLIENT_BYTES)
             self._pipe.send("new", conn, incoming.key)
         if not self._transfers.take(conn, incoming.frames):
-            self._pipe.send("message", conn, incoming.frames)
+            self._pipe.send("message", conn, incoming.frames, self._transfers.heard(conn))
 
     def _arrived(self, conn: int, digest: str, blobs: Frames, chunks: Frames) -> None:
-        self._pipe.send("update", conn, digest, [*blobs, *chunks])
+        # With the bytes that it took: a process that is killed then has lost none of a counted one.
+        flows = self._transfers.take_flows(conn)
+        self._pipe.send("update", conn, digest, [*blobs, *chunks], flows)
+
+    def _lost(self, conn: int, digest: str, blobs: Frames, chunks: dict[int, bytes]) -> None:
+        self._pipe.send("lost", conn, digest, [*blobs, *chunks.values()], list(chunks))
 
     def _faulty(self, conn: int, digest: str, error: FcilError) -> None:
         self._pipe.send("fault", conn, digest, error.code, error.message, error.action)
 
     def _revive(self) -> None:
-        self._transfers.revive()
         asyncio.get_running_loop().call_later(REVIVE_S, self._revive)
+        self._transfers.revive()
 
     def _forget(self, conn: int) -> None:
         self._transfers.end(conn)
@@ -135,9 +148,10 @@ class IntakeProcess:
             case "send":
                 self._send_whole(*words)
             case "session":
-                conn, session, keys = words
+                conn, session, keys, left = words
                 if conn in self._queues:
-                    self._transfers.begin(conn, HandedSession(*session), PublicKeys(*keys))
+                    handed = HandedSession(*session)
+                    self._transfers.begin(conn, handed, PublicKeys(*keys), left)
             case "round":
                 self._open_round(*words)
             case "frame":
@@ -145,17 +159,24 @@ class IntakeProcess:
             case "cut":
                 self._router.cut(words[0])
             case "list":
-                getattr(self._allow_list, words[0])(*words[1:])
-            case "allow":
+                self._allow_list.repeat(*words)
+            case "relay":
                 self._router.allow_unread(*words)
+                if (queue := self._queues.get(words[0])) is not None:
+                    queue.most_bytes = MAX_QUEUED_BYTES
             case "count":
-                self._counting = asyncio.get_running_loop().create_task(self._count(words[0]))
+                task = asyncio.get_running_loop().create_task(self._count(words[0]))
+                self._counting.add(task)
+                task.add_done_callback(self._counting.discard)
+            case "part":
+                self._part(*words)
             case "begin":
                 self._begin(*words)
 
     def _begin(
         self,
         process: int,
+        processes: int,
         curve_secret: bytes,
         curve_public: bytes,
         heartbeat_s: float,
@@ -174,21 +195,28 @@ class IntakeProcess:
             numbers=Numbers(process),
         )
         self._transfers = RoundTransfers(
-            credit=credit, send=self._send_now, arrived=self._arrived, faulty=self._faulty
+            credit=credit,
+            processes=processes,
+            send=self._send_now,
+            begun=partial(self._pipe.send, "begun"),
+            arrived=self._arrived,
+            lost=self._lost,
+            faulty=self._faulty,
         )
         self._router.listen(self._listener)
         self._began.set()
 
-    def _open_round(self, key: list[Any], parts: list[list[bytes]]) -> None:
+    def _part(self, header: bytes, signature: bytes, key: bytes, body: bytes) -> None:
+        """Keep a part of the broadcast, for as long as rounds name it."""
+        parsed = parse_header(header, max_plain_bytes=len(body))
+        part = SmallPart(parsed, header, signature, ContentKey(key), body)
+        self._parts[parsed.update_id] = part
+
+    def _open_round(self, key: list[Any], digests: list[str]) -> None:
         """Note the round under way, and the parts that clients may fetch for it."""
         run, *rest = key
-        found: dict[str, SmallPart] = {}
-        for header, signature, content_key, body in parts:
-            parsed = parse_header(header, max_plain_bytes=len(body))
-            found[parsed.update_id] = SmallPart(
-                parsed, header, signature, ContentKey(content_key), body
-            )
-        self._transfers.open_round(RoundKey(RunId(run), *rest), found)
+        self._parts = {digest: self._parts[digest] for digest in digests}
+        self._transfers.open_round(RoundKey(RunId(run), *rest), self._parts)
 
     def _send_whole(self, conn: int, frames: list[bytes | int]) -> None:
         """Send a message of the server, some of whose frames are known here by their numbers."""
@@ -223,6 +251,7 @@ async def _main(listener: int, pipe: int) -> None:
 
 def main() -> None:
     """Run until the server ends."""
+    die_with_parent()  # also one that is stopped: it would keep the port
     end_with_parent(parent_pipe())
     allow_many_files()
     with contextlib.suppress(KeyboardInterrupt):

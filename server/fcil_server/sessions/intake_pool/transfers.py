@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
@@ -32,24 +33,42 @@ from fcil_protocol.envelopes.transfer import (
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
 from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.link.interface import SharedFrame, wire_bytes
-from fcil_protocol.messages.frames import Received, numbered, parse
+from fcil_protocol.link.interface import SharedFrame, SharedFrames, wire_bytes
+from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Chunk, Hello, Message, Parts, Update, Want
 from fcil_protocol.messages.relay_frames import is_laned
-from fcil_protocol.messages.signed_session import HandedSession
+from fcil_protocol.messages.signed_session import TAG_BYTES, HandedSession
 from fcil_protocol.trust.keys import PublicKeys
 
 UPDATE_BYTES = 1 << 20  # larger updates pass: the server resumes them after a lost connection
 PART_BYTES = 4 << 20  # larger parts pass
-MEMORY_BYTES = 128 << 20  # of updates that are arriving; then others pass
+# Of updates that are arriving at all processes of a server; then others pass.
+MEMORY_BYTES = 128 << 20
+SHARED_BYTES = 16 << 20  # of chunks of parts, sent last
 REVIVE_S = 5.0  # between looks for chunks that never came
 
 CONTROL, UPDATE = "control", "update"  # causes of messages; that of a part's is its digest
 
 Frames = Sequence[bytes]
-# Connection, cause, whether it was sent; messages with a part's header; sealed, application and
-# wire bytes.
-Flow = tuple[int, str, bool, int, int, int, int]
+
+
+class Flow(NamedTuple):
+    """Messages of one connection and one cause since the last report.
+
+    Attributes:
+        about: `CONTROL`, `UPDATE`, or the digest of a part.
+        sent: to the client; False: by it.
+        parts: those with a part's header.
+        sealed, application, wire: bytes, as the server's byte meter counts them.
+    """
+
+    conn: int
+    about: str
+    sent: bool
+    parts: int
+    sealed: int
+    application: int
+    wire: int
 
 
 @dataclass(frozen=True)
@@ -67,26 +86,27 @@ class SmallPart:
 class _Bytes:
     """Messages of one connection and one cause, as the server's byte meter counts them."""
 
-    count: int = 0
+    parts: int = 0
     sealed: int = 0
     application: int = 0
     wire: int = 0
 
-    def add(self, frames: Frames, *, sealed: int = 0, count: int = 0) -> None:
+    def add(self, frames: Frames, *, sealed: int = 0, parts: int = 0) -> None:
         """Add a message."""
-        self.count += count
+        self.parts += parts
         self.sealed += sealed
         self.application += sum(map(len, frames))
         self.wire += wire_bytes(frames)
 
 
 @dataclass(eq=False)
-class HeldSession:
+class ClientTransfers:
     """A client's session in this process.
 
     Attributes:
         updates: digest -> header, signature and wrap of those that are arriving.
-        handed: digest of the newest update that the server has got.
+        left: digest of an update that is left to the server, which has it or resumes it.
+        over: the client has sent another Hello, and the server takes all its messages.
     """
 
     conn: int
@@ -94,7 +114,8 @@ class HeldSession:
     keys: PublicKeys = field(repr=False)
     receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES), repr=False)
     updates: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
-    handed: str = ""
+    left: str = ""
+    over: bool = False
 
 
 class RoundTransfers:
@@ -102,8 +123,11 @@ class RoundTransfers:
 
     Args:
         credit: bytes of one client that may be requested and not yet received.
+        processes: how many share the memory for transfers.
         send: sends a message over a connection; False if its client does not read.
+        begun: receives connection and digest of an update whose chunks are requested here.
         arrived: takes an update with all its chunks: connection, digest, blobs, chunks.
+        lost: takes what came of an update before its connection ended: the same, chunks by index.
         faulty: takes the error of an update's chunk: connection, digest, error.
     """
 
@@ -111,99 +135,119 @@ class RoundTransfers:
         self,
         *,
         credit: int,
+        processes: int,
         send: Callable[[int, Frames], bool],
+        begun: Callable[[int, str], None],
         arrived: Callable[[int, str, Frames, Frames], None],
+        lost: Callable[[int, str, Frames, dict[int, bytes]], None],
         faulty: Callable[[int, str, FcilError], None],
     ) -> None:
         self._credit = credit
+        self._processes = processes
         self._send = send
+        self._begun = begun
         self._arrived = arrived
+        self._lost = lost
         self._faulty = faulty
-        self._clients: dict[int, HeldSession] = {}
+        self._clients: dict[int, ClientTransfers] = {}
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
+        self._most_bytes = MEMORY_BYTES // processes
         self._arriving_bytes = 0
         self._round: RoundKey | None = None
         self._parts: dict[str, SmallPart] = {}
-        self._shared: dict[tuple[str, range], SharedFrame] = {}
+        self._shared = SharedFrames[tuple[str, range]](SHARED_BYTES)
         self._flows: dict[tuple[int, str, bool], _Bytes] = defaultdict(_Bytes)
 
     # --- sessions ---------------------------------------------------------------------------
 
-    def begin(self, conn: int, session: HandedSession, keys: PublicKeys) -> None:
-        """Take over the session of a connection."""
+    def begin(self, conn: int, session: HandedSession, keys: PublicKeys, left: str) -> None:
+        """Take over the session of a connection, but for an update that the server resumes."""
         self.end(conn)
-        self._clients[conn] = HeldSession(conn, session, keys)
+        self._clients[conn] = ClientTransfers(conn, session, keys, left=left)
 
     def end(self, conn: int) -> None:
-        """Forget the session of a connection; what came of its updates is lost."""
+        """End the session of a connection; the server keeps what came of an update."""
         client = self._clients.pop(conn, None)
-        if client is not None:
-            for digest in list(client.receiver.under_way):
-                self._forget(client, digest)
+        if client is None:
+            return
+        for digest, envelope in client.receiver.under_way.items():
+            if chunks := envelope.assembly.in_memory():
+                self._lost(conn, digest, client.updates[digest], chunks)
+        self._forget_updates(client)
 
     def open_round(self, key: RoundKey, parts: dict[str, SmallPart]) -> None:
         """Note the round whose updates are received here, and the parts that clients may fetch."""
         self._round, self._parts = key, parts
-        self._shared.clear()
+        for client in self._clients.values():
+            self._forget_updates(client)
+
+    def heard(self, conn: int) -> int:
+        """Return the number of the newest message that a connection's session had here."""
+        client = self._clients.get(conn)
+        return 0 if client is None or client.over else client.session.heard
 
     def stamp(self, conn: int, frames: Frames) -> Frames | None:
-        """Return a message of the server as it leaves; None: its session is over.
-
-        A chunk has neither number nor MAC, so it needs no session.
-        """
-        if len(frames) < 2 or frames[1] or is_laned(frames):
-            return frames  # signed by the server itself, or a relay's
+        """Return a message of the server as it leaves; None: its session is over."""
+        if is_laned(frames) or len(frames[1]) != TAG_BYTES:
+            return frames  # a relay's; a chunk, or signed by the server itself
         client = self._clients.get(conn)
-        if client is None:
-            return frames if numbered(frames[0], 0) is None else None
+        if client is None or client.session.tag != frames[1]:
+            return None
         stamped = client.session.stamp(frames)
         flow = self._flows[conn, CONTROL, True]  # what the server could not count
         flow.application += sum(map(len, stamped)) - sum(map(len, frames))
         flow.wire += wire_bytes(stamped) - wire_bytes(frames)
         return stamped
 
-    def take_flows(self) -> list[Flow]:
-        """Return what was sent and received here since the last call."""
-        flows, self._flows = self._flows, defaultdict(_Bytes)
-        return [(*of, f.count, f.sealed, f.application, f.wire) for of, f in flows.items()]
+    def take_flows(self, conn: int | None = None) -> list[Flow]:
+        """Return what was sent and received since the last call; only an update's of a connection.
+
+        Args:
+            conn: the connection; None: all that was sent and received.
+        """
+        if conn is None:
+            flows, self._flows = dict(self._flows), defaultdict(_Bytes)
+        else:
+            flows = {(conn, UPDATE, False): self._flows.pop((conn, UPDATE, False), _Bytes())}
+        return [Flow(*of, f.parts, f.sealed, f.application, f.wire) for of, f in flows.items()]
 
     # --- messages of clients ----------------------------------------------------------------
 
     def take(self, conn: int, frames: Frames) -> bool:
         """Do what a client's message asks for; False: it is for the server."""
         client = self._clients.get(conn)
-        if client is None:
+        if client is None or client.over:
             return False
         try:
             received = parse(frames, to_server=True)
             match received.message:
                 case Hello():
-                    self.end(conn)
-                    return False
+                    self._forget_updates(client)
+                    client.over = True
                 case Want() as message:
                     return self._serve(client, received, message)
                 case Update() as message:
                     return self._begin(client, received, message)
                 case Chunk() as message:
                     return self._chunk(client, received, message)
-        except FcilError:
-            pass  # the server says what is wrong with it
+        except Exception:  # noqa: S110 - also our own defect: the server answers this client
+            pass
         return False
 
     def _say(
-        self, client: HeldSession, message: Message, *blobs: bytes, about: str = CONTROL
+        self, client: ClientTransfers, message: Message, *blobs: bytes, about: str = CONTROL
     ) -> bool:
         frames = client.session.frames(message, *blobs)
         if not self._send(client.conn, frames):
             return False
         sealed = len(blobs[0]) if isinstance(message, Chunk) else 0
-        count = isinstance(message, Parts)
-        self._flows[client.conn, about, True].add(frames, sealed=sealed, count=count)
+        parts = isinstance(message, Parts)
+        self._flows[client.conn, about, True].add(frames, sealed=sealed, parts=parts)
         return True
 
     # --- down: parts ------------------------------------------------------------------------
 
-    def _serve(self, client: HeldSession, received: Received, want: Want) -> bool:
+    def _serve(self, client: ClientTransfers, received: Received, want: Want) -> bool:
         part = self._parts.get(want.digest)
         if part is None or (want.chunks and max(want.chunks) >= len(part.header.hashes)):
             return False
@@ -225,43 +269,44 @@ class RoundTransfers:
     def _share(self, part: SmallPart, run: range) -> SharedFrame:
         """Return consecutive chunks of a part, the same bytes for all clients."""
         name = (part.header.update_id, run)
-        if name not in self._shared:
-            self._shared[name] = SharedFrame(part.body[part.header.extent(run)])
-        return self._shared[name]
+        found = self._shared.use(name)
+        if found is None:
+            found = self._shared.keep(name, SharedFrame(part.body[part.header.extent(run)]))
+        return found
 
     # --- up: updates ------------------------------------------------------------------------
 
-    def _begin(self, client: HeldSession, received: Received, message: Update) -> bool:
+    def _begin(self, client: ClientTransfers, received: Received, message: Update) -> bool:
         if message.digest in client.receiver.under_way:
-            self._count_up(client, received)
             client.session.check(received)
+            self._count_up(client, received)
             self._ask(client)
             return True
-        if len(received.blobs) != 3 or message.digest == client.handed:
+        if len(received.blobs) != 3 or message.digest == client.left:
             return False
         data, signature, _ = received.blobs
         header = parse_header(data, max_plain_bytes=UPDATE_BYTES)
         core = header.core
         key = (core.run, core.task, core.kind, core.round)
         fits = key == self._round and header.update_id == message.digest
-        if not fits or self._arriving_bytes + header.sealed_bytes > MEMORY_BYTES:
+        if not fits or self._arriving_bytes + _size(header, received.blobs) > self._most_bytes:
             return False
         verify_header(data, signature, client.keys)
         client.session.check(received)
         self._count_up(client, received)
-        for digest in list(client.receiver.under_way):
-            self._forget(client, digest)  # a client sends one update at a time
-        self._arriving_bytes += header.sealed_bytes
+        self._forget_updates(client)  # a client sends one at a time
+        self._arriving_bytes += _size(header, received.blobs)
         self._receiving.add(client.receiver)
         client.updates[message.digest] = received.blobs
         coming = min(message.unasked, unrequested_chunks(header))
+        self._begun(client.conn, message.digest)
         envelope = client.receiver.begin(
             received.blobs, Assembly(header, path=None), _now(), unasked=coming
         )
         self._continue(client, envelope)
         return True
 
-    def _chunk(self, client: HeldSession, received: Received, message: Chunk) -> bool:
+    def _chunk(self, client: ClientTransfers, received: Received, message: Chunk) -> bool:
         envelope = client.receiver.under_way.get(message.digest)
         if envelope is None:
             return False
@@ -275,30 +320,36 @@ class RoundTransfers:
         self._continue(client, envelope)
         return True
 
-    def _count_up(self, client: HeldSession, received: Received, *, sealed: int = 0) -> None:
+    def _count_up(self, client: ClientTransfers, received: Received, *, sealed: int = 0) -> None:
         frames = (received.body, received.signature, *received.blobs)
         self._flows[client.conn, UPDATE, False].add(frames, sealed=sealed)
 
-    def _continue(self, client: HeldSession, envelope: IncomingEnvelope) -> None:
+    def _continue(self, client: ClientTransfers, envelope: IncomingEnvelope) -> None:
         if not envelope.complete:
             self._ask(client)
             return
         chunks = list(envelope.assembly.chunks())
         blobs = client.updates[envelope.digest]
         self._forget(client, envelope.digest)
-        client.handed = envelope.digest
+        client.left = envelope.digest
         self._arrived(client.conn, envelope.digest, blobs, chunks)
 
-    def _ask(self, client: HeldSession) -> None:
-        client.receiver.pace.most_bytes = share(self._credit, len(self._receiving))
+    def _ask(self, client: ClientTransfers) -> None:
+        client.receiver.pace.most_bytes = share(
+            self._credit, len(self._receiving) * self._processes
+        )
         for want in client.receiver.wants(_now()):
             self._say(client, want)
 
-    def _forget(self, client: HeldSession, digest: str) -> None:
+    def _forget_updates(self, client: ClientTransfers) -> None:
+        for digest in list(client.receiver.under_way):
+            self._forget(client, digest)
+
+    def _forget(self, client: ClientTransfers, digest: str) -> None:
         envelope = client.receiver.end(digest)
-        client.updates.pop(digest, None)
+        blobs = client.updates.pop(digest, ())
         if envelope is not None:
-            self._arriving_bytes -= envelope.header.sealed_bytes
+            self._arriving_bytes -= _size(envelope.header, blobs)
         if not client.receiver.under_way:
             self._receiving.discard(client.receiver)
 
@@ -308,6 +359,10 @@ class RoundTransfers:
         for client in list(self._clients.values()):
             if client.receiver.under_way and client.receiver.revive(now):
                 self._ask(client)
+
+
+def _size(header: Header, blobs: Frames) -> int:
+    return header.sealed_bytes + sum(map(len, blobs))
 
 
 def _now() -> float:

@@ -11,7 +11,7 @@ from fcil_protocol.envelopes.transfer import MAX_SPOILED
 from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.link.interface import wire_bytes
-from fcil_protocol.messages.frames import encode, parse
+from fcil_protocol.messages.frames import Received, encode, parse
 from fcil_protocol.messages.messages import (
     Ack,
     Chunk,
@@ -22,9 +22,10 @@ from fcil_protocol.messages.messages import (
     Want,
     Welcome,
 )
-from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.messages.signed_session import TAG_BYTES, Channel
 from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.sessions.intake_pool import transfers as transfers_module
 from fcil_server.sessions.intake_pool.transfers import (
     CONTROL,
     UPDATE,
@@ -52,13 +53,16 @@ def core(direction="update", *, keys=CLIENT, round_=3, kind="train", part=""):
 class Process:
     """The transfers of a process with one session, and that session's client."""
 
-    def __init__(self):
+    def __init__(self, left=""):
         self.sent, self.whole, self.faults = [], [], []
-        self.reads = True
+        self.begun, self.lost, self.reads = [], [], True
         self.transfers = RoundTransfers(
             credit=CREDIT,
+            processes=2,
             send=self._send,
+            begun=lambda *update: self.begun.append(update),
             arrived=lambda *update: self.whole.append(update),
+            lost=lambda *update: self.lost.append(update),
             faulty=lambda *fault: self.faults.append(fault),
         )
         self.server = Channel(SERVER, CLIENT.public)
@@ -73,7 +77,7 @@ class Process:
             )
         )  # fmt: skip
         self.client.agree_as_client(self.server.session_key)
-        self.transfers.begin(CONN, self.server.hand_over(), CLIENT.public)
+        self.transfers.begin(CONN, self.server.hand_over(), CLIENT.public, left)
         self.transfers.open_round(KEY, {})
 
     def _send(self, conn, frames):
@@ -176,6 +180,9 @@ def test_messages_of_another_session_or_sent_twice_are_left_to_the_server_to_ref
         wants = len(process.sent)
         assert not process.transfers.take(CONN, frames)  # repeated
         assert len(process.sent) == wants
+        process.server.note_heard(process.transfers.heard(CONN))
+        with pytest.raises(WireError, match="twice or late"):
+            process.server.check(parse(frames))
         assert not process.transfers.take(CONN + 1, frames)  # no session there
 
     in_a_loop(story)
@@ -209,8 +216,51 @@ def test_a_client_has_one_update_under_way_and_none_after_its_end():
         assert not process.take(Chunk(digest=first.parsed.update_id, index=0), first.chunk(0))
         assert process.take(Chunk(digest=second.parsed.update_id, index=0), second.chunk(0))
         process.transfers.end(CONN)
+        ((conn, digest, head, chunks),) = process.lost
+        assert (conn, digest, head) == (CONN, second.parsed.update_id, blobs)
+        assert chunks == {0: second.chunk(0)}
         assert process.transfers._arriving_bytes == 0
         assert not process.take(Chunk(digest=second.parsed.update_id, index=1), second.chunk(1))
+
+    in_a_loop(story)
+
+
+def test_an_update_that_was_lost_with_another_connection_is_left_to_the_server():
+    async def story():
+        sealed, blobs = sealed_update()
+        digest = sealed.parsed.update_id
+        process = Process()
+        assert process.take(Update(digest=digest), *blobs)
+        assert process.begun == [(CONN, digest)]
+        later = Process(left=digest)
+        assert not later.take(Update(digest=digest), *blobs)
+        another, blobs = sealed_update()
+        assert later.take(Update(digest=another.parsed.update_id), *blobs)
+
+    in_a_loop(story)
+
+
+def test_an_update_of_an_earlier_round_is_forgotten():
+    async def story():
+        process = Process()
+        sealed, blobs = sealed_update()
+        process.take(Update(digest=sealed.parsed.update_id), *blobs)
+        process.transfers.open_round(KEY._replace(round=4), {})
+        assert process.transfers._arriving_bytes == 0
+        assert not process.take(Chunk(digest=sealed.parsed.update_id, index=0), sealed.chunk(0))
+
+    in_a_loop(story)
+
+
+def test_updates_that_exceed_the_memory_pass(monkeypatch):
+    monkeypatch.setattr(transfers_module, "MEMORY_BYTES", 100_000)  # of two processes
+
+    async def story():
+        process = Process()
+        first, blobs = sealed_update()
+        assert process.take(Update(digest=first.parsed.update_id), *blobs)
+        second, blobs = sealed_update()
+        assert not process.take(Update(digest=second.parsed.update_id), *blobs)
 
     in_a_loop(story)
 
@@ -289,26 +339,37 @@ def test_all_bytes_are_counted_with_their_causes():
     in_a_loop(story)
 
 
-def test_the_servers_own_messages_get_their_mac_here_and_none_after_a_new_hello():
+def test_the_servers_own_messages_get_their_mac_here():
     async def story():
         process = Process()
         made = process.server.frames(Ack(digest="ab" * 32))
-        assert made[1] == b""
+        assert len(made[1]) == TAG_BYTES
         stamped = process.transfers.stamp(CONN, made)
         assert process.client.check(parse(stamped)).digest == "ab" * 32
         with pytest.raises(WireError):
             process.client.check(parse(stamped))  # sent twice
         chunk = process.server.frames(Chunk(digest="ab" * 32, index=0), b"x")
-        assert list(process.transfers.stamp(CONN, chunk)) == chunk
+        assert process.transfers.stamp(CONN, chunk) == chunk
         signed = [encode(Ack(digest="ab" * 32)), bytes(64)]
         assert process.transfers.stamp(CONN, signed) == signed
+        old = process.server.frames(Ack(digest="cd" * 32))
         hello = Hello(nonce=process.client.nonce, protocol=1, oldest=1, package="",
                       federation="f", client="c")  # fmt: skip
         assert not process.take(hello)
+        # The server may refuse it, and the session goes on there.
+        assert process.client.check(parse(process.transfers.stamp(CONN, old)))
+        sealed, blobs = sealed_update()
+        assert not process.take(Update(digest=sealed.parsed.update_id), *blobs)
+        process.transfers.end(CONN)
         assert process.transfers.stamp(CONN, made) is None
         assert process.transfers.stamp(CONN, chunk) == chunk
 
     in_a_loop(story)
+
+
+def test_a_message_of_an_earlier_session_does_not_leave_in_the_next():
+    process, earlier = Process(), Process()
+    assert process.transfers.stamp(CONN, earlier.server.frames(Ack(digest="ab" * 32))) is None
 
 
 @pytest.mark.parametrize("frames", [[b"lane" + bytes(8)], [b"lane" + bytes(8), b"", b"x"]])
@@ -319,5 +380,10 @@ def test_messages_to_a_relay_leave_as_they_are(frames):
 def test_a_handed_session_refuses_what_its_client_did_not_send():
     process = Process()
     session = process.server.hand_over()
-    with pytest.raises(BadSignature):
-        session.check(parse(Channel(OTHER, SERVER.public).frames(Ack(digest="ab" * 32))))
+    other = Process().client.frames(Ack(digest="ab" * 32))
+    own = process.client.frames(Ack(digest="ab" * 32))
+    altered = [own[0][:-1] + bytes([own[0][-1] ^ 1]), own[1]]
+    for frames in (other, altered):
+        with pytest.raises(BadSignature):
+            session.check(Received(parse(own).message, frames[0], frames[1], ()))
+    session.check(parse(own))
