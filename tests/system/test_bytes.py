@@ -29,7 +29,7 @@ def by_client(ledger, run):
     return {key: Bytes.total(rows) for key, rows in flows.items()}
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path, processes):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(federation__intake=processes, **QUIET)

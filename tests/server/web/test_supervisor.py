@@ -181,6 +181,13 @@ asyncio.run(serve())
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("key", SITES)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "api",
+        pytest.param("metrics", marks=pytest.mark.full),
+        pytest.param("page", marks=pytest.mark.full),
+    ],
+)
 def test_a_process_ends_with_a_server_that_is_killed(key: str, tmp_path: Path) -> None:
     ends_with_its_parent(SERVER.format(place=str(tmp_path), key=key, site=SITES[key].__name__))

@@ -111,6 +111,7 @@ def test_messages_pass_both_ways_and_ends_are_told():
     play(story)
 
 
+@pytest.mark.full
 def test_a_later_connection_has_a_higher_number_in_whichever_process():
     async def story(center):
         keys, before = PrivateKeys.generate(), 0
@@ -156,6 +157,7 @@ def test_a_killed_process_is_started_again_and_its_clients_come_back():
     play(story)
 
 
+@pytest.mark.full
 def test_lists_reach_every_process_also_one_that_begins_later():
     async def story(center):
         keys = PrivateKeys.generate()
@@ -210,6 +212,7 @@ def test_the_kernels_counts_of_all_processes_are_there_once_settled():
     play(story)
 
 
+@pytest.mark.full
 def test_a_process_that_does_not_answer_is_killed(monkeypatch):
     monkeypatch.setattr(intake_pool, "ASK_S", 0.01)
     monkeypatch.setattr(intake_pool, "MOST_UNANSWERED", 1 << 30)
@@ -228,6 +231,7 @@ def test_a_process_that_does_not_answer_is_killed(monkeypatch):
     play(story, count=1)
 
 
+@pytest.mark.full
 def test_more_unread_bytes_are_allowed_to_a_relay_and_not_to_others():
     relay, other = PrivateKeys.generate(), PrivateKeys.generate()
 
@@ -273,6 +277,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_after_a_while(monkeypat
     assert pauses == [0.0, 0.2, 1.0, 5.0]
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_refused_and_nothing_is_left_running():
     async def story(center):
         with pytest.raises(PortInUse):
