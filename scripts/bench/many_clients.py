@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from processes import children, cpu_s, peak_mb, status_mb
+from processes import children, cpu_s, is_intake, peak_mb, status_mb
 
 import fcil_protocol
 from fcil_protocol.envelopes.assembly import Assembly
@@ -413,8 +413,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
                 raise SystemExit(f"not done: {federation.last_words('server')}")
             time.sleep(0.1)
         peak, used, own = peak_mb(pid), _cpu_of_all(pid), cpu_s(pid)
-        intake = [peak_mb(p) for p in children(pid) if _is_intake(p)]
-        worker = max((peak_mb(p) for p in children(pid) if not _is_intake(p)), default=0.0)
+        intake = [peak_mb(p) for p in children(pid) if is_intake(p)]
+        worker = max((peak_mb(p) for p in children(pid) if not is_intake(p)), default=0.0)
         if site is not None:
             site.stop()
     said = []
@@ -465,13 +465,6 @@ def _moment(directory: Path) -> _Moment:
             return _Moment(opened=False, done=False)
         opened = bool(ledger.rounds.newest(run.run_id, 1))
         return _Moment(opened, run.status is RunStatus.DONE)
-
-
-def _is_intake(pid: int) -> bool:
-    try:
-        return b"intake_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _cpu_of_all(pid: int) -> float:

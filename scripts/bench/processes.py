@@ -89,6 +89,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def is_intake(pid: int) -> bool:
+    """Return True if a process is an intake process of a server."""
+    try:
+        return b"intake_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def tree(pid: int) -> list[int]:
     """A process and all that it, and those that it started, have started and that still run."""
     return [pid, *(p for child in children(pid) for p in tree(child))]

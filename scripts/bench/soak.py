@@ -5,7 +5,8 @@
 A first run is undisturbed. Then the same run again and again, while every few seconds a server
 or client is killed (kill -9) and started again, stopped for a while (SIGSTOP), or loses its
 worker. In the second half of a soak of 4 minutes and more the server is not killed, and one
-client never is: their memory shows whether what happens around them leaks. Everything is drawn
+client never is: their memory shows whether what happens around them leaks. With --intake N the
+server has N intake processes, each of which may be killed too. Everything is drawn
 from the seed (what the machine makes of it is not). Ends with 1 if anything acknowledged is not
 counted exactly once, a final state differs from the undisturbed run in one byte, or something is
 left over.
@@ -44,7 +45,7 @@ CALM = "client-1"  # never killed
 CALM_MINUTES = 4  # a shorter soak kills the server up to its end
 
 
-def settings(clients: int, tasks: int, rounds: int) -> list[str]:
+def settings(clients: int, tasks: int, rounds: int, intake: int) -> list[str]:
     """Every client must answer every round, however long that takes."""
     given = {
         "method.name": "running_mean",
@@ -56,6 +57,7 @@ def settings(clients: int, tasks: int, rounds: int) -> list[str]:
         "round.deadline_s": 86_400.0,
         "round.grace_s": 3600.0,
         "federation.heartbeat_s": 1.0,
+        "federation.intake": intake,
         "run.plots": False,
     }
     arguments = []
@@ -72,6 +74,7 @@ class Soak:
     federation: LocalFederation
     folders: dict[str, Path]
     arguments: list[str]
+    intake: int
     rng: random.Random
     pause_s: float
     ends: float  # monotonic
@@ -142,6 +145,7 @@ class Soak:
         """Do one harm, drawn from the seed."""
         deeds = ["kill client", "stop client", "kill client's worker"] * 2
         deeds += ["stop server", "kill server's worker"]
+        deeds += ["kill intake process"] * (4 if self.intake else 0)
         deeds += ["kill server"] * (3 if now < self.calm_from else 0)
         deed, name = self.rng.choice(deeds), self.rng.choice(sorted(self.folders))
         length_s = self.rng.uniform(*STOPS_S)
@@ -160,12 +164,20 @@ class Soak:
             case "stop client" | "stop server":
                 process.send_signal(signal.SIGSTOP)
                 self.asleep[process.pid] = (now + length_s, process)
+            case "kill intake process":
+                self.kill_intake(process)
             case _:
                 self.kill_worker(process)
 
     def kill_worker(self, daemon: subprocess.Popen[bytes]) -> None:
         """Kill what a daemon that we started has started itself."""
         for pid in processes.children(daemon.pid):
+            subprocess.run(["kill", "-KILL", str(pid)], check=False, stderr=subprocess.DEVNULL)
+
+    def kill_intake(self, server: subprocess.Popen[bytes]) -> None:
+        """Kill one of the server's intake processes; a moment after the last, there may be none."""
+        found = [pid for pid in processes.children(server.pid) if processes.is_intake(pid)]
+        for pid in found[: self.rng.choice((1, 1, self.intake))]:
             subprocess.run(["kill", "-KILL", str(pid)], check=False, stderr=subprocess.DEVNULL)
 
     def wake(self, now: float) -> None:
@@ -262,6 +274,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=3, choices=range(1, 6))
     parser.add_argument("--rounds", type=int, default=4, help="in each task")
+    parser.add_argument("--intake", type=int, default=0, help="intake processes of the server")
     parser.add_argument("--pause", type=float, default=4.0, help="mean seconds between blows")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--spare-server", action="store_true", help="never kill the server")
@@ -275,7 +288,8 @@ def main() -> int:
         soak = Soak(
             federation,
             {path.name: path for path in data},
-            settings(args.clients, args.tasks, args.rounds),
+            settings(args.clients, args.tasks, args.rounds, args.intake),
+            args.intake,
             random.Random(args.seed),
             args.pause,
             ends=now + 60 * args.minutes,
