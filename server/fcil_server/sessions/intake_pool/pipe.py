@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 Record = list[Any]
-READ_BYTES = 1 << 20  # at a time
+READ_BYTES = 256 << 10  # at a time: more than the socket holds
 MOST_WRITTEN = 64  # records in one system call
 FRAMES_BYTES = 32 << 20  # of frames for many clients that both ends remember
 
@@ -45,6 +45,7 @@ class ProcessPipe:
         self._unpacker = msgpack.Unpacker(
             raw=False, use_list=True, max_buffer_size=0, strict_map_key=False
         )
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._out: deque[memoryview] = deque()
         self._due: asyncio.Handle | None = None
         self._writes = False  # waits for room
@@ -105,15 +106,15 @@ class ProcessPipe:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(READ_BYTES)
+            size = self._sock.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._end()
             return
-        self._unpacker.feed(data)
+        self._unpacker.feed(self._buffer[:size])
         try:
             for record in self._unpacker:
                 self._take(record)
