@@ -159,9 +159,7 @@ class Channel:
                 return message  # opens a session: its nonce is the peer's own
             if message.nonce != self.nonce:
                 raise BadSignature(f"the message {message.type} from another session was refused.")
-        if message.seq <= self._heard:
-            raise WireError(f"the message {message.type} arrived twice or late: {message.seq}.")
-        self._heard = message.seq
+        self._heard = _newer(message, self._heard)
         return message
 
 
@@ -194,12 +192,8 @@ class HandedSession:
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
         """Number, authenticate and encode a message."""
-        if not message.signed:
-            return [encode(message, raw_digests=self.raw_digests), b"", *blobs]
-        self.sent += 1
-        stamped = message.model_copy(update={"seq": self.sent})
-        body = encode(stamped, raw_digests=self.raw_digests)
-        return [body, mac_of(self.mine, body), *blobs]
+        made = [encode(message, raw_digests=self.raw_digests), b"", *blobs]
+        return self.stamp(made) if message.signed else made
 
     def check(self, received: Received) -> None:
         """Refuse a message that the client did not send in this session, or that is not new.
@@ -208,9 +202,14 @@ class HandedSession:
             BadSignature, WireError: see `Channel.check`.
         """
         _check_mac(received, self.theirs)
-        if received.message.seq <= self.heard:
-            raise WireError(f"the message {received.message.type} arrived twice or late.")
-        self.heard = received.message.seq
+        self.heard = _newer(received.message, self.heard)
+
+
+def _newer(message: Message, heard: int) -> int:
+    """Return the number of a message, or refuse it if it is not newer than those heard."""
+    if message.seq <= heard:
+        raise WireError(f"the message {message.type} arrived twice or late: {message.seq}.")
+    return message.seq
 
 
 def _check_mac(received: Received, key: bytes) -> None:
