@@ -71,8 +71,9 @@ class ServerPorts(RunPorts):
         context = self.parts().context
         await context.byte_meter.begin(key, new_parts)
         if context.intake_pool is not None:
+            late = context.run.coordinator.context.is_asynchronous(key.kind)
             parts = context.run.publisher.small_parts()
-            context.intake_pool.open_round(key, parts)
+            context.intake_pool.open_round(None if late else key, parts)
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:

@@ -139,7 +139,7 @@ class IntakePool:
         self._counts: list[dict[int, TcpCounts]] = []
         self._flows: list[Flow] = []
         self._begun: dict[bytes, str] = {}  # CURVE key -> update that a process began to receive
-        self._round: tuple[RoundKey, list[SmallPart]] | None = None
+        self._round: tuple[RoundKey | None, list[SmallPart]] | None = None
         self._answered = asyncio.Event()
         self._numbers = itertools.count()
         self._closing: set[asyncio.Future[None]] = set()
@@ -387,8 +387,11 @@ class IntakePool:
             public = [keys.curve, keys.signing, keys.sealing]
             process.pipe.send("session", conn, fields, public, left)
 
-    def open_round(self, key: RoundKey, parts: Iterable[SmallPart]) -> None:
-        """Let the processes receive updates of a round, and give clients parts of its broadcast."""
+    def open_round(self, key: RoundKey | None, parts: Iterable[SmallPart]) -> None:
+        """Let the processes receive updates of a round, and give clients parts of its broadcast.
+
+        No key: they receive none, since a later round may take this one's.
+        """
         self._round = (key, list(parts))
         for process in self._processes:
             self._tell_round(process)
@@ -404,7 +407,7 @@ class IntakePool:
             head = (part.header_bytes, part.signature)
             process.pipe.send("part", *head, part.key.value, part.body)
         process.parts = set(digests)
-        process.pipe.send("round", tuple(key), list(digests))
+        process.pipe.send("round", None if key is None else tuple(key), list(digests))
 
     # --- counts -----------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from fcil_protocol.envelopes.transfer import (
 )
 from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
 from fcil_protocol.errors import FcilError, WireError
-from fcil_protocol.ids import RoundKey
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.link.interface import SharedFrame, SharedFrames, wire_bytes
 from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Chunk, Hello, Message, Parts, Update, Want
@@ -42,9 +42,11 @@ from fcil_protocol.trust.keys import PublicKeys
 
 UPDATE_BYTES = 1 << 20  # larger updates pass: the server resumes them after a lost connection
 PART_BYTES = 4 << 20  # larger parts pass
-# Of updates that are arriving at all processes of a server; then others pass.
+# Of updates that are arriving at all processes of a server; then others wait, or pass if their
+# first chunks are on their way.
 MEMORY_BYTES = 128 << 20
 SHARED_BYTES = 16 << 20  # of chunks of parts, sent last
+IDLE_S = 5.0  # without data: then the next in line need not wait for this update
 REVIVE_S = 5.0  # between looks for chunks that never came
 
 CONTROL, UPDATE = "control", "update"  # causes of messages; that of a part's is its digest
@@ -99,12 +101,29 @@ class _Bytes:
         self.wire += wire_bytes(frames)
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """An update that a client has, and whose header was verified.
+
+    Attributes:
+        blobs: header, signature and wrap as received.
+    """
+
+    header: Header
+    blobs: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes once it has arrived."""
+        return self.header.sealed_bytes + sum(map(len, self.blobs))
+
+
 @dataclass(eq=False)
 class ClientTransfers:
     """A client's session in this process.
 
     Attributes:
-        updates: digest -> header, signature and wrap of those that are arriving.
+        updates: those that are arriving, by digest.
         left: digest of an update that is left to the server, which has it or resumes it.
         over: the client has sent another Hello, and the server takes all its messages.
     """
@@ -113,7 +132,7 @@ class ClientTransfers:
     session: HandedSession
     keys: PublicKeys = field(repr=False)
     receiver: Receiver = field(default_factory=lambda: Receiver(MIN_WINDOW_BYTES), repr=False)
-    updates: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    updates: dict[str, _Offer] = field(default_factory=dict, repr=False)
     left: str = ""
     over: bool = False
 
@@ -153,6 +172,8 @@ class RoundTransfers:
         self._receiving: weakref.WeakSet[Receiver] = weakref.WeakSet()
         self._most_bytes = MEMORY_BYTES // processes
         self._arriving_bytes = 0
+        self._idle_bytes = 0  # of those, whose clients have sent nothing for a while
+        self._line: dict[int, _Offer] = {}  # updates that wait for memory, by connection
         self._round: RoundKey | None = None
         self._parts: dict[str, SmallPart] = {}
         self._shared = SharedFrames[tuple[str, range]](SHARED_BYTES)
@@ -168,18 +189,24 @@ class RoundTransfers:
     def end(self, conn: int) -> None:
         """End the session of a connection; the server keeps what came of an update."""
         client = self._clients.pop(conn, None)
+        self._line.pop(conn, None)
         if client is None:
             return
         for digest, envelope in client.receiver.under_way.items():
             if chunks := envelope.assembly.in_memory():
-                self._lost(conn, digest, client.updates[digest], chunks)
+                self._lost(conn, digest, client.updates[digest].blobs, chunks)
         self._forget_updates(client)
+        self._call_next()
 
-    def open_round(self, key: RoundKey, parts: dict[str, SmallPart]) -> None:
-        """Note the round whose updates are received here, and the parts that clients may fetch."""
+    def open_round(self, key: RoundKey | None, parts: dict[str, SmallPart]) -> None:
+        """Note the round whose updates are received here, and the parts that clients may fetch.
+
+        No key: the server receives all updates itself.
+        """
         self._round, self._parts = key, parts
+        self._line = {c: o for c, o in self._line.items() if _round_of(o.header) == key}
         for client in self._clients.values():
-            self._forget_updates(client)
+            self._forget_updates(client, but_of=key)
 
     def heard(self, conn: int) -> int:
         """Return the number of the newest message that a connection's session had here."""
@@ -222,6 +249,7 @@ class RoundTransfers:
             received = parse(frames, to_server=True)
             match received.message:
                 case Hello():
+                    self._line.pop(conn, None)
                     self._forget_updates(client)
                     client.over = True
                 case Want() as message:
@@ -286,25 +314,45 @@ class RoundTransfers:
             return False
         data, signature, _ = received.blobs
         header = parse_header(data, max_plain_bytes=UPDATE_BYTES)
-        core = header.core
-        key = (core.run, core.task, core.kind, core.round)
-        fits = key == self._round and header.update_id == message.digest
-        if not fits or self._arriving_bytes + _size(header, received.blobs) > self._most_bytes:
+        offer = _Offer(header, received.blobs)
+        if _round_of(header) != self._round or header.update_id != message.digest:
             return False
+        waits = bool(self._line) or not self._has_room(offer)
+        if waits and message.unasked:
+            return False  # its first chunks are on their way
         verify_header(data, signature, client.keys)
         client.session.check(received)
         self._count_up(client, received)
         self._forget_updates(client)  # a client sends one at a time
-        self._arriving_bytes += _size(header, received.blobs)
-        self._receiving.add(client.receiver)
-        client.updates[message.digest] = received.blobs
-        coming = min(message.unasked, unrequested_chunks(header))
-        self._begun(client.conn, message.digest)
-        envelope = client.receiver.begin(
-            received.blobs, Assembly(header, path=None), _now(), unasked=coming
-        )
-        self._continue(client, envelope)
+        if waits:
+            self._line[client.conn] = offer
+        else:
+            self._receive(client, offer, min(message.unasked, unrequested_chunks(header)))
         return True
+
+    def _has_room(self, offer: _Offer) -> bool:
+        """Return True if an update can arrive now; idle ones have as much memory of their own."""
+        arriving = self._arriving_bytes - min(self._idle_bytes, self._most_bytes)
+        return arriving + offer.size <= self._most_bytes
+
+    def _receive(self, client: ClientTransfers, offer: _Offer, coming: int) -> None:
+        """Ask for an update's chunks, of which the first come unasked."""
+        digest = str(offer.header.update_id)
+        self._arriving_bytes += offer.size
+        self._receiving.add(client.receiver)
+        client.updates[digest] = offer
+        self._begun(client.conn, digest)
+        assembly = Assembly(offer.header, path=None)
+        self._continue(client, client.receiver.begin(offer.blobs, assembly, _now(), unasked=coming))
+
+    def _call_next(self) -> None:
+        """Begin the first updates in line, as many as there is room for."""
+        while self._line:
+            conn, offer = next(iter(self._line.items()))
+            if not self._has_room(offer):
+                return
+            del self._line[conn]
+            self._receive(self._clients[conn], offer, 0)
 
     def _chunk(self, client: ClientTransfers, received: Received, message: Chunk) -> bool:
         envelope = client.receiver.under_way.get(message.digest)
@@ -329,10 +377,11 @@ class RoundTransfers:
             self._ask(client)
             return
         chunks = list(envelope.assembly.chunks())
-        blobs = client.updates[envelope.digest]
+        blobs = client.updates[envelope.digest].blobs
         self._forget(client, envelope.digest)
         client.left = envelope.digest
         self._arrived(client.conn, envelope.digest, blobs, chunks)
+        self._call_next()
 
     def _ask(self, client: ClientTransfers) -> None:
         client.receiver.pace.most_bytes = share(
@@ -341,28 +390,39 @@ class RoundTransfers:
         for want in client.receiver.wants(_now()):
             self._say(client, want)
 
-    def _forget_updates(self, client: ClientTransfers) -> None:
-        for digest in list(client.receiver.under_way):
-            self._forget(client, digest)
+    def _forget_updates(self, client: ClientTransfers, but_of: RoundKey | None = None) -> None:
+        """Forget a client's updates that are arriving, but for those of a round."""
+        for digest, envelope in list(client.receiver.under_way.items()):
+            if but_of is None or _round_of(envelope.header) != but_of:
+                self._forget(client, digest)
 
     def _forget(self, client: ClientTransfers, digest: str) -> None:
-        envelope = client.receiver.end(digest)
-        blobs = client.updates.pop(digest, ())
-        if envelope is not None:
-            self._arriving_bytes -= _size(envelope.header, blobs)
+        client.receiver.end(digest)
+        offer = client.updates.pop(digest, None)
+        if offer is not None:
+            self._arriving_bytes -= offer.size
         if not client.receiver.under_way:
             self._receiving.discard(client.receiver)
 
     def revive(self) -> None:
-        """Ask again for requested chunks that never came over a live connection."""
-        now = _now()
+        """Ask again for requested chunks that never came over a live connection.
+
+        Clients that send nothing make room for the next in line.
+        """
+        now, self._idle_bytes = _now(), 0
         for client in list(self._clients.values()):
-            if client.receiver.under_way and client.receiver.revive(now):
+            if not client.receiver.under_way:
+                continue
+            if client.receiver.pace.idle_s(now) >= IDLE_S:
+                self._idle_bytes += sum(offer.size for offer in client.updates.values())
+            if client.receiver.revive(now):
                 self._ask(client)
+        self._call_next()
 
 
-def _size(header: Header, blobs: Frames) -> int:
-    return header.sealed_bytes + sum(map(len, blobs))
+def _round_of(header: Header) -> RoundKey:
+    core = header.core
+    return RoundKey(RunId(core.run), core.task, core.kind, core.round)
 
 
 def _now() -> float:

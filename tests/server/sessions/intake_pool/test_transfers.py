@@ -252,15 +252,77 @@ def test_an_update_of_an_earlier_round_is_forgotten():
     in_a_loop(story)
 
 
-def test_updates_that_exceed_the_memory_pass(monkeypatch):
-    monkeypatch.setattr(transfers_module, "MEMORY_BYTES", 100_000)  # of two processes
+class Two:
+    """A process with two clients, and memory for one update at a time."""
 
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(transfers_module, "MEMORY_BYTES", 100_000)  # of two processes
+        self.process = Process()
+        self.other = Process()
+        self.process.transfers.begin(CONN + 1, self.other.server.hand_over(), CLIENT.public, "")
+        (self.first, blobs), (self.second, self.blobs) = sealed_update(), sealed_update()
+        assert self.process.take(Update(digest=self.first.parsed.update_id), *blobs)
+        self.process.sent.clear()
+
+    def offer(self, unasked=0):
+        message = Update(digest=self.second.parsed.update_id, unasked=unasked)
+        return self.process.transfers.take(CONN + 1, self.other.client.frames(message, *self.blobs))
+
+    def asked(self):
+        """Return the connections whose clients were asked for chunks since the last call."""
+        conns, self.process.sent = [conn for conn, _ in self.process.sent], []
+        return conns
+
+
+def test_an_update_waits_in_line_for_memory(monkeypatch):
     async def story():
-        process = Process()
-        first, blobs = sealed_update()
-        assert process.take(Update(digest=first.parsed.update_id), *blobs)
-        second, blobs = sealed_update()
-        assert not process.take(Update(digest=second.parsed.update_id), *blobs)
+        two = Two(monkeypatch)
+        assert two.offer()
+        assert two.asked() == []
+        for index in range(3):
+            message = Chunk(digest=two.first.parsed.update_id, index=index)
+            assert two.process.take(message, two.first.chunk(index))
+        assert [conn for conn, *_ in two.process.whole] == [CONN]
+        assert CONN + 1 in two.asked()
+
+    in_a_loop(story)
+
+
+def test_one_whose_first_chunks_are_on_their_way_passes_if_there_is_no_memory(monkeypatch):
+    async def story():
+        two = Two(monkeypatch)
+        assert not two.offer(unasked=1)
+
+    in_a_loop(story)
+
+
+@pytest.mark.parametrize("how", ["it leaves", "it is idle"])
+def test_a_client_that_sends_nothing_keeps_no_other_waiting(monkeypatch, how):
+    async def story():
+        two = Two(monkeypatch)
+        assert two.offer()
+        if how == "it leaves":
+            two.process.transfers.end(CONN)
+        else:
+            monkeypatch.setattr(transfers_module, "IDLE_S", 0.0)
+            two.process.transfers.revive()
+        assert CONN + 1 in two.asked()
+
+    in_a_loop(story)
+
+
+def test_who_waits_in_line_is_forgotten_with_the_round_or_the_connection(monkeypatch):
+    async def story():
+        for end in (
+            lambda transfers: transfers.end(CONN + 1),
+            lambda transfers: transfers.open_round(KEY._replace(round=4), {}),
+        ):
+            two = Two(monkeypatch)
+            assert two.offer()
+            end(two.process.transfers)
+            assert not two.process.transfers._line
+            two.process.transfers.end(CONN)
+            assert two.asked() == []
 
     in_a_loop(story)
 
