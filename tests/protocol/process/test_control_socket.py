@@ -43,6 +43,8 @@ def with_daemon(directory: Path, handler: control.Handler, work: Callable[[], An
             return await asyncio.wait_for(asyncio.to_thread(work), 60)
         finally:
             door.close()
+            if hasattr(door, "close_clients"):  # from Python 3.13 on
+                door.close_clients()  # also one that was accepted a moment ago
             await door.wait_closed()
 
     return asyncio.run(both())
