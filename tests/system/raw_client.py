@@ -93,7 +93,9 @@ class RawClient:
         return self.channel.frames(message, *blobs)
 
     def say(self, message, *blobs):
-        assert self.link.send(self.frames(message, *blobs))
+        frames = self.frames(message, *blobs)
+        while not self.link.send(frames):
+            assert self.link._up  # else only its queue is full, which a thread empties
 
     async def greet(self, **changes):
         """Say Hello twice, as a client of a method without a backbone does."""
