@@ -189,12 +189,15 @@ class RoundTransfers:
     def end(self, conn: int) -> None:
         """End the session of a connection; the server keeps what came of an update."""
         client = self._clients.pop(conn, None)
-        self._line.pop(conn, None)
-        if client is None:
-            return
+        if client is not None:
+            self._hand_back(client)
+
+    def _hand_back(self, client: ClientTransfers) -> None:
+        """Leave a client's update to the server, with the chunks that came."""
+        self._line.pop(client.conn, None)
         for digest, envelope in client.receiver.under_way.items():
             if chunks := envelope.assembly.in_memory():
-                self._lost(conn, digest, client.updates[digest].blobs, chunks)
+                self._lost(client.conn, digest, client.updates[digest].blobs, chunks)
         self._forget_updates(client)
         self._call_next()
 
@@ -249,8 +252,7 @@ class RoundTransfers:
             received = parse(frames, to_server=True)
             match received.message:
                 case Hello():
-                    self._line.pop(conn, None)
-                    self._forget_updates(client)
+                    self._hand_back(client)
                     client.over = True
                 case Want() as message:
                     return self._serve(client, received, message)
