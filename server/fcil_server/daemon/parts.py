@@ -71,9 +71,9 @@ class ServerPorts(RunPorts):
         context = self.parts().context
         await context.byte_meter.begin(key, new_parts)
         if context.intake_pool is not None:
-            late = context.run.coordinator.context.is_asynchronous(key.kind)
-            parts = context.run.publisher.small_parts()
-            context.intake_pool.open_round(None if late else key, parts)
+            coordinator, parts = context.run.coordinator, context.run.publisher.small_parts()
+            late, base = coordinator.context.is_asynchronous(key.kind), coordinator.progress.base
+            context.intake_pool.open_round(None if late else key, base, parts)
         self.parts().live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:

@@ -139,7 +139,7 @@ class IntakePool:
         self._counts: list[dict[int, TcpCounts]] = []
         self._flows: list[Flow] = []
         self._begun: dict[bytes, str] = {}  # CURVE key -> update that a process began to receive
-        self._round: tuple[RoundKey | None, list[SmallPart]] | None = None
+        self._round: tuple[RoundKey | None, int, list[SmallPart]] | None = None
         self._answered = asyncio.Event()
         self._numbers = itertools.count()
         self._closing: set[asyncio.Future[None]] = set()
@@ -387,12 +387,14 @@ class IntakePool:
             public = [keys.curve, keys.signing, keys.sealing]
             process.pipe.send("session", conn, fields, public, left)
 
-    def open_round(self, key: RoundKey | None, parts: Iterable[SmallPart]) -> None:
+    def open_round(self, key: RoundKey | None, base: int, parts: Iterable[SmallPart]) -> None:
         """Let the processes receive updates of a round, and give clients parts of its broadcast.
+
+        Updates that do not start from the state ``base`` pass.
 
         No key: they receive none, since a later round may take this one's.
         """
-        self._round = (key, list(parts))
+        self._round = (key, base, list(parts))
         for process in self._processes:
             self._tell_round(process)
 
@@ -400,14 +402,14 @@ class IntakePool:
         """Tell a process of the round, and send it the parts that it lacks."""
         if self._round is None or process.pipe is None:
             return
-        key, parts = self._round
+        key, base, parts = self._round
         digests = {str(part.header.update_id): part for part in parts}
         for digest in digests.keys() - process.parts:
             part = digests[digest]
             head = (part.header_bytes, part.signature)
             process.pipe.send("part", *head, part.key.value, part.body)
         process.parts = set(digests)
-        process.pipe.send("round", None if key is None else tuple(key), list(digests))
+        process.pipe.send("round", None if key is None else tuple(key), base, list(digests))
 
     # --- counts -----------------------------------------------------------------------------
 

@@ -212,11 +212,11 @@ class IntakeProcess:
         part = SmallPart(parsed, header, signature, ContentKey(key), body)
         self._parts[parsed.update_id] = part
 
-    def _open_round(self, key: list[Any] | None, digests: list[str]) -> None:
+    def _open_round(self, key: list[Any] | None, base: int, digests: list[str]) -> None:
         """Note the round under way, and the parts that clients may fetch for it."""
         self._parts = {digest: self._parts[digest] for digest in digests}
         whole = None if key is None else RoundKey(RunId(key[0]), *key[1:])
-        self._transfers.open_round(whole, self._parts)
+        self._transfers.open_round(whole, self._parts, base)
 
     def _send_whole(self, conn: int, frames: list[bytes | int]) -> None:
         """Send a message of the server, some of whose frames are known here by their numbers."""

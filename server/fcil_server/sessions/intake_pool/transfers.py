@@ -175,6 +175,7 @@ class RoundTransfers:
         self._idle_bytes = 0  # of those, whose clients have sent nothing for a while
         self._line: dict[int, _Offer] = {}  # updates that wait for memory, by connection
         self._round: RoundKey | None = None
+        self._base = 0  # number of the state that the round starts from
         self._parts: dict[str, SmallPart] = {}
         self._shared = SharedFrames[tuple[str, range]](SHARED_BYTES)
         self._flows: dict[tuple[int, str, bool], _Bytes] = defaultdict(_Bytes)
@@ -201,12 +202,12 @@ class RoundTransfers:
         self._forget_updates(client)
         self._call_next()
 
-    def open_round(self, key: RoundKey | None, parts: dict[str, SmallPart]) -> None:
+    def open_round(self, key: RoundKey | None, parts: dict[str, SmallPart], base: int = 0) -> None:
         """Note the round whose updates are received here, and the parts that clients may fetch.
 
-        No key: the server receives all updates itself.
+        No key: the server receives all updates itself, as it does those of another base state.
         """
-        self._round, self._parts = key, parts
+        self._round, self._base, self._parts = key, base, parts
         self._line = {c: o for c, o in self._line.items() if _round_of(o.header) == key}
         for client in self._clients.values():
             self._forget_updates(client, but_of=key)
@@ -317,7 +318,8 @@ class RoundTransfers:
         data, signature, _ = received.blobs
         header = parse_header(data, max_plain_bytes=UPDATE_BYTES)
         offer = _Offer(header, received.blobs)
-        if _round_of(header) != self._round or header.update_id != message.digest:
+        fits = _round_of(header) == self._round and header.core.base == self._base
+        if not fits or header.update_id != message.digest:
             return False
         waits = bool(self._line) or not self._has_room(offer)
         if waits and message.unasked:

@@ -40,13 +40,13 @@ KEY = RoundKey(RUN, 0, "train", 3)
 CONN, CHUNK, CREDIT = 7, 16 << 10, 8 << 20
 
 
-def core(direction="update", *, keys=CLIENT, round_=3, kind="train", part=""):
+def core(direction="update", *, keys=CLIENT, round_=3, kind="train", part="", base=3):
     sender = "a" * 26 if direction == "update" else "server"
     return Core(
         protocol=PROTOCOL_VERSION, federation="0" * 32, run=RUN, direction=direction,
         sender=sender, sender_key=keys.public.fingerprint,
         recipient="server" if direction == "update" else "client", method="m", schema="",
-        task=0, round=round_, kind=kind, base=3, part=part,
+        task=0, round=round_, kind=kind, base=base, part=part,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class Process:
         )  # fmt: skip
         self.client.agree_as_client(self.server.session_key)
         self.transfers.begin(CONN, self.server.hand_over(), CLIENT.public, left)
-        self.transfers.open_round(KEY, {})
+        self.transfers.open_round(KEY, {}, 3)
 
     def _send(self, conn, frames):
         if self.reads:
@@ -138,8 +138,14 @@ def test_an_update_arrives_whole_at_the_process_and_once_at_the_server():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"round_": 2}, {"kind": "headtune"}, {"kind": INVENTORY}, {"keys": OTHER}],
-    ids=["of another round", "of another kind", "a list of classes", "signed by another"],
+    [{"round_": 2}, {"base": 10}, {"kind": "headtune"}, {"kind": INVENTORY}, {"keys": OTHER}],
+    ids=[
+        "of another round",
+        "of another state",
+        "of another kind",
+        "a list of classes",
+        "signed by another",
+    ],
 )
 def test_what_is_not_an_update_of_the_round_by_its_client_passes(fields):
     async def story():
@@ -340,7 +346,7 @@ def test_a_client_gets_a_part_with_its_key_and_opens_it():
     async def story():
         process = Process()
         data, digest, part = small_part()
-        process.transfers.open_round(KEY, {digest: part})
+        process.transfers.open_round(KEY, {digest: part}, 3)
         assert process.take(Want(digest=digest, chunks=[0, 1, 2, 3], span=4, header=True))
         head, *chunks = process.heard()
         assert head.message.type == Parts.type
@@ -358,7 +364,7 @@ def test_a_client_that_does_not_read_gets_nothing_more():
     async def story():
         process = Process()
         _, digest, part = small_part()
-        process.transfers.open_round(KEY, {digest: part})
+        process.transfers.open_round(KEY, {digest: part}, 3)
         process.reads = False
         assert process.take(Want(digest=digest, chunks=[0, 1, 2, 3], span=1, header=True))
         assert not any(sent for _, _, sent, *_ in process.transfers.take_flows())
@@ -373,7 +379,7 @@ def test_all_bytes_are_counted_with_their_causes():
     async def story():
         process = Process()
         _, digest, part = small_part()
-        process.transfers.open_round(KEY, {digest: part})
+        process.transfers.open_round(KEY, {digest: part}, 3)
         up, down = {CONTROL: 0, UPDATE: 0}, {CONTROL: 0, digest: 0}
         want = process.client.frames(Want(digest=digest, chunks=[0], header=True))
         process.transfers.take(CONN, want)
