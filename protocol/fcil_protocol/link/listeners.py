@@ -38,17 +38,22 @@ def open_listeners(host: str, port: int, count: int) -> tuple[list[socket.socket
             for sock in sockets:
                 sock.listen(backlog())
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(
-                    f"port {port} on {host} is in use by another program.",
-                    action=PortInUse.default_action(),
-                ) from error
-            raise LinkError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}.",
-                action="Set `[federation] listen` to an address of this machine.",
-            ) from error
+            raise cannot_listen(host, port, error.errno, error.strerror) from error
         ends.pop_all()
     return sockets, claim
+
+
+def cannot_listen(host: str, port: int, number: int | None, why: str | None) -> LinkError:
+    """Return the error of a server that cannot listen, from that of the system."""
+    if number == errno.EADDRINUSE:
+        return PortInUse(
+            f"port {port} on {host} is in use by another program.",
+            action=PortInUse.default_action(),
+        )
+    return LinkError(
+        f"cannot listen on {host}:{port}: {why}.",
+        action="Set `[federation] listen` to an address of this machine.",
+    )
 
 
 def _claim(host: str, port: int) -> socket.socket:
@@ -69,7 +74,10 @@ def backlog() -> int:
 
 
 def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, "it is no name of a host") from error
     family, kind, number, _, place = found[0]
     sock = socket.socket(family, kind, number)
     try:

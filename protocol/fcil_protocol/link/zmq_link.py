@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import zmq
 
-from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.link.backlog import FEW_BYTES, UNSPOKEN_BYTES
 from fcil_protocol.link.connection_counts import ConnectionCounts
 from fcil_protocol.link.descriptors import Descriptors, Silent
@@ -37,7 +36,7 @@ from fcil_protocol.link.interface import (
     frame_wire_bytes,
     wire_bytes,
 )
-from fcil_protocol.link.listeners import backlog
+from fcil_protocol.link.listeners import backlog, cannot_listen
 from fcil_protocol.link.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
 from fcil_protocol.link.tcp_info import TcpCounts, shut_down
 from fcil_protocol.link.unread_watch import UnreadWatch, WatchedConnection
@@ -169,15 +168,7 @@ class Router:
         try:
             self._socket.bind(_endpoint(host, port))
         except zmq.ZMQError as error:
-            if error.errno == zmq.EADDRINUSE:
-                raise PortInUse(
-                    f"port {port} on {host} is in use by another program.",
-                    action=PortInUse.default_action(),
-                ) from error
-            raise LinkError(
-                f"cannot listen on {host}:{port}: {error.strerror}.",
-                action="Set `[federation] listen` to an address of this machine.",
-            ) from error
+            raise cannot_listen(host, port, error.errno, error.strerror) from error
         self._reader.wake()
         last = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(last.rstrip("\0").rsplit(":", 1)[1])

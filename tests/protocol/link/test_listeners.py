@@ -47,6 +47,7 @@ def test_a_port_in_use_is_refused_also_if_it_is_shared():
     close([*again, claim])
 
 
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(LinkError, match="cannot listen on 192.0.2.1:0"):
-        open_listeners("192.0.2.1", 0, 1)
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_an_address_of_another_machine_or_of_none_is_refused(host):
+    with pytest.raises(LinkError, match=f"cannot listen on {host}:0: .*[a-z]"):
+        open_listeners(host, 0, 1)
