@@ -168,18 +168,14 @@ class IntakePool:
         if self._closed:
             return
         process.began_at = self._loop.time()
-        with contextlib.ExitStack() as ends:
-            try:
-                own, other = map(ends.enter_context, socket.socketpair())
-                fds = (process.listener.fileno(), other.fileno())
-                process.child = ChildProcess(module_command(MODULE, *map(str, fds)), fds=fds)
-            except OSError as error:
-                number, why = process.number, error.strerror
-                text = f"intake process {number} cannot be started: {why}; it is tried again"
-                self._notify("warning", text)
-                self._restart(process)
-                return
-            own = own.dup()
+        try:
+            process.child, own = _start_child(process.listener)
+        except OSError as error:
+            number, why = process.number, error.strerror
+            text = f"intake process {number} cannot be started: {why}; it is tried again"
+            self._notify("warning", text)
+            self._restart(process)
+            return
         process.asked = process.answered = next(self._numbers)
         process.unanswered = 0
         process.frames, process.parts = _no_frames(), set()
@@ -440,6 +436,22 @@ class IntakePool:
         """Return what the processes have sent and received by themselves since the last call."""
         flows, self._flows = self._flows, []
         return flows
+
+
+def _start_child(listener: socket.socket) -> tuple[ChildProcess, socket.socket]:
+    """Start an intake process; return it, and this end of its pipe.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    own, other = socket.socketpair()
+    with other:
+        fds = (listener.fileno(), other.fileno())
+        try:
+            return ChildProcess(module_command(MODULE, *map(str, fds)), fds=fds), own
+        except BaseException:
+            own.close()
+            raise
 
 
 def _passed(process: _Process, conn: int, frames: Iterable[bytes], **more: Any) -> PassedOn:

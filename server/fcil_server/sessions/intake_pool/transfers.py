@@ -38,6 +38,7 @@ from fcil_protocol.messages.frames import Received, parse
 from fcil_protocol.messages.messages import Chunk, Hello, Message, Parts, Update, Want
 from fcil_protocol.messages.relay_frames import is_laned
 from fcil_protocol.messages.signed_session import TAG_BYTES, HandedSession
+from fcil_protocol.process.defects import keep_details
 from fcil_protocol.trust.keys import PublicKeys
 
 UPDATE_BYTES = 1 << 20  # larger updates pass: the server resumes them after a lost connection
@@ -261,8 +262,10 @@ class RoundTransfers:
                     return self._begin(client, received, message)
                 case Chunk() as message:
                     return self._chunk(client, received, message)
-        except Exception:  # noqa: S110 - also our own defect: the server answers this client
-            pass
+        except FcilError:
+            pass  # the server answers it
+        except Exception as error:  # our own defect: the server may do better, and no other waits
+            keep_details(error)
         return False
 
     def _say(

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import socket
 
 import pytest
 
@@ -260,14 +262,21 @@ def test_more_unread_bytes_are_allowed_to_a_relay_and_not_to_others():
     play(story, count=1, allow=allow)
 
 
-def test_a_process_that_cannot_be_started_is_tried_again_after_a_while(monkeypatch):
+@pytest.mark.parametrize("lacks", ["a program", "a descriptor"])
+def test_a_process_that_cannot_be_started_is_tried_again_after_a_while(monkeypatch, lacks):
     pauses = []
+
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "too many open files")
 
     async def story(center):
         await center.client()
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "call_later", lambda pause, *_: pauses.append(pause))
-        monkeypatch.setattr(intake_pool, "module_command", lambda *_: ["/nowhere"])
+        if lacks == "a program":
+            monkeypatch.setattr(intake_pool, "module_command", lambda *_: ["/nowhere"])
+        else:
+            monkeypatch.setattr(socket, "socketpair", no_descriptor)
         (process,) = center.pool._processes
         process.ends = 0
         for _ in range(4):
