@@ -48,9 +48,9 @@ def size_of(path):
 class Siege:
     """Honest clients of a running federation, and its server's process."""
 
-    def __init__(self, federation, folder):
+    def __init__(self, federation, folder, **extra):
         self.federation = federation
-        federation.serve(*settings(**ENDLESS))
+        federation.serve(*settings(**ENDLESS | extra))
         for i, name in enumerate(HONEST):
             federation.join(name, write_client(folder / name, range(2), offset=12 * i))
         with open_ledger(federation) as ledger:

@@ -43,11 +43,15 @@ WINDOW = 100  # messages between two waits, within what a socket's queue takes
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
-@pytest.fixture(scope="module")
-def siege(tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=[0, pytest.param(2, marks=pytest.mark.full)],
+    ids=["one process", "two intake processes"],
+)
+def siege(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("siege")
     with LocalFederation(folder) as federation:
-        yield Siege(federation, folder)
+        yield Siege(federation, folder, federation__intake=request.param)
 
 
 @pytest.fixture

@@ -27,10 +27,13 @@ def arrived_whole(course, *, most=1.5, grown_mb=60):
 
 
 @pytest.mark.full
-def test_cut_again_and_again_with_the_end_of_the_old_connection_after_the_new_one(tmp_path):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_cut_again_and_again_with_the_end_of_the_old_connection_after_the_new_one(
+    tmp_path, processes
+):
     """What was said on a connection that is over arrives when the next one has spoken."""
     link = Link(rate=400_000, cut_bytes=150_000, late=True)
-    whole = course(tmp_path, 400, link)
+    whole = course(tmp_path, 400, link, federation__intake=processes)
     assert whole.cuts >= 5, "with less, the link was not bad"
     arrived_whole(whole, most=1.7)
 
