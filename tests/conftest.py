@@ -7,11 +7,14 @@ takes as long as it takes.
 
 import functools
 import gc
+import os
 import re
 
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
+
+import postgres_kit
 
 settings.register_profile("fcil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fcil")
@@ -26,6 +29,7 @@ MAY_BE_SKIPPED = {
     r"could not import 'wandb'": "an extra of 15 packages, with a binary of 50 MB",
     r"could not import 'datasets'": "an extra for few, with pyarrow",
     r"could not import 'mkdocs'": "scripts/test --full installs it",
+    r"Postgres is not installed here": "scripts/test --full installs one",
     r"FCIL_S3_SERVER names no server": "scripts/test --full installs one",
     r"no (user |network )?namespaces": "containers often forbid them",
     r"(kubectl|systemd-analyze|promtool) is not installed": "no package of Python brings it",
@@ -38,6 +42,16 @@ _skipped = pytest.StashKey[list[str]]()
 
 # Typer makes all commands of a program anew for each call in a test: 50 ms, and some tests make ten.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ledgers_in_postgres():
+    """With FCIL_LEDGERS_IN=postgres, let the ledgers that tests make be in Postgres."""
+    if os.environ.get(postgres_kit.LEDGERS) != "postgres":
+        yield
+        return
+    with postgres_kit.cluster() as cluster, postgres_kit.new_ledgers_in(cluster.url):
+        yield
 
 
 def pytest_collection_finish(session):

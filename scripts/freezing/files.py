@@ -15,10 +15,10 @@ from fcil_protocol.payloads.payload import pack
 from fcil_protocol.storage.segment import RecordKind, Segment
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.config import as_file, load
+from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, Outcome
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import ByteCount
-from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.storage.backup import backup
 from freezing.common import (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 import os
 import re
-import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from fcil_server.lab.plan import Cell
 from fcil_server.lab.progress import Show
 from fcil_server.lab.records import frame, moments, need_pandas
 from fcil_server.lab.summary import Content, RowSummary, entries
+from fcil_server.ledger.databases.database import Row
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.run_data import RunData, collect, locate_run
@@ -259,7 +259,7 @@ class Run:
     """One run of a real federation as its reports show it; it may still be active."""
 
     _data: RunData
-    _flows: Sequence[sqlite3.Row]
+    _flows: Sequence[Row]
 
     @property
     def id(self) -> str:

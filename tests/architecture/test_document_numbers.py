@@ -243,7 +243,7 @@ SENTENCES = [
     ("docs/bytes.md", "Without them {} tasks of {} classes",
      [word(s + "reports.traffic.budget.ASSUMED_TASKS"), word(s + "reports.traffic.budget.ASSUMED_CLASSES")]),
     ("docs/bytes.md", "loses at most the counts of its last {} seconds", [Of(s + "daemon.server.FLUSH_S")]),
-    ("docs/upgrades.md", "| the server's ledger | {} |", [Of(s + "ledger.schema.SCHEMA_VERSION")]),
+    ("docs/upgrades.md", "| the server's ledger | {} |", [Of(s + "ledger.databases.schema.SCHEMA_VERSION")]),
     ("docs/upgrades.md", "between server, clients and relays | {} |", [Of(p + "PROTOCOL_VERSION")]),
     ("docs/upgrades.md", "`rounds.jsonl` | {}; {}, as",
      [Of(p + "process.terminal.SCHEMA_VERSION"), Of(s + "reports.run_directory.SCHEMA_VERSION")]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,7 @@ VERBS = {
         "classes",
     ),
     "Models and results": ("report", "export"),
-    "Data and maintenance": ("check", "backup", "restore", "rotate-keys"),
+    "Data and maintenance": ("check", "backup", "restore", "move-ledger", "rotate-keys"),
 }
 
 app = typer.Typer(
@@ -141,6 +142,12 @@ def serve(
             "--drain-on-term", help="On SIGTERM, finish the current round before stopping."
         ),
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="While another server works on DIR, wait, and take over at its end."
+        ),
+    ] = False,
     log: LogOptions,
 ) -> None:
     """Serve the federation in DIR until Ctrl-C; create it if it does not exist.
@@ -151,7 +158,7 @@ def serve(
         import asyncio
 
         from fcil_server.federation.config import load
-        from fcil_server.federation.directory import CONFIG, Federation
+        from fcil_server.federation.directory import CONFIG, Federation, open_when_free
         from fcil_server.federation.environment import environment_settings, naming_variables
         from fcil_server.federation.first_start import load_first, removed_if_refused
         from fcil_server.federation.partition_plan import (
@@ -177,9 +184,16 @@ def serve(
             host = found.federation.listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
         file = log.open()
+
+        def opened() -> Federation:
+            opening = partial(Federation.open, directory, config, overrides, kept)
+            if not standby:
+                return opening()
+            return open_when_free(opening, directory, partial(typer.echo, err=True))
+
         with (
             removed_if_refused(directory) as start,
-            closing(Federation.open(directory, config, overrides, kept)) as federation,
+            closing(opened()) as federation,
         ):
             start.opened = True
             if plan is not None:
@@ -261,15 +275,21 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
         # Imported only now: they take longer than a running server's answer.
         from fcil_server.daemon.status import stopped_status
         from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.databases.opening import has_ledger
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
         # A command that opens a new federation has its lock for a moment before the ledger.
-        if not (directory / LEDGER_NAME).exists():
+        if not has_ledger(directory):
             raise
         if isinstance(error, Starting):
             typer.echo(error.message, err=True)
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+            if elsewhere := ledger.database.claimed_from():
+                raise Unreachable(
+                    f"the server of this federation runs{elsewhere}, and answers there alone.",
+                    action="Run this command on that machine.",
+                ) from error
             return stopped_status(ledger, str(directory.resolve()))
 
 

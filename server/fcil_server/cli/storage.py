@@ -1,4 +1,4 @@
-"""``fcil-server check``, ``backup``, ``restore`` and ``run rollback``: the server's files."""
+"""``fcil-server check``, ``backup``, ``restore``, ``run rollback``...: the server's files."""
 
 from __future__ import annotations
 
@@ -48,6 +48,35 @@ def check(
         )
     if failed:
         raise typer.Exit(1)
+
+
+@app.command("move-ledger")
+def move_ledger_command(
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL|file",
+            help="postgresql://USER@HOST/DATABASE, or `file`: back into the directory.",
+        ),
+    ],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop what an earlier move left in Postgres.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Move a stopped server's ledger to Postgres, or back into its file.
+
+    For servers on several hosts that share DIR; one host needs none of it.
+    """
+    form = chosen(form, json_flag)
+    with errors(directory, form):
+        from fcil_server.federation.directory import operator
+        from fcil_server.storage.move_ledger import move_ledger
+
+        place = move_ledger(directory, to, operator(), replace=replace)
+        emit({"place": place}, form, lambda: typer.echo(f"The ledger is now at {place}."))
 
 
 @app.command()

@@ -10,7 +10,8 @@
         page.left         its sessions that signed out (0600), once one did
         api.tokens        digests of the API's tokens (0600), once one was made
         api.requests      acts through the API with an Idempotency-Key (0600), for a day
-        ledger.sqlite     members, runs, rounds, states, bytes
+        ledger.sqlite     members, runs, rounds, states, bytes; or, where
+        ledger.postgres   says where in Postgres they are
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
         webhooks/         the place in the news that each webhook has reached
@@ -36,11 +37,13 @@ from fcil_protocol.errors import (
     ConfigError,
     CorruptFile,
     KeyFileError,
+    Locked,
     StorageError,
     UsageError,
     WireError,
 )
 from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
+from fcil_protocol.process.supervisor import Notifier
 from fcil_protocol.storage.atomic_files import (
     DirectoryLock,
     make_private,
@@ -56,12 +59,20 @@ from fcil_server.federation.environment import (
     variables_in_force,
 )
 from fcil_server.federation.first_start import load_first
-from fcil_server.ledger.database import log_path, refuse_newer
+from fcil_server.ledger.databases.database import Database
+from fcil_server.ledger.databases.opening import (
+    has_ledger,
+    open_database,
+    place_of,
+    set_aside_moved,
+)
+from fcil_server.ledger.databases.sqlite import log_path, refuse_newer
+from fcil_server.ledger.databases.wal_check import lost_frames
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.wal_check import lost_frames
 
 CONFIG = "federation.toml"
+_LOOK_S = 1.0  # between two looks of a standby server
 WEBHOOKS = "webhooks"  # a folder: the place in the news that each webhook has reached
 
 
@@ -72,8 +83,33 @@ def stopped_ledger(directory: Path) -> Iterator[Ledger]:
     Raises:
         Locked: a server has. StorageError: it cannot be opened.
     """
-    with DirectoryLock.acquire(directory, "federation"), Ledger(directory / LEDGER_NAME) as ledger:
-        yield ledger
+    with contextlib.ExitStack() as ends:
+        claimed = _claim(directory)
+        if claimed is not None:
+            ends.enter_context(claimed)
+        ends.enter_context(DirectoryLock.acquire(directory, "federation"))
+        yield ends.enter_context(Ledger(directory / LEDGER_NAME, database=claimed))
+
+
+def _claim(directory: Path) -> Database | None:
+    """Claim a ledger that other hosts reach too; None: it is a file, and the lock is enough.
+
+    This comes before the directory's lock, whose owner sweeps the directory: on some shared file
+    systems each host has a lock of its own.
+
+    Raises:
+        Locked: another server works on it. StorageError: it cannot be reached.
+    """
+    path = directory / LEDGER_NAME
+    if place_of(path) is None:
+        return None
+    database = open_database(path)
+    try:
+        database.claim()
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def operator() -> str:
@@ -94,6 +130,7 @@ class Federation:
         directory: Path,
         config: Config,
         lock: DirectoryLock,
+        claimed: Database | None = None,
         variables: tuple[str, ...] = (),
         overrides: tuple[str, ...] = (),
     ) -> None:
@@ -104,8 +141,9 @@ class Federation:
         self._lock = lock
         self._root_path = directory / "keys" / "root.json"
         _refuse_lost_ledger(directory)
+        set_aside_moved(directory / LEDGER_NAME)
         self._lost = describe_lost_frames(directory / LEDGER_NAME)  # opening it hides them
-        self.ledger = Ledger(directory / LEDGER_NAME)
+        self.ledger = Ledger(directory / LEDGER_NAME, database=claimed)
         try:
             self._open_keys()
         except BaseException:
@@ -142,7 +180,7 @@ class Federation:
         """
         own = directory / CONFIG
         new = not own.exists()
-        if new and config_path is None and (directory / LEDGER_NAME).exists():
+        if new and config_path is None and has_ledger(directory):
             raise CorruptFile(
                 f"{own} is missing, though there is a ledger next to it.",
                 action="Restore it from a backup, or give another one once: "
@@ -163,14 +201,17 @@ class Federation:
             make_private(directory)
             (directory / "keys").mkdir(mode=0o700, exist_ok=True)
             (directory / "runs").mkdir(mode=0o700, exist_ok=True)
-        lock = DirectoryLock.acquire(directory, "federation")
-        try:
+        with contextlib.ExitStack() as undo:
+            claimed = _claim(directory)
+            if claimed is not None:
+                undo.callback(claimed.close)
+            lock = DirectoryLock.acquire(directory, "federation")
+            undo.callback(lock.release)
             if new:
                 write_atomic(own, file)
-            return cls(directory, config, lock, variables_in_force(overrides), overrides)
-        except BaseException:
-            lock.release()
-            raise
+            opened = cls(directory, config, lock, claimed, variables_in_force(overrides), overrides)
+            undo.pop_all()
+            return opened
 
     @classmethod
     def open_stopped(cls, directory: Path) -> Self:
@@ -304,6 +345,35 @@ class Federation:
         self._lock.release()
 
 
+def open_when_free(
+    opening: Callable[[], Federation], directory: Path, say: Callable[[str], None]
+) -> Federation:
+    """Open a federation as soon as no other process works on it: a standby server takes over.
+
+    Args:
+        opening: opens it, or raises `Locked`.
+        directory: the federation's, for the sentence.
+        say: called once with a sentence, if another process works on it.
+
+    Raises:
+        As ``opening``, apart from `Locked`.
+    """
+    # The service that follows takes the variables out of the environment.
+    supervisor = Notifier(dict(os.environ))
+    waits = False
+    while True:
+        try:
+            return opening()
+        except Locked:
+            text = f"another server works on {directory}; this one takes over when it ends"
+            if not waits:
+                say(text)
+            waits = True
+            supervisor.send("READY=1", "WATCHDOG=1")
+            supervisor.status(text)
+            time.sleep(_LOOK_S)
+
+
 def servers_folder() -> Path:
     """Return the folder of the join files of this user's servers."""
     return Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "servers"
@@ -353,7 +423,7 @@ def _refuse_lost_ledger(directory: Path) -> None:
     path, runs = directory / LEDGER_NAME, directory / "runs"
     names = sorted(p.name for p in runs.iterdir()) if runs.is_dir() else []
     held = [name for name in names if is_run_id(name)]
-    if held and not (path.exists() and path.stat().st_size):
+    if held and not has_ledger(directory):
         what = "is empty" if path.exists() else "is missing"
         raise CorruptFile(
             f"the ledger {path} {what}, though there are runs ({', '.join(held[-3:])}): without "

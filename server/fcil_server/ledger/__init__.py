@@ -1,7 +1,8 @@
-"""The SQLite database: schema, tables, rows and queries.
+"""The database: schema, tables, rows and queries.
 
-The *ledger* records what the server must know after a restart. `ledger.Ledger` opens the file
-(`database.Database`) and has its tables by name, each with the queries about it:
+The *ledger* records what the server must know after a restart. `ledger.Ledger` opens it
+(`databases`: a file, or tables in Postgres) and has its tables by name, each with the queries
+about it:
 
 - `clients`: `Ledger.clients` (members and their keys, erased keys), `Ledger.tickets`;
 - `runs`: `Ledger.runs`, `Ledger.states`, `Ledger.parts` (sealed parts of broadcasts), and
@@ -12,8 +13,8 @@ The *ledger* records what the server must know after a restart. `ledger.Ledger` 
 - `events`: `Ledger.events`, `Ledger.refusals` (refused messages and their counts),
   `Ledger.audit` (operator actions).
 
-A *row* is one record of a table, a dataclass of `rows` in the words of `enums`; `schema` has the
-tables as SQL.
+A *row* is one record of a table, a dataclass of `rows` in the words of `enums`; `databases.schema`
+has the tables as SQL.
 
 Raises:
     DiskFull, StorageError, Locked, CorruptFile: from every method that reads or writes.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 
 from fcil_protocol.ids import ClientId, RoundKey, RunId
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import Database, Row
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.rounds import OWN_ROUND
 from fcil_server.ledger.rows import ByteCount
@@ -17,12 +16,14 @@ _ADD_BYTES = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), "
     "ifnull(round, -1), ifnull(client, ''), direction, cause, source) DO UPDATE SET "
-    "tensor = tensor + excluded.tensor, sealed = sealed + excluded.sealed, "
-    "application = application + excluded.application, wire = wire + excluded.wire, "
-    "retransmitted = retransmitted + excluded.retransmitted, link = link + excluded.link"
+    "tensor = bytes.tensor + excluded.tensor, sealed = bytes.sealed + excluded.sealed, "
+    "application = bytes.application + excluded.application, wire = bytes.wire + excluded.wire, "
+    "retransmitted = bytes.retransmitted + excluded.retransmitted, "
+    "link = bytes.link + excluded.link"
 )
 _BOTH_WAYS = (
-    "client, sum(wire * (direction = 'up')) AS up, sum(wire * (direction = 'down')) AS down"
+    "client, coalesce(sum(wire) FILTER (WHERE direction = 'up'), 0) AS up, "
+    "coalesce(sum(wire) FILTER (WHERE direction = 'down'), 0) AS down"
 )
 _OF_CLIENTS = "client IS NOT NULL AND source = 'predicted' GROUP BY client"
 
@@ -34,7 +35,8 @@ _RECORDS = (
     "AND r.round = b.round AND r.closed_at IS NOT NULL "
     "LEFT JOIN clients AS c ON c.client_id = b.client WHERE b.run = ? OR b.run IS NULL "
     "ORDER BY r.seq IS NULL, r.seq, b.run IS NULL, "
-    "b.task, b.kind, b.round, b.client, b.direction, b.cause, b.source"
+    "b.task NULLS FIRST, b.kind NULLS FIRST, b.round NULLS FIRST, b.client NULLS FIRST, "
+    "b.direction, b.cause, b.source"
 )
 
 LEVELS = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
@@ -75,15 +77,16 @@ class ByteTable:
         """Return the counts of a run; with None those that belong to no run."""
         sql = (
             "SELECT * FROM bytes WHERE run IS ? "
-            "ORDER BY task, kind, round, client, direction, cause, source"
+            "ORDER BY task NULLS FIRST, kind NULLS FIRST, round NULLS FIRST, client NULLS FIRST, "
+            "direction, cause, source"
         )
         return self._db.all(ByteCount, sql, (run,))
 
-    def records(self, run: RunId) -> list[sqlite3.Row]:
+    def records(self, run: RunId) -> list[Row]:
         """Return a run's counts in order of its closed rounds; then those of no run.
 
-        With each are its round's number (``seq``) and its client's name. SQLite joins and sorts
-        them: Python takes five times as long for them, and there may be a million.
+        With each are its round's number (``seq``) and its client's name. The database joins and
+        sorts them: Python takes five times as long for them, and there may be a million.
         """
         return self._db.rows(_RECORDS, (run,))
 
@@ -110,11 +113,12 @@ class ByteTable:
         """Return each client's wire bytes in a place: by the kernel's count, and predicted."""
         # In the order of the index, so that nothing is sorted.
         sql = (
-            "SELECT client, direction, sum(wire * (source = 'kernel')) AS kernel, "  # noqa: S608
-            f"sum(wire * (source = 'predicted')) AS predicted FROM bytes WHERE {IN_INDEX} "
-            "GROUP BY ifnull(client, ''), direction"
+            "SELECT ifnull(client, '') AS named, direction, "  # noqa: S608
+            "coalesce(sum(wire) FILTER (WHERE source = 'kernel'), 0) AS kernel, "
+            "coalesce(sum(wire) FILTER (WHERE source = 'predicted'), 0) AS predicted "
+            f"FROM bytes WHERE {IN_INDEX} GROUP BY ifnull(client, ''), direction"
         )
-        found = (row for row in self._db.rows(sql, place) if row["client"] is not None)
+        found = (row for row in self._db.rows(sql, place) if row["named"])
         return {(row[0], Direction(row[1])): (row[2], row[3]) for row in found}
 
     def by_client(self) -> dict[ClientId, tuple[int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.trust.keys import PublicKeys
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.rows import ClientRow, Erased, TicketRow
 
@@ -205,7 +205,7 @@ class ClientTable:
         Raises:
             UsageError: it was erased before.
         """
-        self._db.execute("PRAGMA secure_delete = ON")  # zeros instead of what was there
+        self._db.overwrite_removed()
         with self._db.transaction():
             row = self.get(client_id)
             if row is None:
@@ -260,7 +260,7 @@ class ClientTable:
         """Replace a name wherever it stands as a word of its own in what was said of others."""
         word = as_word(name)
         for table, key, text in _TEXTS:
-            sql = f"SELECT {key} AS k, {text} AS t FROM {table} WHERE instr({text}, ?)"  # noqa: S608 - names are ours
+            sql = f"SELECT {key} AS k, {text} AS t FROM {table} WHERE instr({text}, ?) > 0"  # noqa: S608 - names are ours
             for row in self._db.rows(sql, (name,)):
                 self._db.execute(
                     f"UPDATE {table} SET {text} = ? WHERE {key} = ?",  # noqa: S608

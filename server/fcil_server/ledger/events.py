@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from fcil_protocol.ids import ClientId, RunId
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.enums import HARMLESS
 from fcil_server.ledger.rows import AuditEntry, Event, NewEvent, NewRefusal, RefusalRow
 
@@ -52,7 +52,7 @@ class EventTable:
         """
         sql = (
             "SELECT * FROM (SELECT * FROM events WHERE (? IS NULL OR run = ?) "
-            "AND (NOT ? OR level <> 'info') ORDER BY id DESC LIMIT ?) ORDER BY id"
+            "AND (NOT ? OR level <> 'info') ORDER BY id DESC LIMIT ?) AS newest ORDER BY id"
         )
         return self._db.all(Event, sql, (run, run, notable, limit))
 
@@ -103,7 +103,7 @@ class EventTable:
             )
             self._db.execute_each(
                 "INSERT INTO refusal_counts VALUES (?, ?) "
-                "ON CONFLICT (code) DO UPDATE SET count = count + excluded.count",
+                "ON CONFLICT (code) DO UPDATE SET count = refusal_counts.count + excluded.count",
                 list(refused.items()),
             )
             self._trim("events", len(events), KEPT_EVENTS)
@@ -177,7 +177,7 @@ class RefusalTable:
 
 
 class AuditTable:
-    """Operator actions; SQLite refuses to change them. Table ``audit``."""
+    """Operator actions; the database refuses to change them. Table ``audit``."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -194,7 +194,7 @@ class AuditTable:
 
     def newest(self, *, limit: int = 1_000) -> list[AuditEntry]:
         """Return the newest operator actions, oldest first."""
-        sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) ORDER BY id"
+        sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) AS newest ORDER BY id"
         return self._db.all(AuditEntry, sql, (limit,))
 
 

@@ -1,4 +1,4 @@
-"""The ledger: one SQLite file in the federation directory, and its tables by name.
+"""The ledger: one database, and its tables by name.
 
 After a kill at any moment, `RoundTable.current` and `UpdateTable.accepted` say where to go on.
 """
@@ -13,7 +13,9 @@ from typing import Self, TypeVar
 
 from fcil_server.ledger.byte_counts import ByteTable
 from fcil_server.ledger.clients import ClientTable, TicketTable
-from fcil_server.ledger.database import LEDGER_NAME, Database
+from fcil_server.ledger.databases.database import Database
+from fcil_server.ledger.databases.opening import open_database
+from fcil_server.ledger.databases.sqlite import LEDGER_NAME
 from fcil_server.ledger.events import AuditTable, EventTable, RefusalTable
 from fcil_server.ledger.rounds import AnswerTable, RoundTable, UpdateTable
 from fcil_server.ledger.runs import Forks, PartTable, RunTable, StateTable
@@ -31,10 +33,16 @@ class Ledger:
     to any number of tables.
 
     Attributes:
-        database: the open file; what concerns it as a whole is done there.
+        database: the open database; what concerns it as a whole is done there.
+
+    Args:
+        path: of its file (see `opening.open_database`).
+        read_only: for a reader.
+        clock: tells unix seconds.
+        database: one of this path that is open already.
 
     Raises:
-        As `Database`.
+        As `opening.open_database`.
     """
 
     def __init__(
@@ -43,8 +51,9 @@ class Ledger:
         *,
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
+        database: Database | None = None,
     ) -> None:
-        self.database = Database(path, read_only=read_only, clock=clock)
+        self.database = database or open_database(path, read_only=read_only, clock=clock)
         self.clients = ClientTable(self.database)
         self.tickets = TicketTable(self.database)
         self.runs = RunTable(self.database)

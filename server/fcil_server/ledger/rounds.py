@@ -11,7 +11,7 @@ from typing import Any
 from fcil_protocol.errors import AlreadyHave, InternalError
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_protocol.payloads.builtin import EVALUATE, LATE
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import MOST_ROWS, Database
 from fcil_server.ledger.enums import SPLIT_SUM, Answer, Outcome, UpdateStatus
 from fcil_server.ledger.rows import AnswerRow, RoundRow, UpdateFate, UpdateRow
 
@@ -139,7 +139,7 @@ class RoundTable:
     def all(self, run: RunId, since: int = 0, limit: int | None = None) -> list[RoundRow]:
         """Return the run's rounds in order, from this number on; at most ``limit``."""
         sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq LIMIT ?"
-        return self._db.all(RoundRow, sql, (run, since, -1 if limit is None else limit))
+        return self._db.all(RoundRow, sql, (run, since, MOST_ROWS if limit is None else limit))
 
     def count(self, run: RunId) -> int:
         """Return the number of the run's rounds."""
@@ -303,14 +303,14 @@ class UpdateTable:
 
     def of_round(self, key: RoundKey) -> list[UpdateRow]:
         """Return all updates of a round in ClientId order, excluded ones too."""
-        # The plus: else SQLite walks all updates of the run, to have them in order.
-        sql = f"SELECT * FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
+        # As an expression: else SQLite walks all updates of the run, to have them in order.
+        sql = f"SELECT * FROM updates WHERE {IN_ROUND} ORDER BY client || ''"  # noqa: S608
         return self._db.all(UpdateRow, sql, key)
 
     def fates(self, key: RoundKey) -> list[UpdateFate]:
         """Return the fate of each update of a round, in ClientId order; cheaper than `of_round`."""
         columns = "client, status, reason, samples, train_loss, train_accuracy, base_state"
-        sql = f"SELECT {columns} FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
+        sql = f"SELECT {columns} FROM updates WHERE {IN_ROUND} ORDER BY client || ''"  # noqa: S608
         return self._db.all(UpdateFate, sql, key)
 
     def newest_training(self, run: RunId) -> dict[str, Any] | None:
@@ -326,7 +326,7 @@ class UpdateTable:
         return None
 
     def _training(self, key: RoundKey) -> Training:
-        """Return the means of a round, as `Training.mean`; SQLite adds them up."""
+        """Return the means of a round, as `Training.mean`; the database adds them up."""
         means = ", ".join(
             f"sum(train_{name} * samples) / "
             f"sum(samples) FILTER (WHERE train_{name} IS NOT NULL) AS {name}"
@@ -431,7 +431,7 @@ class UpdateTable:
         sql = (
             "SELECT run, count(*) AS n FROM updates JOIN runs ON run_id = run "
             "WHERE client = ? AND updates.status = 'counted' AND kind <> ? AND samples > 0 "
-            "AND emptied_at IS NULL GROUP BY run ORDER BY runs.rowid"
+            "AND emptied_at IS NULL GROUP BY run, runs.rowid ORDER BY runs.rowid"
         )
         return {RunId(row["run"]): int(row["n"]) for row in self._db.rows(sql, (client, EVALUATE))}
 
@@ -492,7 +492,8 @@ class AnswerTable:
         now = self._db.now
         self._db.execute_each(
             "INSERT INTO answers (run, task, kind, round, client, answer, reason, at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (run, task, kind, round, client) DO UPDATE SET "
             "answer = excluded.answer, reason = excluded.reason, at = excluded.at",
             [
                 (*key, client, Answer(answer).value, reason, now)

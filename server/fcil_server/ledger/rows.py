@@ -1,7 +1,8 @@
 """Rows of the ledger: one frozen dataclass per table.
 
 Field names equal column names, so a row is built without a mapping in between
-(`ledger.decoding`). Times are unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
+(`databases.database.build`). Times are unix seconds (``_at``), durations seconds (``_s``), sizes
+bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
 from fcil_server.ledger.enums import (
@@ -40,6 +41,8 @@ class ClientRow:
         via: the relay that it connects through; None if it connects to the server.
         address: HOST:PORT for a relay's clients; empty otherwise.
     """
+
+    TABLE: ClassVar[str] = "clients"
 
     client_id: ClientId
     name: str
@@ -76,6 +79,8 @@ class TicketRow:
         client: who came in with it.
         via: the relay that its holder connects through.
     """
+
+    TABLE: ClassVar[str] = "tickets"
 
     curve: bytes = field(repr=False)
     signing: bytes = field(repr=False)
@@ -124,6 +129,8 @@ class RunRow:
         promoted: the state whose model clients use; None: always the newest.
     """
 
+    TABLE: ClassVar[str] = "runs"
+
     run_id: RunId
     created_at: float
     method: str
@@ -153,6 +160,8 @@ class ClassRow:
         task: the task it entered; None until that task opened.
         admitted: whether a task may take it; False until an operator says so (`tasks.admit`).
     """
+
+    TABLE: ClassVar[str] = "classes"
 
     run: RunId
     key: str
@@ -185,6 +194,8 @@ class AliasRow:
 class TaskRow:
     """One class increment of a run."""
 
+    TABLE: ClassVar[str] = "tasks"
+
     run: RunId
     task: int
     class_ids: tuple[int, ...] = field(metadata=_IDS)
@@ -204,6 +215,8 @@ class RoundRow:
         phases: name -> seconds (``collect_s``, ``aggregate_s`` ...).
         why: what closed it (`rounds.events.Why`); empty while it is open.
     """
+
+    TABLE: ClassVar[str] = "rounds"
 
     run: RunId
     task: int
@@ -239,6 +252,8 @@ class UpdateRow:
         sum_id: the sum that came in its place, from a relay; None: it came itself.
     """
 
+    TABLE: ClassVar[str] = "updates"
+
     run: RunId
     client: ClientId
     task: int
@@ -266,6 +281,8 @@ class UpdateRow:
 class UpdateFate:
     """Columns of an `UpdateRow`: whose it is, how it was trained, and what became of it."""
 
+    TABLE: ClassVar[str] = "updates"
+
     client: ClientId
     status: UpdateStatus = field(metadata={"decode": UpdateStatus})
     reason: str
@@ -278,6 +295,8 @@ class UpdateFate:
 @dataclass(frozen=True)
 class AnswerRow:
     """Why an asked client gave no update to a round."""
+
+    TABLE: ClassVar[str] = "answers"
 
     run: RunId
     task: int
@@ -300,6 +319,8 @@ class ByteCount:
     frames on an Ethernet link. A reported count is what a client says it has fetched from an object
     store: ``wire`` is the sealed bytes, without what HTTP adds.
     """
+
+    TABLE: ClassVar[str] = "bytes"
 
     run: RunId | None
     task: int | None

@@ -9,7 +9,7 @@ from typing import Any
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.payloads.builtin import LATE
-from fcil_server.ledger.database import Database, Value
+from fcil_server.ledger.databases.database import Database, Value
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.ledger.rows import PartRow, RunRow, StateRow
@@ -18,7 +18,7 @@ from fcil_server.ledger.rows import PartRow, RunRow, StateRow
 ENDED = -1  # in the column `promoted`: a state was, and none is any more
 _LEADS_TO = "closed_at IS NOT NULL AND base_state <= :state AND ifnull(new_state, 0) <= :state"
 
-_IN_TASKS = "task IN (SELECT value FROM json_each(:tasks))"
+_TASKS = "(SELECT CAST(value AS INTEGER) FROM json_each(:tasks))"
 _IN_COPIED = "(task, kind, round) IN (SELECT task, kind, round FROM rounds WHERE run = :run)"
 
 
@@ -328,21 +328,20 @@ class Forks:
         self._copy_rows("classes", own, mine, names)
         self._copy_rows("class_aliases", own, mine, names)
         self._db.execute(
-            "UPDATE classes SET task = NULL, "
+            "UPDATE classes SET task = NULL, "  # noqa: S608 - ours
             "class_id = CASE WHEN planned_task IS NULL THEN NULL ELSE class_id END "
-            "WHERE run = :run AND task NOT IN (SELECT value FROM json_each(:tasks))",
+            f"WHERE run = :run AND task NOT IN {_TASKS}",
             names,
         )
-        self._copy_rows("tasks", own, f"{mine} AND {_IN_TASKS}", names)
+        self._copy_rows("tasks", own, f"{mine} AND task IN {_TASKS}", names)
         self._copy_rows("rounds", own, f"{mine} AND {_LEADS_TO}", names, order="seq")
         for table in ("updates", "answers", "bytes"):
             self._copy_rows(table, own, f"{mine} AND {_IN_COPIED}", names)
         self._copy_rows("states", own, f"{mine} AND state <= :state", names)
         names["tasks"] = json.dumps(self._tasks_over(source, tasks, run))
-        self._copy_rows("evaluations", own, f"{mine} AND {_IN_TASKS}", names)
+        self._copy_rows("evaluations", own, f"{mine} AND task IN {_TASKS}", names)
         self._db.execute(
-            "UPDATE tasks SET closed_at = NULL "
-            "WHERE run = :run AND task NOT IN (SELECT value FROM json_each(:tasks))",
+            f"UPDATE tasks SET closed_at = NULL WHERE run = :run AND task NOT IN {_TASKS}",  # noqa: S608
             names,
         )
 
@@ -376,7 +375,7 @@ class Forks:
         order: str = "rowid",
     ) -> None:
         """Copy rows of a table, with some columns replaced; columns added later come along."""
-        columns = [str(c["name"]) for c in self._db.rows(f"PRAGMA table_info({table})")]
+        columns = self._db.columns(table)
         values = ", ".join(f":new_{c}" if c in changed else c for c in columns)
         sql = (
             f"INSERT INTO {table} ({', '.join(columns)}) "  # noqa: S608 - names are ours

@@ -11,7 +11,7 @@ from typing import Any
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payloads.builtin import EVALUATE
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.enums import CENTRAL
 from fcil_server.ledger.rows import AliasRow, ClassRow, Evaluation, TaskRow
 

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import platform
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.aggregation.store import StateRecord, StateStore, check_state
+from fcil_server.ledger.databases.database import Row
 from fcil_server.ledger.enums import Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.reports.results.metrics import Metrics
@@ -252,7 +252,7 @@ def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str
     }
 
 
-def bytes_csv(flows: Iterable[sqlite3.Row]) -> str:
+def bytes_csv(flows: Iterable[Row]) -> str:
     """Return ``bytes.csv``; ``flows`` are the ledger's records, with `BYTE_COLUMNS` in order."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

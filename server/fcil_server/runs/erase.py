@@ -19,7 +19,7 @@ from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.clients import as_word
-from fcil_server.ledger.database import remove_older
+from fcil_server.ledger.databases.sqlite import remove_older
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClientRow, Erased, RunRow

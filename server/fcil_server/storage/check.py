@@ -30,7 +30,9 @@ from fcil_server.federation.directory import (
     open_to_others,
 )
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
-from fcil_server.ledger.database import older_copies
+from fcil_server.ledger.databases.opening import has_ledger, place_of
+from fcil_server.ledger.databases.place import PLACE_NAME
+from fcil_server.ledger.databases.sqlite import older_copies
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.export_jobs import EXPORTS
 from fcil_server.runs.run_queue import QUEUE, RunQueue
@@ -41,7 +43,17 @@ from fcil_server.storage.findings import CheckFinding, Severity, failed, failure
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
-_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
+_OURS = {
+    CONFIG,
+    "keys",
+    LEDGER_NAME,
+    PLACE_NAME,
+    "runs",
+    LOCK_NAME,
+    "control.sock",
+    KEY_NAME,
+    LEFT_NAME,
+}
 _OURS |= {TOKENS_NAME, REQUESTS_NAME, WEBHOOKS, EXPORTS}
 _OURS |= {QUEUE, f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
@@ -54,7 +66,9 @@ def check(directory: Path) -> list[CheckFinding]:
     Raises:
         StorageError: the directory holds no federation at all.
     """
-    if not any((directory / name).exists() for name in (CONFIG, LEDGER_NAME, "keys")):
+    if not any((directory / name).exists() for name in (CONFIG, "keys")) and not (
+        has_ledger(directory)
+    ):
         raise StorageError(
             f"{directory} holds no federation (no {CONFIG}, no {LEDGER_NAME}, no keys).",
             action="Name its directory with --dir.",
@@ -206,11 +220,13 @@ def _ledger(ledger: Ledger) -> Iterator[CheckFinding]:
     faults = ledger.database.faults()
     for fault in faults:
         action = "Stop the server and restore a backup: fcil-server restore FILE --dir NEW"
-        yield failure("ledger", f"{ledger.path} is damaged: {fault}", action)
+        yield failure("ledger", f"{ledger.database.place} is damaged: {fault}", action)
     if not faults:
         runs = count_of(len(ledger.runs.all()), "run")
         acts = count_of(ledger.audit.count(), "action")
         yield fine("ledger", f"intact, {runs}, {acts}")
+    if place_of(ledger.path) is not None:
+        return
     mode = stat.S_IMODE(ledger.path.stat().st_mode)
     if mode & 0o077:
         text = (

@@ -25,7 +25,7 @@ from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.passphrase import open_with_passphrase
 from fcil_server.federation.directory import CONFIG
-from fcil_server.ledger.database import remove_older
+from fcil_server.ledger.databases.sqlite import remove_older
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import RunRow

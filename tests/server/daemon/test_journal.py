@@ -8,7 +8,7 @@ from fcil_protocol.errors import WireError
 from fcil_protocol.ids import ClientId
 from fcil_server.daemon.journal import BATCH_S, Journal
 from fcil_server.daemon.note_budget import BURST, MINUTE_S
-from fcil_server.ledger.database import log_path
+from fcil_server.ledger.databases.sqlite import log_path
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 ANN, BOB = ClientId("a" * 26), ClientId("b" * 26)

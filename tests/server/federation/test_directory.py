@@ -17,8 +17,8 @@ from fcil_protocol.errors import (
     StorageError,
 )
 from fcil_server.federation.directory import CONFIG, Federation
+from fcil_server.ledger.databases.schema import SCHEMA_VERSION
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.schema import SCHEMA_VERSION
 from server.storage_kit import Built, build, tree
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from fcil_server.ledger.ledger import Ledger
 
+pytestmark = pytest.mark.ledger_file
+
 
 @pytest.mark.parametrize("name", [b"n\xff\xfen", b"a b?mode=ro#c%20", "größe".encode()])
 def test_a_ledger_opens_under_any_name(tmp_path: Path, name: bytes) -> None:

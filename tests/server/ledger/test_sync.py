@@ -7,10 +7,12 @@ import pytest
 import sample_run
 from fcil_protocol.errors import StorageError
 from fcil_protocol.storage import atomic_files
-from fcil_server.ledger import database
+from fcil_server.ledger.databases import sqlite as database
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from sample_run import RUN
+
+pytestmark = pytest.mark.ledger_file
 
 
 @pytest.fixture

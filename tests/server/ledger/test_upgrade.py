@@ -10,12 +10,14 @@ import pytest
 
 from fcil_protocol.errors import CorruptFile, DiskFull, FcilError, Locked, StorageError
 from fcil_protocol.ids import RoundKey
-from fcil_server.ledger import database
-from fcil_server.ledger.database import Database, older_name
+from fcil_server.ledger.databases import sqlite as database
+from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger.databases.sqlite import SqliteDatabase, older_name
 from fcil_server.ledger.enums import Answer
 from fcil_server.ledger.ledger import Ledger
-from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from sample_run import ALICE, BOB, RUN
+
+pytestmark = pytest.mark.ledger_file
 
 KEY = RoundKey(RUN, 0, "train", 0)
 
@@ -151,14 +153,14 @@ def test_a_ledger_that_is_upgraded_while_a_reader_copies_it_is_read(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     older(path)
-    copy_into = Database._copy_into
+    copy_into = SqliteDatabase._copy_into
 
-    def late(self: Database, copy: sqlite3.Connection) -> None:
-        monkeypatch.setattr(Database, "_copy_into", copy_into)
+    def late(self: SqliteDatabase, copy: sqlite3.Connection) -> None:
+        monkeypatch.setattr(SqliteDatabase, "_copy_into", copy_into)
         Ledger(path).close()  # a server starts
         copy_into(self, copy)
 
-    monkeypatch.setattr(Database, "_copy_into", late)
+    monkeypatch.setattr(SqliteDatabase, "_copy_into", late)
     with Ledger(path, read_only=True) as ledger:
         assert [u.samples for u in ledger.updates.of_round(KEY)] == [5]
 
@@ -168,14 +170,14 @@ def test_a_reader_of_an_earlier_version_waits_for_no_lock_without_end(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     older(path)
-    copy_into = Database._copy_into
+    copy_into = SqliteDatabase._copy_into
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
 
-        def late(self: Database, copy: sqlite3.Connection) -> None:
+        def late(self: SqliteDatabase, copy: sqlite3.Connection) -> None:
             self._file.execute("PRAGMA busy_timeout = 1")
             other.execute("BEGIN EXCLUSIVE")
             copy_into(self, copy)
 
-        monkeypatch.setattr(Database, "_copy_into", late)
+        monkeypatch.setattr(SqliteDatabase, "_copy_into", late)
         with pytest.raises(Locked):
             Ledger(path, read_only=True)

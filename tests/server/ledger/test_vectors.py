@@ -12,11 +12,13 @@ from fcil_protocol.errors import CannotOpen, CorruptFile, FcilError
 from fcil_protocol.payloads.payload import pack, unpack
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.store import StateStore
+from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.schema import MIGRATIONS, SCHEMA_VERSION
 from fcil_server.storage import archive
 from fcil_server.storage.restore import Keys, restore
 from frozen import FOLDERS, Vectors, flipped, payload_of, same
+
+pytestmark = pytest.mark.ledger_file
 
 LEDGERS = [(folder, path.stem) for folder in FOLDERS for path in folder.glob("ledger-*.json")]
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from fcil_server.federation.directory import Federation
+from fcil_server.ledger.databases.wal_check import lost_frames
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.wal_check import lost_frames
 from fcil_server.storage.check import check
 from fcil_server.storage.findings import Severity
 from server.storage_kit import build
+
+pytestmark = pytest.mark.ledger_file
 
 HEADER, FRAME = 32, 24 + 4096
 COMMITS = 5

@@ -71,6 +71,7 @@ def naming(directory: Path, word: str = NAME) -> list[str]:
     )
 
 
+@pytest.mark.ledger_file
 def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
     before = built.directory / "ledger.version-9.sqlite"  # as an upgrade has kept it
     before.write_bytes((built.directory / "ledger.sqlite").read_bytes())

@@ -29,7 +29,7 @@ from fcil_server.cli.forget import _erase
 from fcil_server.federation.allow_list import AllowList
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.sqlite import SqliteDatabase
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.ledger.runs import Forks
@@ -389,7 +389,7 @@ def _plant(point: int, *, commits: bool) -> None:
 
         return call
 
-    def execute(self, sql, args=(), real=Database.execute):
+    def execute(self, sql, args=(), real=SqliteDatabase.execute):
         if sql != "COMMIT":
             return real(self, sql, args)
         step()
@@ -397,7 +397,7 @@ def _plant(point: int, *, commits: bool) -> None:
         step()
         return result
 
-    Database.execute = execute
+    SqliteDatabase.execute = execute
     for name in () if commits else _CALLS:
         setattr(os, name, planted(getattr(os, name)))
 
@@ -417,6 +417,7 @@ def points() -> list:
     return [*((n, True) for n in range(4)), *((n, False) for n in range(0, 126, 25)), *every]
 
 
+@pytest.mark.ledger_file
 @pytest.mark.parametrize(("point", "commits"), points())
 def test_killed_at_any_moment_it_is_the_old_run_or_the_new_one(fedncm, point, commits, tmp_path):
     whole, before, after = fedncm

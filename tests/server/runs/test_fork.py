@@ -185,6 +185,7 @@ def test_what_a_run_began_with_goes_with_the_fork_and_with_what_a_kill_left_of_o
     assert sorted(p.name for p in (built.directory / "runs").iterdir()) == folders
 
 
+@pytest.mark.ledger_file
 @pytest.mark.parametrize("call", sampled([0, 10, 25, 40, 55, 70], (10, 55)))
 def test_a_kill_at_any_moment_leaves_the_runs_as_before_or_complete(
     built: Built, call: int

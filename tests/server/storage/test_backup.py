@@ -31,8 +31,8 @@ from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.cli.show_storage import show_restored
 from fcil_server.federation.config import load, to_toml
 from fcil_server.federation.directory import CONFIG, Federation
-from fcil_server.ledger import database as database_module
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases import sqlite as database_module
+from fcil_server.ledger.databases.sqlite import SqliteDatabase
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.run_queue import RunQueue, next_run
@@ -179,9 +179,9 @@ class TestBackup:
         self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """At each try it makes a state and removes the one that the copied ledger names."""
-        copy_to, made = Database.copy_to, [OPEN_STATE]
+        copy_to, made = SqliteDatabase.copy_to, [OPEN_STATE]
 
-        def outrun(self: Database, target: Path) -> None:
+        def outrun(self: SqliteDatabase, target: Path) -> None:
             copy_to(self, target)
             built.state(made[-1]).unlink(missing_ok=True)
             made.append(made[-1] + 1)
@@ -189,7 +189,7 @@ class TestBackup:
                 key = RoundKey(built.run, 2, "train", made[-1])
                 ledger.states.add(key, made[-1], Digest("0" * 64), None)
 
-        monkeypatch.setattr(Database, "copy_to", outrun)
+        monkeypatch.setattr(SqliteDatabase, "copy_to", outrun)
         with pytest.raises(StorageError, match="the server was faster") as caught:
             backup(built.directory, tmp_path / "b.tar", passphrase=None)
         assert "fcil-server pause" in caught.value.action
@@ -201,8 +201,10 @@ class TestBackup:
     ) -> None:
         """Sealing is slow, and a fast server removes meanwhile what is to be copied."""
         done: list[str] = []
-        copy_to, seal = Database.copy_to, backup_module.seal_with_passphrase
-        monkeypatch.setattr(Database, "copy_to", lambda *a: (done.append("copied"), copy_to(*a))[1])
+        copy_to, seal = SqliteDatabase.copy_to, backup_module.seal_with_passphrase
+        monkeypatch.setattr(
+            SqliteDatabase, "copy_to", lambda *a: (done.append("copied"), copy_to(*a))[1]
+        )
         monkeypatch.setattr(
             backup_module, "seal_with_passphrase", lambda *a: (done.append("sealed"), seal(*a))[1]
         )

@@ -20,6 +20,7 @@ from PIL import Image
 from fcil_adapters.contract import registry
 from fcil_protocol.errors import RunFailed, Timeout, UsageError
 from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.databases.opening import has_ledger
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
@@ -145,7 +146,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _complete(directory: Path) -> bool:
-    if not (directory / LEDGER_NAME).exists():
+    if not has_ledger(directory):
         return False
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         run = ledger.runs.newest()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.byte_counts import ByteTable
-from fcil_server.ledger.database import Database
-from fcil_server.ledger.decoding import build
+from fcil_server.ledger.databases.database import Database, Row, build
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.rows import ByteCount, ClassRow, RoundRow
 from fcil_server.reports.results.round_views import Bytes
@@ -57,10 +55,10 @@ class ClientReader:
     def counted(self, client: ClientId) -> int:
         """Return the number of rounds of all runs that counted its update; copies count once."""
         sql = (
-            "SELECT count(*) FROM runs CROSS JOIN updates AS u ON u.run = runs.run_id "
-            "AND u.client = ? CROSS JOIN rounds AS r ON (r.run, r.task, r.kind, r.round) = "
-            "(u.run, u.task, u.kind, u.round) "
-            "WHERE u.status = 'counted' AND r.seq >= runs.inherited"
+            "SELECT count(*) FROM runs CROSS JOIN updates AS u CROSS JOIN rounds AS r "
+            "WHERE u.run = runs.run_id AND u.client = ? AND u.status = 'counted' AND "
+            "(r.run, r.task, r.kind, r.round) = (u.run, u.task, u.kind, u.round) "
+            "AND r.seq >= runs.inherited"
         )
         return int(self._db.number(sql, (client,)))
 
@@ -85,13 +83,13 @@ class ClientReader:
             "(r.run, ?, r.task, r.kind, r.round) "
             "LEFT JOIN answers AS a ON (a.run, a.task, a.kind, a.round, a.client) = "
             "(r.run, r.task, r.kind, r.round, ?) WHERE r.run = ? AND (u.client IS NOT NULL "
-            "OR a.client IS NOT NULL OR r.closed_at IS NULL AND instr(r.asked, ?)) "
+            "OR a.client IS NOT NULL OR r.closed_at IS NULL AND instr(r.asked, ?) > 0) "
             "ORDER BY r.seq DESC LIMIT ?"
         )
         found = self._db.rows(sql, (client, client, run, f'"{client}"', limit))
         return [self._client_round(row, client) for row in found]
 
-    def _client_round(self, row: sqlite3.Row, client: ClientId) -> ClientRound:
+    def _client_round(self, row: Row, client: ClientId) -> ClientRound:
         one = build(RoundRow, row)
         flows = self._bytes.of_round(one.key, client)
         return ClientRound(one, row["became"], row["because"], tuple(flows))

@@ -15,7 +15,7 @@ from typing import Any
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.byte_counts import ByteTable, Place, Share, no_round
-from fcil_server.ledger.database import Database
+from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.enums import Answer, Cause, CountSource, Direction, UpdateStatus
 from fcil_server.ledger.rounds import AnswerTable, RoundTable, Training, UpdateTable
 from fcil_server.ledger.rows import ByteCount, RoundRow

@@ -15,8 +15,9 @@ from typing import Any
 from fcil_protocol.errors import UsageError
 from fcil_protocol.formats import format_bytes, percent, points
 from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger.databases.opening import has_ledger
 from fcil_server.ledger.enums import Cause, CountSource, Direction, RunStatus
-from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import (
     ClassRow,
     ClientRow,
@@ -90,9 +91,9 @@ def locate_run(place: Path) -> tuple[Path, str | None]:
     """
     # A run directory is <federation>/runs/<run>.
     directory, run = place, None
-    if not (place / LEDGER_NAME).exists():
+    if not has_ledger(place):
         directory, run = place.parent.parent, place.name
-    if not (directory / LEDGER_NAME).exists():
+    if not has_ledger(directory):
         raise UsageError(
             f"{place} is neither a federation's directory nor one of its runs.",
             action="Give a directory that holds a ledger, or one of the directories in its runs/.",

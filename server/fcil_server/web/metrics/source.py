@@ -16,7 +16,7 @@ from typing import Any
 
 from fcil_protocol.errors import FcilError
 from fcil_protocol.process import control_socket
-from fcil_server.ledger.database import LEDGER_NAME
+from fcil_server.ledger.databases.sqlite import LEDGER_NAME
 from fcil_server.web.metrics.exposition import Snapshot, Usage
 from fcil_server.web.metrics.totals import Totals, TotalsReader
 

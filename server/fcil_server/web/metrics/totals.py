@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fcil_server.ledger.byte_counts import LEVELS, Place, no_round
-from fcil_server.ledger.database import Database, log_path
+from fcil_server.ledger.databases.opening import open_database
 from fcil_server.ledger.enums import CENTRAL, Cause, CountSource, Direction, Role
 from fcil_server.ledger.events import RefusalTable
 from fcil_server.ledger.rounds import UpdateTable
@@ -132,7 +132,7 @@ class TotalsReader:
     """
 
     def __init__(self, path: Path, *, clients: int = 0) -> None:
-        self.database = Database(path, read_only=True)
+        self.database = open_database(path, read_only=True)
         self._runs = RunTable(self.database)
         self._tasks = TaskTable(self.database)
         self._evaluations = EvaluationTable(self.database)
@@ -170,7 +170,7 @@ class TotalsReader:
                     "SELECT count(*) FROM classes WHERE run = ? AND task IS NOT NULL", own
                 ),
                 waiting=self.database.number(
-                    "SELECT count(*) FROM classes WHERE run = ? AND task IS NULL AND NOT hidden",
+                    "SELECT count(*) FROM classes WHERE run = ? AND task IS NULL AND hidden = 0",
                     own,
                 ),
                 members=self._members(),
@@ -179,7 +179,7 @@ class TotalsReader:
                 training=UpdateTable(self.database).newest_training(run.run_id) if run else None,
                 counts=counts,
                 named=self._named(),
-                size_bytes=self._size(),
+                size_bytes=self.database.size_bytes(),
             )
 
     def _members(self) -> dict[str, int]:
@@ -191,10 +191,6 @@ class TotalsReader:
             row["role"]: int(row["n"]) for row in self.database.rows(sql, (self.database.now,))
         }
         return {role.value: found.get(role.value, 0) for role in Role}
-
-    def _size(self) -> int:
-        paths = (self.database.path, log_path(self.database.path))
-        return sum(p.stat().st_size for p in paths if p.exists())
 
     def _accuracy_of(self, run: RunRow | None, rounds: int) -> metrics.Metrics | None:
         if run is None:
@@ -217,7 +213,7 @@ class TotalsReader:
         sql = (
             "SELECT r.rowid AS id, r.run, r.seq "  # noqa: S608 - question marks alone
             "FROM rounds AS r JOIN runs ON runs.run_id = r.run "
-            f"WHERE (r.rowid > ? OR r.rowid IN ({', '.join('?' * len(self._open))})) "
+            f"WHERE (r.rowid > ? OR r.rowid IN ({', '.join(['0', *'?' * len(self._open)])})) "
             "AND r.seq >= runs.inherited ORDER BY r.rowid"
         )
         for place in self.database.rows(sql, (self._past, *self._open)):

@@ -173,7 +173,7 @@ class Runs:
         path = place.directory / LEDGER_NAME
         with Ledger(path, read_only=True) as ledger:
             run = _run_at(ledger, place)
-        stamp = (place.key, path.stat().st_ino, run.run_id, run.status)
+            stamp = (place.key, ledger.database.identity(), run.run_id, run.status)
         with self._lock:
             of, kept = self._kept.get(place.key, (None, None))
             if of != stamp:

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from sqlite3 import Row
 from typing import Self
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.federation.eligibility import former_state
+from fcil_server.ledger.databases.database import Row
 from fcil_server.ledger.enums import HARMLESS, Direction
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Event, RunRow
@@ -37,8 +37,8 @@ _SHOWN_RUNS = 100  # the newest, to choose from
 # Of any run, so that no search is needed; with its numbers, since a test repeated just after the
 # first one gets the same row numbers.
 _NEWEST_TEST = (
-    "SELECT max(rowid), group_concat(correct || '/' || total) FROM evaluations WHERE "
-    "(run, task, client) = (SELECT run, task, client FROM evaluations ORDER BY rowid DESC LIMIT 1)"
+    "SELECT rowid AS number, correct, total FROM evaluations WHERE (run, task, client) = "
+    "(SELECT run, task, client FROM evaluations ORDER BY rowid DESC LIMIT 1) ORDER BY rowid"
 )
 
 # Fields of a history that each section shows.
@@ -100,9 +100,11 @@ class HistoryReader:
         self._rounds = RoundReader(self.database)
         self._patience_s = patience_s
         self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
-        self._written: dict[RunId | None, int] = {}  # SQLite's counter at the time of reading
+        self._written: dict[
+            RunId | None, object
+        ] = {}  # the ledger's `changes` at the time of reading
         self._newest: RunId | None = None
-        self._looked = -1  # SQLite's counter when the newest run was looked up
+        self._looked: object = None  # the ledger's `changes` when the newest run was looked up
         self._refusals: tuple[object, Mapping[str, Row]] = (None, {})
         self._version = 0
 
@@ -123,7 +125,7 @@ class HistoryReader:
             UsageError: there is no such run.
             CorruptFile: the ledger is damaged.
         """
-        written = int(self.database.number("PRAGMA data_version"))
+        written = self.database.changes()
         wanted = run or self._newest
         known = self._known.get(wanted)
         # An up-to-date run need not still be the newest.
@@ -147,7 +149,7 @@ class HistoryReader:
             )
         return row
 
-    def _nothing(self, written: int) -> History:
+    def _nothing(self, written: object) -> History:
         """Return the history before the first run: members and events."""
         known = self._known_of(None)
         members = tuple(self._members(self._people(), {}, Tallied()))
@@ -161,7 +163,7 @@ class HistoryReader:
         self._remember(None, known, written)
         return self._keep(known, found)
 
-    def _read(self, run: RunRow, written: int) -> History:
+    def _read(self, run: RunRow, written: object) -> History:
         known = self._known_of(run)
         people = self._people()
         names = {ClientId(row["client_id"]): row["name"] for row in people}
@@ -208,7 +210,7 @@ class HistoryReader:
         """Return the number of erased members: if it grows, everything with names is read again."""
         return int(self.database.number("SELECT count(*) FROM erased"))
 
-    def _remember(self, run: RunId | None, known: _Known, written: int) -> None:
+    def _remember(self, run: RunId | None, known: _Known, written: object) -> None:
         """Keep complete data; data of a failed read is read from scratch the next time."""
         self._known[run] = known  # the last used one
         self._written[run] = written
@@ -241,7 +243,7 @@ class HistoryReader:
     def _test(
         self, known: _Known, run: RunId, rounds: int, increments: Sequence[Sequence[int]]
     ) -> None:
-        key = (*self.database.rows(_NEWEST_TEST)[0], rounds)
+        key = (*(tuple(row) for row in self.database.rows(_NEWEST_TEST)), rounds)
         if key != known.tested:
             rows = self._ledger.evaluations.all(run)
             known.pooled = metrics.pooled(rows, increments)
@@ -308,9 +310,10 @@ class HistoryReader:
         key = (*self.database.rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
         if key != self._refusals[0]:
             sql = (
-                "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "  # noqa: S608
-                f"WHERE client IS NOT NULL AND code NOT IN {HARMLESS} GROUP BY client"
-            )  # of a bare column SQLite takes the row that has the maximum
+                "SELECT r.client, r.at, r.reason, newest.n FROM refusals AS r JOIN "  # noqa: S608
+                "(SELECT max(id) AS id, count(*) AS n FROM refusals WHERE client IS NOT NULL "
+                f"AND code NOT IN {HARMLESS} GROUP BY client) AS newest ON newest.id = r.id"
+            )
             self._refusals = (key, {row["client"]: row for row in self.database.rows(sql)})
         return self._refusals[1]
 

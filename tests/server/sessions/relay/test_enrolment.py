@@ -13,9 +13,9 @@ from fcil_protocol.messages.messages import Enrolled
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
 from fcil_server.federation.operator_text import describe_done
+from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS
 from fcil_server.ledger.enums import Role
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS
 from fcil_server.sessions.relay.home import enrol, load_keys, load_record
 from server.relay_kit import ADDRESS, Center
 

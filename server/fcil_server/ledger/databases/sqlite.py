@@ -1,58 +1,33 @@
-"""The ledger's SQLite file: opened safely, written in transactions, failing with a sentence.
+"""The ledger as an SQLite file: opened safely, with a log, failing with a sentence.
 
-Commits are durable (WAL, ``synchronous = FULL``) unless a caller says otherwise: every fact that an
-Ack or a broadcast claims is on disk before it is sent. Rows without such a promise (events, byte
-counts, last seen) commit without waiting for the disk; order is kept, so they become durable with
-the next durable commit.
+Commits are durable with ``synchronous = FULL`` and a write-ahead log.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import re
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-from fcil_protocol.errors import (
-    CorruptFile,
-    StorageError,
-)
+from fcil_protocol.errors import CorruptFile, StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
-from fcil_server.ledger.decoding import build
-from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
-from fcil_server.ledger.sqlite_errors import BUSY_S, damaged, named_errors
-
-T = TypeVar("T")
-R = TypeVar("R")
+from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
+from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger.databases.sqlite_errors import BUSY_S, damaged, named_errors
 
 LEDGER_NAME = "ledger.sqlite"  # in the federation's directory
 _LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
 KEPT_LOG_BYTES = 4 << 20  # to which a log that begins anew is cut
 MOST_LOG_BYTES = 32 << 20  # beyond it, the log is emptied even if somebody is writing
 _TRIES = 5  # to find a moment in which nobody writes, before that
-ANY_TABLE = "*"
-MOST_REMEMBERED = 256  # readings; then all are forgotten
-_CHANGE = re.compile(
-    r"\s*(?:INSERT(?:\s+OR\s+\w+)?\s+INTO|UPDATE(?:\s+OR\s+\w+)?|DELETE\s+FROM)\s+\"?(\w+)",
-    re.IGNORECASE,
-)
-_NO_CHANGE = re.compile(
-    r"\s*(?:SELECT|PRAGMA|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE
-)
-
-Value = str | int | float | bytes | None
-Args = Sequence[Value] | Mapping[str, Value]
 
 
-class Database:
+class SqliteDatabase(Database):
     """One open ledger file: its connection, its transactions and its log.
 
     Used by one thread. The server writes; any number of readers open with ``read_only``
@@ -72,15 +47,9 @@ class Database:
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = path
-        self.read_only = read_only
-        self.clock = clock
-        self._depth = 0
-        self._durable = False
+        super().__init__(path, read_only=read_only, clock=clock)
         self._unsynced: StorageError | None = None  # what the disk has lost for good
         self._commits = 0  # since the last checkpoint
-        self._changes = Counter[str]()  # statements by the table that they change
-        self._remembered: dict[Hashable, tuple[tuple[int, ...], Any]] = {}
         if read_only and not path.is_file():
             raise StorageError(
                 f"there is no ledger at {path}.",
@@ -101,12 +70,6 @@ class Database:
         """Close the file; open transactions are rolled back."""
         self._db.close()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def is_older(self) -> bool:
@@ -239,82 +202,26 @@ class Database:
         texts = [f"rows of {name} refer to rows that do not exist" for name in sorted(dangling)]
         return [text for text in found if text != "ok"] + texts
 
-    @contextmanager
-    def transaction(self, *, durable: bool = True, waits: bool = True) -> Iterator[None]:
-        """Make everything inside atomic; on leaving it is committed, on an error undone.
+    # --- statements -------------------------------------------------------------------------------
 
-        Transactions nest: an inner one that fails is undone alone if its error is caught.
-        ``durable`` waits until the commit is on disk; needed before anything is said. Where it
-        does not wait (``waits``), the caller lets `sync` follow before it says anything.
+    @property
+    def in_transaction(self) -> bool:
+        """True within a transaction that SQLite has not ended."""
+        return self._db.in_transaction
 
-        Raises:
-            StorageError: SQLite has ended it, or the one around it, after an earlier failure.
-        """
-        if self._depth:
-            self._join(durable=durable)
-            begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
-            undo = [f"ROLLBACK TO level{self._depth}", commit]
-        else:
-            now = durable and waits
-            self.execute(f"PRAGMA synchronous = {'FULL' if now else 'NORMAL'}")
-            self._durable = durable
-            self._commits += 1
-            begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
-        self.execute(begin)
-        self._depth += 1
-        try:
-            yield
-            self._refuse_ended()
-            self.execute(commit)
-        except BaseException:
-            # SQLite itself ends the transaction on some failures, such as a full disk.
-            if self._db.in_transaction:
-                for statement in undo:
-                    self.execute(statement)
-            raise
-        finally:
-            self._depth -= 1
+    def _begin(self, *, waits: bool) -> None:
+        self.execute(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
+        self._commits += 1
+        self.execute("BEGIN IMMEDIATE")
 
-    def _join(self, *, durable: bool) -> None:
-        """Check that the transaction is still open, else SQLite would begin one of its own."""
-        self._refuse_ended()
-        assert self._durable or not durable, "a durable write in a transaction that is not"
-
-    def _refuse_ended(self) -> None:
-        """Refuse to go on in a transaction that SQLite has ended, on a full disk for instance."""
-        if not self._db.in_transaction:
-            raise StorageError(
-                f"SQLite has ended a transaction of {self.path} after a failure.",
-                action="The failure before says what to do.",
-            )
-
-    @contextmanager
-    def moment(self) -> Iterator[None]:
-        """Let everything inside see the ledger as it is now; no writer waits for it."""
-        if self._db.in_transaction:
-            yield
-            return
+    def _begin_moment(self) -> None:
         self.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self.execute("COMMIT")
 
-    @property
-    def in_durable(self) -> bool:
-        """True if a durable transaction is open."""
-        return self._depth > 0 and self._durable
-
-    @property
-    def now(self) -> float:
-        """The ledger's clock, unix seconds."""
-        return self.clock()
-
-    def execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
-        """Execute one statement within the transaction that is open."""
+    def execute(self, sql: str, args: Args = ()) -> int:
+        """Execute one statement within the transaction that is open; return the rows it changed."""
         self._changes[changed_table(sql)] += 1
         with named_errors(self.path):
-            return self._db.execute(sql, args)
+            return self._db.execute(sql, args).rowcount
 
     def execute_each(self, sql: str, rows: Sequence[Args]) -> None:
         """Execute one statement for each of the rows."""
@@ -322,58 +229,37 @@ class Database:
         with named_errors(self.path):
             self._db.executemany(sql, rows)
 
-    def write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
-        """Execute one changing statement, return how many rows it changed."""
-        if self._depth:  # one statement is done or not, without a savepoint
-            self._join(durable=durable)
-            return self.execute(sql, args).rowcount
-        with self.transaction(durable=durable):
-            return self.execute(sql, args).rowcount
-
-    def insert(self, table: str, values: dict[str, Value], *, durable: bool = True) -> None:
-        """Insert one row: column -> value."""
-        columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
-        self.write(sql, tuple(values.values()), durable=durable)
-
-    def remember(self, name: Hashable, tables: Sequence[str], read: Callable[[], R]) -> R:
-        """Return the result of a reading, which is repeated only once one of its tables changes.
-
-        For readings of a few rows that every client's messages need. Nothing is remembered within a
-        transaction, which may be undone, or in a file that others write.
-        """
-        if self.read_only or self._db.in_transaction:
-            return read()
-        stand = tuple(self._changes[table] for table in (*tables, ANY_TABLE))
-        known = self._remembered.get(name)
-        if known is not None and known[0] == stand:
-            result: R = known[1]
-            return result
-        result = read()
-        if len(self._remembered) >= MOST_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[name] = (stand, result)
-        return result
-
-    def all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
-        """Return the rows of a query as dataclasses."""
-        return [build(cls, row) for row in self.rows(sql, args)]
-
-    def rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
+    def rows(self, sql: str, args: Args = ()) -> list[Row]:
         """Return the rows of a query."""
         with named_errors(self.path):
             return self._db.execute(sql, args).fetchall()
-
-    def one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
-        """Return the first row of a query as a dataclass, None when there is no row."""
-        rows = self.all(cls, sql, args)
-        return rows[0] if rows else None
 
     def number(self, sql: str, args: Args = ()) -> Any:
         """Return the first column of the first row, None when there is no row."""
         with named_errors(self.path):
             row = self._db.execute(sql, args).fetchone()
         return None if row is None else row[0]
+
+    def columns(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        return [str(row["name"]) for row in self.rows(f"PRAGMA table_info({table})")]
+
+    def changes(self) -> object:
+        """Return a value that differs from before once another connection has committed."""
+        return self.number("PRAGMA data_version")
+
+    def identity(self) -> object:
+        """Return a value that differs if another file takes this one's place."""
+        return _inodes(self.path)[self.path]
+
+    def size_bytes(self) -> int:
+        """Return how much room the file and its log take."""
+        paths = (self.path, log_path(self.path))
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def overwrite_removed(self) -> None:
+        """Overwrite removed rows with zeros from now on."""
+        self.execute("PRAGMA secure_delete = ON")
 
     def _prepare(self) -> None:
         """Check owner and version, and bring an older or new file to this version."""
@@ -463,15 +349,6 @@ class Database:
             [version] = copy.execute("PRAGMA user_version").fetchone()  # a server may have begun
             self._bring_up_to_date(version)
             copy.execute("PRAGMA query_only = ON")
-
-
-@functools.lru_cache(maxsize=512)
-def changed_table(sql: str) -> str:
-    """Return the table that a statement changes; `ANY_TABLE` if that is not clear, "" if none."""
-    found = _CHANGE.match(sql)
-    if found is not None:
-        return found[1].lower()
-    return "" if _NO_CHANGE.match(sql) else ANY_TABLE
 
 
 def _create_private(path: Path) -> None:

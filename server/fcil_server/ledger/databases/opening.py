@@ -1,0 +1,83 @@
+"""Opening of a ledger where it is: a file in the federation's directory, or in Postgres."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fcil_protocol.errors import StorageError
+from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
+from fcil_server.ledger.databases.database import Database
+from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.sqlite import LEDGER_NAME, SqliteDatabase, log_path, older_name
+
+
+def open_database(
+    path: Path, *, read_only: bool = False, clock: Callable[[], float] = time.time
+) -> Database:
+    """Open a ledger.
+
+    Args:
+        path: of its file; or where that would be, with `PLACE_NAME` beside it.
+        read_only: for a reader; otherwise a file that does not exist is made.
+        clock: tells unix seconds.
+
+    Raises:
+        As `SqliteDatabase` and `PostgresDatabase`.
+    """
+    place = place_of(path)
+    if place is None:
+        return SqliteDatabase(path, read_only=read_only, clock=clock)
+    need_psycopg()
+    from fcil_server.ledger.databases.postgres import PostgresDatabase
+
+    return PostgresDatabase(path, place, read_only=read_only, clock=clock)
+
+
+def need_psycopg() -> None:
+    """Check that the package is installed that few federations need.
+
+    Raises:
+        StorageError: it is not.
+    """
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as missing:
+        raise StorageError(
+            "a ledger in Postgres needs the package psycopg, which is not installed.",
+            action="Install it: pip install 'fcil[postgres]'",
+        ) from missing
+
+
+def place_of(path: Path) -> Place | None:
+    """Return where in Postgres a ledger is; None: it is a file.
+
+    Raises:
+        CorruptFile: the file that says it is damaged.
+    """
+    named = path.with_name(PLACE_NAME)
+    return Place.read(named) if path.name == LEDGER_NAME and named.exists() else None
+
+
+def set_aside_moved(path: Path) -> None:
+    """Rename the file of a ledger that was moved to Postgres: it is not the ledger any more.
+
+    Call it with the directory's lock. A kill in the middle of a move leaves both.
+
+    Raises:
+        StorageError: it cannot be renamed.
+    """
+    if place_of(path) is None or not path.exists():
+        return
+    with storage_errors("set aside", path):
+        path.replace(path.with_name(older_name("before-move")))
+        for name in (log_path(path), path.with_name(f"{path.name}-shm")):
+            name.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def has_ledger(directory: Path) -> bool:
+    """Return True if a federation's directory has a ledger, of either kind, that is not empty."""
+    path = directory / LEDGER_NAME
+    return path.with_name(PLACE_NAME).exists() or (path.exists() and path.stat().st_size > 0)

@@ -1,0 +1,290 @@
+"""The open ledger in Postgres.
+
+A ledger of an older version is brought up to date by the scripts for SQLite: it goes through a
+database in memory and back, in one transaction. So each script is written once.
+
+A server claims the ledger with an advisory lock of the connection that it writes with. Postgres
+releases the lock with that connection, and the server cannot commit without it: two servers never
+both acknowledge updates, even if one of them was stopped for an hour in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from fcil_protocol.errors import FcilError, InternalError, Locked, StorageError, UsageError
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
+from fcil_server.ledger.databases.place import Place
+from fcil_server.ledger.databases.postgres_connection import (
+    Connection,
+    connect,
+    given,
+    named_errors,
+    translated,
+)
+from fcil_server.ledger.databases.postgres_tables import (
+    WRITE_TO_LOG,
+    columns_of,
+    drop_schema,
+    dump,
+    holds_ledger,
+    load,
+)
+from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
+
+_PIECE = 500  # statements that are sent at once
+
+
+class PostgresDatabase(Database):
+    """One open ledger in Postgres.
+
+    Raises:
+        StorageError: it cannot be reached, there is none, or a newer fcil has written it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        place: Place,
+        *,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(path, read_only=read_only, clock=clock)
+        self._where = place
+        self.place = str(place)
+        self._syncing: Connection | None = None
+        self._sync_lock = threading.Lock()
+        self._unsynced: FcilError | None = None
+        with self._errors():
+            self._db = connect(place, read_only=read_only)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections; open transactions are rolled back, and a claim ends."""
+        with self._sync_lock:
+            if self._syncing is not None:
+                self._syncing.close()
+            self._syncing = None
+        self._db.close()
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def rows(self, sql: str, args: Args = ()) -> list[Row]:
+        """Return the rows of a query."""
+        with self._errors():
+            return self._db.execute(translated(sql), given(args)).fetchall()
+
+    def number(self, sql: str, args: Args = ()) -> Any:
+        """Return the first column of the first row, None when there is no row."""
+        with self._errors():
+            row = self._db.execute(translated(sql), given(args)).fetchone()
+        return None if row is None else row[0]
+
+    def execute(self, sql: str, args: Args = ()) -> int:
+        """Execute one statement within the transaction that is open; return the rows it changed."""
+        self._changes[changed_table(sql)] += 1
+        with self._errors():
+            return self._db.execute(translated(sql), given(args)).rowcount
+
+    def execute_each(self, sql: str, rows: Sequence[Args]) -> None:
+        """Execute one statement for each of the rows."""
+        self._changes[changed_table(sql)] += 1
+        sql = translated(sql)
+        with self._errors(), psycopg.ClientCursor(self._db) as cursor:
+            for at in range(0, len(rows), _PIECE):
+                whole = [cursor.mogrify(sql, given(row)) for row in rows[at : at + _PIECE]]
+                self._db.execute("; ".join(whole))
+
+    def columns(self, table: str) -> list[str]:
+        """Return the names of a table's columns, in their order."""
+        return columns_of(self._db, table)
+
+    def changes(self) -> object:
+        """Return a value that differs from before once a transaction that writes has ended."""
+        return self.number("SELECT pg_current_snapshot()::text")
+
+    def identity(self) -> object:
+        """Return a value that differs if another ledger takes this one's place."""
+        return self._where
+
+    def size_bytes(self) -> int:
+        """Return how much room the tables and their indexes take."""
+        sql = (
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
+            "WHERE relkind = 'r' AND relnamespace = ?::regnamespace"
+        )
+        return int(self.number(sql, (self._where.schema,)))
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    @property
+    def in_transaction(self) -> bool:
+        """True within a transaction, also one that can only be undone after an error."""
+        states = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        return not self._db.closed and self._db.info.transaction_status in states
+
+    def _refuse_ended(self) -> None:
+        # Postgres answers the COMMIT of a transaction with an error in it by undoing it.
+        if self._db.info.transaction_status == TransactionStatus.INERROR:
+            raise InternalError(f"a transaction of {self.place} continued after an error.")
+        super()._refuse_ended()
+
+    def _begin(self, *, waits: bool) -> None:
+        self.execute(f"BEGIN; SET LOCAL synchronous_commit = {'on' if waits else 'off'}")
+
+    def _begin_moment(self) -> None:
+        self.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def sync(self) -> None:
+        """Return when everything committed so far is on the disk; for any thread.
+
+        By a commit that waits, of a transaction that has only written a line of the log: the log is
+        written in order.
+        """
+        if self._unsynced is not None:
+            raise self._unsynced
+        try:
+            with self._sync_lock, self._errors():
+                if self._syncing is None:
+                    self._syncing = connect(self._where)
+                self._syncing.execute(WRITE_TO_LOG)
+        except FcilError as error:
+            self._unsynced = error
+            raise
+
+    # --- the ledger as a whole --------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Become the one server that works on this ledger, until it is closed.
+
+        Raises:
+            Locked: another one is.
+        """
+        if not self.number("SELECT pg_try_advisory_lock(?)", (_lock_number(self._where),)):
+            raise Locked(
+                f"a server{self.claimed_from() or ' elsewhere'} works on the ledger at "
+                f"{self.place}.",
+                action="Stop it first, or let this one wait for it: fcil-server serve --standby",
+            )
+
+    def claimed_from(self) -> str:
+        """Return " on HOST" or " on this host" for the server that works on the ledger, or ""."""
+        high, low = divmod(_lock_number(self._where) % (1 << 64), 1 << 32)
+        row = self.rows(
+            "SELECT host(client_addr) AS host FROM pg_locks JOIN pg_stat_activity USING (pid) "
+            "WHERE locktype = 'advisory' AND granted AND classid::bigint = ? "
+            "AND objid::bigint = ? AND objsubid = 1 AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())",
+            (high, low),
+        )
+        if not row:
+            return ""
+        return f" on {row[0]['host']}" if row[0]["host"] else " on the host of Postgres"
+
+    def check_still_in_place(self) -> None:
+        """Notice that the connection is lost, and the claim with it.
+
+        Raises:
+            StorageError: it is.
+        """
+        self.number("SELECT 1")
+
+    def copy_to(self, target: Path) -> None:
+        """Write a consistent copy of the ledger as of now into an SQLite file, 0600."""
+        with storage_errors("write", target):
+            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        opened = sqlite3.connect(target, isolation_level=None)
+        with contextlib.closing(opened) as file, self.moment(), self._errors():
+            dump(self._db, file, self._version())
+
+    def drop(self) -> None:
+        """Remove the ledger from Postgres, with its schema."""
+        with self._errors():
+            drop_schema(self._db, self._where.schema)
+
+    def _version(self) -> int:
+        return int(self.number("SELECT version FROM fcil_ledger"))
+
+    def _prepare(self) -> None:
+        if not holds_ledger(self._db, self._where.schema):
+            raise StorageError(
+                f"there is no ledger at {self.place}.",
+                action="Restore a backup into a new directory: fcil-server restore",
+            )
+        version = self._version()
+        if version > SCHEMA_VERSION:
+            raise StorageError(
+                f"the ledger at {self.place} was written by a newer fcil: expected version "
+                f"{SCHEMA_VERSION} or older, got {version}.",
+                action="Install that fcil again, or go back as docs/upgrades.md says.",
+            )
+        if version == SCHEMA_VERSION:
+            return
+        if self.read_only:
+            raise StorageError(
+                f"the ledger at {self.place} has version {version}, expected {SCHEMA_VERSION}.",
+                action="Start the server once, which brings it up to date.",
+            )
+        self.claim()
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
+            with self.moment(), self._errors():
+                dump(self._db, file, version)
+            for script in MIGRATIONS[version:]:
+                file.executescript(script)
+            file.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            with self._errors(), self._db.transaction():
+                drop_schema(self._db, self._where.schema)
+                load(self._db, file, self._where.schema)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        """Raise what psycopg raises inside as one of our errors, with the ledger's place."""
+        return named_errors(self.place)
+
+
+def move_in(place: Place, ledger: Path, *, replace: bool) -> None:
+    """Copy an SQLite ledger of the present version into Postgres, in one transaction.
+
+    Args:
+        place: where to.
+        ledger: the file.
+        replace: drop a ledger that is there.
+
+    Raises:
+        UsageError: there is one already. StorageError: Postgres cannot be reached, or refuses.
+    """
+    with (
+        named_errors(str(place)),
+        contextlib.closing(connect(place)) as db,
+        contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as file,
+    ):
+        held = holds_ledger(db, place.schema)
+        if held and not replace:
+            raise UsageError(
+                f"there is a ledger at {place} already.",
+                action="If it is of an earlier move, give --replace; it is then dropped.",
+            )
+        with db.transaction():
+            drop_schema(db, place.schema)
+            load(db, file, place.schema)
+
+
+def _lock_number(place: Place) -> int:
+    return int.from_bytes(hashlib.sha256(place.schema.encode()).digest()[:8], signed=True)

@@ -1,0 +1,144 @@
+"""Psycopg for the ledger: connections, statements in Postgres's dialect, errors."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.adapt import Loader
+
+from fcil_protocol.errors import DiskFull, FcilError, InternalError, Locked, StorageError
+from fcil_server.ledger.databases.database import Args, Value
+from fcil_server.ledger.databases.place import Place
+
+if TYPE_CHECKING:
+    from psycopg.rows import RowMaker
+
+Connection = psycopg.Connection[Any]
+
+_PATIENCE_S = 10
+# A host that lost its power keeps its claim until Postgres misses it: about 20 s.
+_KEEPALIVE = {"idle": 5, "interval": 5, "count": 3}
+_DIALECT = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("%", "%%"),
+        (r"\bIS \?", "IS NOT DISTINCT FROM ?"),
+        (r"\bifnull\(", "coalesce("),
+        (r"\binstr\(", "strpos("),
+        (r"\bx''", "''::bytea"),
+        (r"json_each\(([^)]*)\)", r"json_array_elements_text(\1) AS value"),
+        (r"json_extract\(([\w.]+), '\$\.(\w+)'\)", r"(\1::json->>'\2')::numeric"),
+        (r"\?", "%s"),
+        (r"(?<![:\w]):(\w+)", r"%(\1)s"),
+    )
+)
+
+
+def connect(place: Place, *, read_only: bool = False) -> Connection:
+    """Connect to a database, with the place's schema as the one that names are looked up in."""
+    given = psycopg.conninfo.conninfo_to_dict(place.url)
+    options = [str(given.pop("options", "")), f"-c search_path={place.schema}"]
+    options += [f"-c tcp_keepalives_{name}={value}" for name, value in _KEEPALIVE.items()]
+    options += ["-c default_transaction_read_only=on"] if read_only else []
+    ours: dict[str, Any] = {
+        "connect_timeout": _PATIENCE_S,
+        "application_name": "fcil-server",
+        "tcp_user_timeout": 2_000 * _PATIENCE_S,
+        **{f"keepalives_{name}": value for name, value in _KEEPALIVE.items()},
+    }
+    whole = psycopg.conninfo.make_conninfo(**{**ours, **given, "options": " ".join(options)})
+    db = psycopg.connect(whole, autocommit=True, cursor_factory=psycopg.ClientCursor)
+    db.row_factory = _rows
+    db.adapters.register_loader("numeric", _Number)
+    return db
+
+
+@functools.lru_cache(maxsize=512)
+def translated(sql: str) -> str:
+    """Return a statement of the ledger's for Postgres and psycopg."""
+    for pattern, replacement in _DIALECT:
+        sql = pattern.sub(replacement, sql)
+    return sql
+
+
+@contextmanager
+def named_errors(place: str) -> Iterator[None]:
+    """Raise what psycopg raises inside as one of our errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _named(error, place) from error
+
+
+def _named(error: psycopg.Error, place: str) -> FcilError:
+    text = str(error).strip().splitlines()
+    why = text[0] if text else type(error).__name__
+    if isinstance(error, psycopg.errors.DiskFull):
+        return DiskFull(
+            f"no space is left for the ledger at {place}.",
+            action="Free space; nothing that was acknowledged is lost.",
+        )
+    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
+        return Locked(
+            f"the ledger at {place} is held by another process: {why}.", action="Try again."
+        )
+    if isinstance(error, psycopg.OperationalError | psycopg.errors.InsufficientPrivilege):
+        return StorageError(
+            f"the ledger at {place} cannot be used: {why}.",
+            action="Check that Postgres runs and lets this host and user in; then start the server "
+            "again. Nothing that was acknowledged is lost.",
+        )
+    return InternalError(f"the ledger at {place} refused a statement: {why}.")
+
+
+class _Number(Loader):
+    """Sums of whole numbers are of the type numeric in Postgres; here they are whole numbers."""
+
+    def load(self, data: Any) -> int | float:
+        text = bytes(data)
+        return int(text) if text.lstrip(b"-").isdigit() else float(text)
+
+
+class _Row(tuple[Any, ...]):
+    """Values by place or by the column's name."""
+
+    __slots__ = ()
+    places: Mapping[str, int] = {}
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple.__getitem__(self, self.places[key] if isinstance(key, str) else key)
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of the columns."""
+        return list(self.places)
+
+
+@functools.lru_cache(maxsize=512)
+def _row_of(names: tuple[str, ...]) -> type[_Row]:
+    places = {name: place for place, name in enumerate(names)}
+    return type("Row", (_Row,), {"__slots__": (), "places": places})
+
+
+def _rows(cursor: psycopg.Cursor[Any]) -> RowMaker[Any]:
+    return _row_of(tuple(column.name for column in cursor.description or ()))
+
+
+def given(args: Args) -> Any:
+    """Return the arguments of a statement as psycopg takes them."""
+    if isinstance(args, Mapping):
+        return {name: value_of(value) for name, value in args.items()}
+    return [value_of(value) for value in args]
+
+
+def value_of(value: Value) -> Value:
+    """Return a value as psycopg takes it; Postgres has no text with a zero byte."""
+    if isinstance(value, str):
+        text = value.value if isinstance(value, Enum) else value
+        return str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return value

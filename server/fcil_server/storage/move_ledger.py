@@ -1,0 +1,83 @@
+"""Moving the ledger of a stopped server: from its file to Postgres, and back."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
+from fcil_server.federation.directory import Federation, find_directory
+from fcil_server.ledger.databases.opening import need_psycopg, place_of, set_aside_moved
+from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.ledger import LEDGER_NAME
+
+FILE = "file"  # the word for a ledger in the federation's directory
+
+
+def move_ledger(directory: Path, to: str, actor: str, *, replace: bool = False) -> str:
+    """Move the ledger of a federation that no server has open; return where it now is.
+
+    A kill at any moment leaves the ledger whole where it was, or where it goes.
+
+    Args:
+        directory: the federation's.
+        to: the URL of a Postgres database, or `FILE`.
+        actor: who moves it, for the audit log.
+        replace: drop the remains of an earlier move from Postgres.
+
+    Raises:
+        UsageError: it is there already, or something else is. Locked: a server is running.
+        StorageError: Postgres cannot be reached.
+    """
+    find_directory(directory)
+    path = directory / LEDGER_NAME
+    now = place_of(path)
+    if to == FILE:
+        if now is None:
+            raise UsageError(f"the ledger is in the file {path} already.")
+        _move_out(directory, now, actor)
+        return str(path)
+    if now is not None:
+        raise UsageError(
+            f"the ledger is at {now} already.",
+            action=f"Move it back first: fcil-server move-ledger {FILE}",
+        )
+    return _move_in(directory, to, actor, replace=replace)
+
+
+def _move_in(directory: Path, url: str, actor: str, *, replace: bool) -> str:
+    need_psycopg()
+    from fcil_server.ledger.databases.postgres import move_in
+
+    path = directory / LEDGER_NAME
+    with closing(Federation.open_stopped(directory)) as federation:
+        place = Place.of(url, federation.id)
+        federation.ledger.audit.add(actor, "move_ledger", f"to {place}")
+        move_in(place, path, replace=replace)
+        place.write(path.with_name(PLACE_NAME))  # from here on the ledger is there
+        federation.ledger.close()
+        set_aside_moved(path)
+    return str(place)
+
+
+def _move_out(directory: Path, place: Place, actor: str) -> None:
+    need_psycopg()
+    from fcil_server.ledger.databases.postgres import PostgresDatabase
+
+    path = directory / LEDGER_NAME
+    with closing(Federation.open_stopped(directory)) as federation:
+        database = federation.ledger.database
+        assert isinstance(database, PostgresDatabase), "there is a file that says so"
+        federation.ledger.audit.add(actor, "move_ledger", f"from {place}")
+        whole = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        database.copy_to(whole)
+        with storage_errors("write", path):
+            with whole.open("rb") as file:
+                sync_data(file.fileno())
+            whole.replace(path)
+            sync_directory(directory)
+            path.with_name(PLACE_NAME).unlink()  # from here on the file is the ledger
+        sync_directory(directory)
+        database.drop()

@@ -1,0 +1,111 @@
+"""A Postgres for the tests: its programs, and a cluster of its own that listens on a socket only."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fcil_server.ledger.databases.database import Database
+from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.sqlite import LEDGER_NAME
+
+PROGRAMS = "FCIL_POSTGRES"  # names the folder with initdb and postgres
+LEDGERS = "FCIL_LEDGERS_IN"  # "postgres": the tests' new ledgers are there
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+def programs() -> Path:
+    """Return the folder of Postgres's programs; skip the test if there is none."""
+    given = os.environ.get(PROGRAMS)
+    found = [Path(given)] if given else sorted(_DEBIAN.glob("*/bin"))
+    for folder in reversed(found):
+        if (folder / "initdb").exists():
+            return folder
+    pytest.skip(f"Postgres is not installed here, and {PROGRAMS} names no folder of its programs")
+
+
+class Cluster:
+    """A running Postgres.
+
+    Attributes:
+        url: of its database.
+    """
+
+    def __init__(self, folder: Path, bin_folder: Path) -> None:
+        self._folder, self._bin = folder, bin_folder
+        self.url = f"postgresql://fcil@/postgres?host={folder}"
+        # Postgres refuses to run as root.
+        self._as: dict[str, str] = {"user": "nobody", "group": "nogroup"} if not os.getuid() else {}
+        if self._as:
+            shutil.chown(folder, **self._as)
+        data = folder / "data"
+        self._run(
+            "initdb", "-D", str(data), "-U", "fcil", "-A", "trust", "-E", "UTF8", "--locale=C"
+        )
+        options = f"-k {folder} -c listen_addresses= -c max_connections=200 -c fsync=off"
+        self._data, self._options = str(data), options
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and return when it accepts connections."""
+        log = str(self._folder / "log")
+        self._run("pg_ctl", "-D", self._data, "-o", self._options, "-l", log, "-w", "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it: immediate (as a crash), or fast."""
+        self._run("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
+
+    def _run(self, program: str, *words: str) -> None:
+        subprocess.run(
+            [str(self._bin / program), *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            **self._as,
+        )
+
+
+@contextlib.contextmanager
+def new_ledgers_in(url: str) -> Iterator[None]:
+    """Let each new ledger that this process makes be in Postgres."""
+    from fcil_server.ledger.databases import opening
+    from fcil_server.ledger.databases.postgres import move_in
+
+    open_database = opening.SqliteDatabase
+
+    def moved(path: Path, **given: object) -> Database:
+        if path.name != LEDGER_NAME or path.exists() or given.get("read_only"):
+            return open_database(path, **given)
+        with open_database(path):
+            pass
+        place = Place.of(url, secrets.token_hex(8))
+        move_in(place, path, replace=False)
+        place.write(path.with_name(PLACE_NAME))
+        path.unlink()
+        return opening.open_database(path, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "SqliteDatabase", moved)
+        yield
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Start a Postgres in a folder of its own, whose path is short enough for a socket."""
+    bin_folder = programs()
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    try:
+        started = Cluster(folder, bin_folder)
+        try:
+            yield started
+        finally:
+            started.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,394 @@
+"""The ledger in Postgres: there and back, one server at a time, and nothing half done."""
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import postgres_kit
+import sample_run
+from fcil_protocol.errors import (
+    CorruptFile,
+    FcilError,
+    InternalError,
+    Locked,
+    StorageError,
+    UsageError,
+)
+from fcil_protocol.storage.atomic_files import DirectoryLock
+from fcil_server.cli.main import app
+from fcil_server.federation.directory import Federation, stopped_ledger
+from fcil_server.ledger.databases import opening
+from fcil_server.ledger.databases import postgres as database
+from fcil_server.ledger.databases import postgres_tables as tables
+from fcil_server.ledger.databases.opening import place_of, set_aside_moved
+from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.results.client_history import ClientReader
+from fcil_server.storage import move_ledger as moving
+from fcil_server.storage.move_ledger import FILE, move_ledger
+from fcil_server.web.metrics.totals import TotalsReader
+from fcil_server.web.page.reader import HistoryReader
+from sample_run import RUN
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with postgres_kit.cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return the directory of a stopped server with a sample run."""
+    place = tmp_path / "fed"
+    Federation.open(place, None, ()).close()
+    (place / LEDGER_NAME).unlink()
+    sample_run.build(place / LEDGER_NAME).close()
+    return place
+
+
+@pytest.fixture
+def moved(directory, cluster):
+    move_ledger(directory, cluster.url, "ann")
+    return directory
+
+
+@pytest.fixture
+def ledger(moved):
+    with Ledger(moved / LEDGER_NAME) as opened:
+        yield opened
+
+
+def content(path):
+    """Return every row and script of an SQLite ledger, without the acts of moving it."""
+    with closing(sqlite3.connect(path)) as file:
+        return [
+            line
+            for line in file.iterdump()
+            if "move_ledger" not in line and "sqlite_sequence" not in line
+        ]
+
+
+def test_there_and_back_each_row_has_its_number_and_values(directory, cluster):
+    before = content(directory / LEDGER_NAME)
+    place = move_ledger(directory, cluster.url, "ann")
+    assert not (directory / LEDGER_NAME).exists()
+    assert place == str(place_of(directory / LEDGER_NAME))
+    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN).run_id == RUN
+        assert ledger.database.place == place
+    move_ledger(directory, FILE, "ann")
+    assert content(directory / LEDGER_NAME) == before
+    assert (directory / LEDGER_NAME).stat().st_mode & 0o777 == 0o600
+    with Ledger(directory / LEDGER_NAME) as ledger:
+        acts = [(a.actor, a.detail) for a in ledger.audit.newest() if a.action == "move_ledger"]
+        assert acts == [("ann", f"to {place}"), ("ann", f"from {place}")]
+    with closing(psycopg.connect(cluster.url)) as db:
+        schema = place.rpartition(" ")[2]
+        assert db.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,)
+
+
+def shown(path):
+    """Return what the dashboard, the metrics and the reports say of a ledger."""
+    with HistoryReader(path) as reader, TotalsReader(path, clients=9) as totals:
+        history, read = reader.read(), totals.read()
+        again = totals.read()
+    with Ledger(path, read_only=True) as ledger:
+        client = ClientReader(ledger.database)
+        clients = [
+            (client.counted(c), client.newest_rounds(RUN, c, 9), client.round_results(RUN, c))
+            for c in sample_run.CLIENTS
+        ]
+        flows = [tuple(row) for row in ledger.bytes.records(RUN)]
+    return (
+        replace(history, version=0, marks={}),
+        replace(read, size_bytes=0),
+        replace(again, size_bytes=0),
+        clients,
+        flows,
+    )
+
+
+def test_what_is_shown_is_the_same(directory, cluster):
+    before = shown(directory / LEDGER_NAME)
+    move_ledger(directory, cluster.url, "ann")
+    for old, new in zip(before, shown(directory / LEDGER_NAME), strict=True):
+        assert new == old
+
+
+def test_numbers_of_removed_rows_are_not_given_again(ledger, tmp_path):
+    ledger.events.add("info", "test", "the last one")
+    last = ledger.events.last_id()
+    ledger.database.write("DELETE FROM events WHERE id = ?", (last,))
+    ledger.database.copy_to(tmp_path / LEDGER_NAME)
+    with Ledger(tmp_path / LEDGER_NAME) as copy:
+        copy.events.add("info", "test", "another one")
+        assert copy.events.last_id() == last + 1
+    ledger.events.add("info", "test", "another one")
+    assert ledger.events.last_id() == last + 1
+
+
+def test_one_server_works_on_it_and_the_next_one_when_that_has_ended(moved):
+    first = Federation.open_stopped(moved)
+    with pytest.raises(
+        Locked, match="a server on the host of Postgres works on the ledger at postgresql"
+    ):
+        Federation.open_stopped(moved)
+    with pytest.raises(Locked), stopped_ledger(moved):
+        pass
+    status = ["status", "--dir", str(moved)]
+    elsewhere = CliRunner().invoke(app, status)
+    assert elsewhere.exit_code == 2
+    assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
+    first.close()
+    assert CliRunner().invoke(app, status).exit_code == 0
+    Federation.open_stopped(moved).close()
+
+
+def test_a_host_whose_directory_lock_is_its_own_is_refused_and_sweeps_nothing(moved, monkeypatch):
+    with closing(Federation.open_stopped(moved)):
+        begun = moved / ".state.999999-00000000.tmp"  # of a process on the other host
+        begun.touch()
+        monkeypatch.setattr(
+            DirectoryLock, "acquire", lambda *_: pytest.fail("the directory was touched")
+        )
+        with pytest.raises(Locked):
+            Federation.open_stopped(moved)
+        assert begun.exists()
+
+
+def test_the_claim_goes_with_the_connection_and_so_does_the_right_to_write(moved, cluster):
+    first = Ledger(moved / LEDGER_NAME)
+    first.database.claim()
+    under_way = first.database.transaction()
+    under_way.__enter__()
+    first.database.execute("UPDATE runs SET seed = 99")
+    with closing(psycopg.connect(cluster.url, autocommit=True)) as db:
+        db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'fcil-server'"
+        )
+    with pytest.raises(StorageError, match="cannot be used"):
+        first.database.execute("COMMIT")
+    with pytest.raises(StorageError, match="Nothing that was acknowledged is lost"):
+        first.database.check_still_in_place()
+    first.close()
+    with closing(Federation.open_stopped(moved)) as second:
+        assert second.ledger.runs.get(RUN).seed != 99
+
+
+def fail_in_it(ledger):
+    with ledger.transaction():
+        ledger.database.execute("UPDATE runs SET seed = 99")
+        ledger.database.execute("INSERT INTO tasks (run) VALUES (NULL)")
+
+
+def swallow_an_error(ledger):
+    with ledger.transaction():
+        ledger.database.execute("UPDATE runs SET seed = 99")
+        with pytest.raises(InternalError, match="refused a statement"):
+            ledger.database.execute("INSERT INTO tasks (run) VALUES (NULL)")
+
+
+def test_a_swallowed_error_commits_nothing(ledger):
+    with pytest.raises(InternalError, match="continued after an error"):
+        swallow_an_error(ledger)
+    assert ledger.runs.get(RUN).seed != 99
+
+
+def test_an_inner_transaction_that_fails_is_undone_alone(ledger):
+    with ledger.transaction():
+        ledger.database.execute("UPDATE runs SET seed = 98")
+        with pytest.raises(InternalError):
+            fail_in_it(ledger)
+    assert ledger.runs.get(RUN).seed == 98
+
+
+def test_commits_wait_for_the_disk_where_they_should(ledger):
+    said = {}
+    for durable, waits in ((True, True), (True, False), (False, True)):
+        with ledger.transaction(durable=durable, waits=waits):
+            said[durable, waits] = ledger.database.number("SHOW synchronous_commit")
+    assert said == {(True, True): "on", (True, False): "off", (False, True): "off"}
+    assert ledger.database.number("SHOW synchronous_commit") == "on"
+
+
+def test_sync_brings_what_was_committed_before_to_the_disk(ledger):
+    ledger.sync()  # which connects
+    with ledger.transaction(waits=False):
+        ledger.database.execute("UPDATE runs SET seed = 97")
+    at = ledger.database.number("SELECT pg_current_wal_insert_lsn()::text")
+    ledger.sync()
+    assert ledger.database.number(f"SELECT '{at}' <= pg_current_wal_flush_lsn()")
+
+
+def test_a_sync_that_failed_fails_for_ever(moved, cluster):
+    with Ledger(moved / LEDGER_NAME) as ledger:
+        ledger.sync()
+        cluster.stop()
+        try:
+            with pytest.raises(StorageError):
+                ledger.sync()
+        finally:
+            cluster.start()
+        with pytest.raises(StorageError):
+            ledger.sync()
+    with Ledger(moved / LEDGER_NAME) as ledger:
+        ledger.sync()
+
+
+def test_text_with_a_zero_byte_is_kept_without_it(ledger):
+    ledger.events.add("info", "test", "a\0b %s ? :name")
+    assert ledger.events.newest()[-1].text == "a\N{REPLACEMENT CHARACTER}b %s ? :name"
+
+
+def test_a_reader_cannot_write_and_the_audit_log_cannot_be_changed(moved, ledger):
+    with (
+        Ledger(moved / LEDGER_NAME, read_only=True) as reader,
+        pytest.raises(FcilError, match="read-only"),
+    ):
+        reader.events.add("info", "test", "no")
+    ledger.audit.add("ann", "revoke", "bob")
+    for sql in ("UPDATE audit SET actor = 'x'", "DELETE FROM audit"):
+        with pytest.raises(InternalError, match="append-only"):
+            ledger.database.execute(sql)
+
+
+def test_a_ledger_of_an_older_version_is_brought_up_to_date_and_a_newer_one_refused(
+    moved, monkeypatch
+):
+    newer = (*database.MIGRATIONS, "ALTER TABLE runs ADD COLUMN more INTEGER NOT NULL DEFAULT 7;")
+    with monkeypatch.context() as later:
+        later.setattr(tables, "MIGRATIONS", newer)
+        later.setattr(database, "MIGRATIONS", newer)
+        later.setattr(database, "SCHEMA_VERSION", len(newer))
+        with pytest.raises(StorageError, match="Start the server once"):
+            Ledger(moved / LEDGER_NAME, read_only=True)
+        with Ledger(moved / LEDGER_NAME) as ledger:
+            assert ledger.database.number("SELECT more FROM runs") == 7
+            ledger.events.add("info", "test", "it goes on")
+        with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+            assert ledger.events.newest()[-1].text == "it goes on"
+    with pytest.raises(StorageError, match="written by a newer fcil"):
+        Ledger(moved / LEDGER_NAME)
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("step", ["move_in", "write", "set_aside_moved"])
+def test_a_move_that_is_killed_leaves_the_ledger_whole(directory, cluster, monkeypatch, step):
+    def killed(*_, **__):
+        raise Killed
+
+    where = {"move_in": (database, "load"), "write": (Place, "write")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*where.get(step, (moving, step)), killed)
+        with pytest.raises(Killed):
+            move_ledger(directory, cluster.url, "ann")
+    with closing(Federation.open_stopped(directory)) as federation:
+        assert federation.ledger.runs.get(RUN) is not None
+    if step == "set_aside_moved":
+        assert place_of(directory / LEDGER_NAME) is not None
+        assert not (directory / LEDGER_NAME).exists(), "the next start sets the file aside"
+        return
+    assert place_of(directory / LEDGER_NAME) is None
+    if step == "write":
+        with pytest.raises(UsageError, match="there is a ledger at"):
+            move_ledger(directory, cluster.url, "ann")
+    move_ledger(directory, cluster.url, "ann", replace=True)
+    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN) is not None
+
+
+def test_a_move_back_that_is_killed_leaves_the_ledger_whole(moved, monkeypatch):
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr(database.PostgresDatabase, "drop", killed)
+    with pytest.raises(Killed):
+        move_ledger(moved, FILE, "ann")
+    assert place_of(moved / LEDGER_NAME) is None
+    with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN) is not None
+
+
+def test_a_move_to_where_it_is_is_refused(moved, cluster):
+    with pytest.raises(UsageError, match=r"is at postgresql.* already"):
+        move_ledger(moved, cluster.url, "ann")
+    move_ledger(moved, FILE, "ann")
+    with pytest.raises(UsageError, match="in the file .* already"):
+        move_ledger(moved, FILE, "ann")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "expected the URL"),
+        ("host=x dbname=y", "expected the URL"),
+        ("mysql://ann@host/db", "expected the URL"),
+        ("postgresql://ann@host", "expected the URL"),
+        ("postgresql://ann:secret@host/db", "has a password"),
+        ("postgresql://ann@host/db?password=secret", "has a password"),
+    ],
+)
+def test_a_url_that_is_none_or_tells_a_password_is_refused(directory, url, said):
+    with pytest.raises(UsageError, match=said) as refused:
+        move_ledger(directory, url, "ann")
+    assert "secret" not in str(refused.value)
+    assert place_of(directory / LEDGER_NAME) is None
+
+
+def test_a_database_that_is_not_there_leaves_the_ledger_where_it_is(directory, tmp_path):
+    with pytest.raises(StorageError, match="cannot be used"):
+        move_ledger(directory, f"postgresql:///db?host={tmp_path}", "ann")
+    Federation.open_stopped(directory).close()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"url": "x", "schema": "y; DROP"}', "{" * 999])
+def test_a_damaged_file_that_says_where_it_is_is_named(moved, text):
+    (moved / PLACE_NAME).write_text(text)
+    with pytest.raises(CorruptFile, match="does not say where"):
+        Ledger(moved / LEDGER_NAME, read_only=True)
+
+
+def test_a_file_beside_a_moved_ledger_is_set_aside(moved):
+    (moved / LEDGER_NAME).write_bytes(b"of before")
+    set_aside_moved(moved / LEDGER_NAME)
+    assert not (moved / LEDGER_NAME).exists()
+    [kept] = moved.glob("ledger.version-*")
+    assert kept.read_bytes() == b"of before"
+
+
+def test_without_psycopg_it_is_said_what_to_install(moved):
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from fcil_server.ledger.ledger import Ledger\n"
+        "from fcil_protocol.errors import StorageError\n"
+        "from pathlib import Path\n"
+        "try:\n"
+        f"    Ledger(Path({str(moved / LEDGER_NAME)!r}), read_only=True)\n"
+        "except StorageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "pip install 'fcil[postgres]'" in done.stdout
+
+
+def test_a_backup_of_it_is_a_file_that_restores_anywhere(moved, tmp_path):
+    assert opening.has_ledger(moved)
+    with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+        ledger.database.copy_to(tmp_path / LEDGER_NAME)
+        rows = [r.key for r in ledger.rounds.all(RUN)]
+    with Ledger(tmp_path / LEDGER_NAME) as copy:
+        assert [r.key for r in copy.rounds.all(RUN)] == rows
+        assert copy.database.faults() == []
