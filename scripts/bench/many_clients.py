@@ -8,6 +8,7 @@ of their own: here they yield to the server where both want a core (nice 10).
 .venv/bin/python scripts/bench/many_clients.py [--clients 1000] [--kilobytes 100] [--rounds 3]
     [--relay pass|sums]: all clients are behind one relay, which passes updates on or adds them up
     [--intake N]: N intake processes hold the connections
+    [--ledger postgresql://USER@HOST/DATABASE]: the ledger is there, not in a file
 """
 
 import argparse
@@ -76,6 +77,7 @@ from fcil_protocol.trust.ticket import Ticket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.storage.move_ledger import move_ledger
 
 METHOD = Path(__file__).parent / "payload_method"
 CLASSES = ("cat", "dog")
@@ -378,7 +380,12 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     }
     env = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
     with LocalFederation(directory) as federation:
-        federation.serve(*(a for k, v in settings.items() for a in ("-c", f"{k}={v}")), env=env)
+        given = [a for k, v in settings.items() for a in ("-c", f"{k}={v}")]
+        federation.serve(*given, env=env)
+        if args.ledger:
+            federation.kill_server()
+            move_ledger(federation.federation, args.ledger, "benchmark")
+            federation.serve(*given, env=env)
         assert federation.server is not None
         pid = federation.server.pid
         site = Site(federation, sums=args.relay == "sums") if args.relay else None
@@ -485,6 +492,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=900)
     parser.add_argument("--relay", choices=("pass", "sums"))
     parser.add_argument("--intake", type=int, default=0)
+    parser.add_argument("--ledger")
     parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     _raise_limits()
