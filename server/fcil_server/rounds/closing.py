@@ -50,6 +50,8 @@ async def save(
 ) -> tuple[int, Digest]:
     """Save the next state on disk; the ledger makes it the run's."""
     number = progress.number + 1
+    # A server that has lost its ledger must not take this number from the next one.
+    context.ledger.database.check_still_in_place()
     digest = await asyncio.to_thread(
         context.states.save, number, state, progress.digest, task.index
     )

@@ -13,6 +13,7 @@ from fcil_protocol.errors import (
     DiskFull,
     InternalError,
     RunFailed,
+    StorageError,
     WorkerDied,
 )
 from fcil_protocol.ids import RoundKey, UpdateId
@@ -291,6 +292,16 @@ def test_what_counts_is_kept_before_the_state_is_on_disk_and_nothing_else_is(sce
     scene.kept.clear()
     scene.void()
     assert not scene.kept
+
+
+def test_a_server_without_its_ledger_leaves_no_state(scene, monkeypatch):
+    def lost():
+        raise StorageError("the ledger cannot be used.")
+
+    monkeypatch.setattr(scene.ledger.database, "check_still_in_place", lost)
+    with pytest.raises(StorageError):
+        scene.play(GOOD, {})
+    assert scene.kept_at_save == [], "nothing was saved"
 
 
 def test_a_round_whose_last_sender_is_revoked_meanwhile_leaves_the_state(scene):
