@@ -14,8 +14,6 @@ import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-import postgres_kit
-
 settings.register_profile("fcil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fcil")
 
@@ -47,9 +45,11 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 @pytest.fixture(scope="session", autouse=True)
 def ledgers_in_postgres():
     """With FCIL_LEDGERS_IN=postgres, let the ledgers that tests make be in Postgres."""
-    if os.environ.get(postgres_kit.LEDGERS) != "postgres":
+    if os.environ.get("FCIL_LEDGERS_IN") != "postgres":
         yield
         return
+    import postgres_kit  # which loads the server
+
     with postgres_kit.cluster() as cluster, postgres_kit.new_ledgers_in(cluster.url):
         yield
 

@@ -16,7 +16,6 @@ from fcil_server.ledger.databases.place import PLACE_NAME, Place
 from fcil_server.ledger.databases.sqlite import LEDGER_NAME
 
 PROGRAMS = "FCIL_POSTGRES"  # names the folder with initdb and postgres
-LEDGERS = "FCIL_LEDGERS_IN"  # "postgres": the tests' new ledgers are there
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
@@ -78,12 +77,12 @@ def new_ledgers_in(url: str) -> Iterator[None]:
     from fcil_server.ledger.databases import opening
     from fcil_server.ledger.databases.postgres import move_in
 
-    open_database = opening.SqliteDatabase
+    in_a_file = opening.SqliteDatabase
 
     def moved(path: Path, **given: object) -> Database:
         if path.name != LEDGER_NAME or path.exists() or given.get("read_only"):
-            return open_database(path, **given)
-        with open_database(path):
+            return in_a_file(path, **given)
+        with in_a_file(path):
             pass
         place = Place.of(url, secrets.token_hex(8))
         move_in(place, path, replace=False)

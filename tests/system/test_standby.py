@@ -81,8 +81,8 @@ def test_a_server_that_loses_its_ledger_ends_and_the_other_one_goes_on(tmp_path,
         federation.until("update")
         with contextlib.closing(psycopg.connect(url, autocommit=True)) as db:
             db.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name = 'fcil-server'"
+                "SELECT pg_terminate_backend(pid) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND granted"
             )
         assert take_over(federation, standby) == 1
         assert "Nothing that was acknowledged is lost" in federation.log("server").read_text()

@@ -285,7 +285,8 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
         if isinstance(error, Starting):
             typer.echo(error.message, err=True)
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-            if elsewhere := ledger.database.claimed_from():
+            elsewhere = ledger.database.claimed_from()
+            if elsewhere and not isinstance(error, Starting):
                 raise Unreachable(
                     f"the server of this federation runs{elsewhere}, and answers there alone.",
                     action="Run this command on that machine.",

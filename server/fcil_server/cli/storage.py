@@ -61,7 +61,8 @@ def move_ledger_command(
     ],
     directory: DirOption = DEFAULT_DIRECTORY,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Drop what an earlier move left in Postgres.")
+        bool,
+        typer.Option("--replace", help="Drop a ledger that is there, unless a server works on it."),
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,

@@ -59,7 +59,7 @@ from fcil_server.federation.environment import (
     variables_in_force,
 )
 from fcil_server.federation.first_start import load_first
-from fcil_server.ledger.databases.database import Database
+from fcil_server.ledger.databases.database import Database, LedgerUnreachable
 from fcil_server.ledger.databases.opening import (
     has_ledger,
     open_database,
@@ -88,7 +88,9 @@ def stopped_ledger(directory: Path) -> Iterator[Ledger]:
         if claimed is not None:
             ends.enter_context(claimed)
         ends.enter_context(DirectoryLock.acquire(directory, "federation"))
-        yield ends.enter_context(Ledger(directory / LEDGER_NAME, database=claimed))
+        ledger = ends.enter_context(Ledger(directory / LEDGER_NAME, database=claimed))
+        ledger.database.claim()  # it may have been moved before the lock
+        yield ledger
 
 
 def _claim(directory: Path) -> Database | None:
@@ -145,6 +147,7 @@ class Federation:
         self._lost = describe_lost_frames(directory / LEDGER_NAME)  # opening it hides them
         self.ledger = Ledger(directory / LEDGER_NAME, database=claimed)
         try:
+            self.ledger.database.claim()  # it may have been moved before the lock
             self._open_keys()
         except BaseException:
             self.ledger.close()
@@ -353,25 +356,29 @@ def open_when_free(
     Args:
         opening: opens it, or raises `Locked`.
         directory: the federation's, for the sentence.
-        say: called once with a sentence, if another process works on it.
+        say: called with a sentence about what it waits for, whenever that changes.
 
     Raises:
-        As ``opening``, apart from `Locked`.
+        As ``opening``, apart from `Locked`, and a ledger that is out of reach after it.
     """
     # The service that follows takes the variables out of the environment.
     supervisor = Notifier(dict(os.environ))
-    waits = False
+    said = ""
     while True:
         try:
             return opening()
         except Locked:
             text = f"another server works on {directory}; this one takes over when it ends"
-            if not waits:
-                say(text)
-            waits = True
-            supervisor.send("READY=1", "WATCHDOG=1")
-            supervisor.status(text)
-            time.sleep(_LOOK_S)
+        except LedgerUnreachable as error:
+            if not said:
+                raise
+            text = f"{error.message} This server waits for it"
+        if text != said:
+            say(text)
+        said = text
+        supervisor.send("READY=1", "WATCHDOG=1")
+        supervisor.status(text)
+        time.sleep(_LOOK_S)
 
 
 def servers_folder() -> Path:

@@ -329,7 +329,7 @@ class UpdateTable:
         """Return the means of a round, as `Training.mean`; the database adds them up."""
         means = ", ".join(
             f"sum(train_{name} * samples) / "
-            f"sum(samples) FILTER (WHERE train_{name} IS NOT NULL) AS {name}"
+            f"nullif(sum(samples) FILTER (WHERE train_{name} IS NOT NULL), 0) AS {name}"
             for name in ("loss", "accuracy")
         )
         kept = f"{IN_ROUND} AND status != 'excluded'"

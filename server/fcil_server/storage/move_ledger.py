@@ -13,7 +13,7 @@ from fcil_server.ledger.databases.opening import need_psycopg, place_of, set_asi
 from fcil_server.ledger.databases.place import PLACE_NAME, Place
 from fcil_server.ledger.ledger import LEDGER_NAME
 
-FILE = "file"  # the word for a ledger in the federation's directory
+FILE = "file"  # how `move-ledger` names a ledger in the federation's directory
 
 
 def move_ledger(directory: Path, to: str, actor: str, *, replace: bool = False) -> str:
@@ -50,10 +50,12 @@ def move_ledger(directory: Path, to: str, actor: str, *, replace: bool = False) 
 def _move_in(directory: Path, url: str, actor: str, *, replace: bool) -> str:
     need_psycopg()
     from fcil_server.ledger.databases.postgres import move_in
+    from fcil_server.ledger.databases.postgres_connection import check_url
 
     path = directory / LEDGER_NAME
     with closing(Federation.open_stopped(directory)) as federation:
         place = Place.of(url, federation.id)
+        check_url(place)
         federation.ledger.audit.add(actor, "move_ledger", f"to {place}")
         move_in(place, path, replace=replace)
         place.write(path.with_name(PLACE_NAME))  # from here on the ledger is there

@@ -1,5 +1,6 @@
 """The ledger in Postgres: there and back, one server at a time, and nothing half done."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.cli.main import app
-from fcil_server.federation.directory import Federation, stopped_ledger
+from fcil_server.federation.directory import Federation, open_when_free, stopped_ledger
 from fcil_server.ledger.databases import opening
 from fcil_server.ledger.databases import postgres as database
 from fcil_server.ledger.databases import postgres_tables as tables
@@ -142,13 +143,71 @@ def test_one_server_works_on_it_and_the_next_one_when_that_has_ended(moved):
         Federation.open_stopped(moved)
     with pytest.raises(Locked), stopped_ledger(moved):
         pass
-    status = ["status", "--dir", str(moved)]
-    elsewhere = CliRunner().invoke(app, status)
-    assert elsewhere.exit_code == 2
-    assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
     first.close()
-    assert CliRunner().invoke(app, status).exit_code == 0
     Federation.open_stopped(moved).close()
+
+
+def test_status_says_on_which_host_the_server_runs(moved):
+    status = ["status", "--dir", str(moved)]
+    with Ledger(moved / LEDGER_NAME) as of_another_host:
+        of_another_host.database.claim()
+        elsewhere = CliRunner().invoke(app, status)
+        assert elsewhere.exit_code == 2
+        assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
+    assert CliRunner().invoke(app, status).exit_code == 0
+
+
+def test_a_ledger_that_a_server_works_on_is_not_replaced(moved, cluster, tmp_path):
+    copy = tmp_path / "restored"
+    shutil.copytree(moved, copy)
+    (copy / PLACE_NAME).unlink()
+    with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+        ledger.database.copy_to(copy / LEDGER_NAME)
+    with closing(Federation.open_stopped(moved)) as federation:
+        with pytest.raises(Locked):
+            move_ledger(copy, cluster.url, "ann", replace=True)
+        assert federation.ledger.runs.get(RUN) is not None
+
+
+def test_a_role_that_never_waits_for_the_disk_waits_here(moved, cluster):
+    with closing(psycopg.connect(cluster.url, autocommit=True)) as db:
+        db.execute("ALTER ROLE fcil SET synchronous_commit = off")
+        try:
+            with Ledger(moved / LEDGER_NAME) as ledger:
+                assert ledger.database.number("SHOW synchronous_commit") == "on"
+        finally:
+            db.execute("ALTER ROLE fcil RESET synchronous_commit")
+
+
+def test_a_move_from_a_directory_with_an_odd_name(directory, cluster):
+    odd = directory.with_name("a #1? 100%")
+    directory.rename(odd)
+    move_ledger(odd, cluster.url, "ann")
+    with Ledger(odd / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN) is not None
+    assert sorted(p.name for p in odd.parent.iterdir()) == [odd.name]
+
+
+def test_who_waits_bears_a_postgres_that_restarts(moved, cluster):
+    said, tries = [], iter(["claimed", "gone", "free"])
+
+    def opening():
+        match next(tries):
+            case "claimed":
+                raise Locked("a server works on it.")
+            case "gone":
+                cluster.stop()
+                try:
+                    return Federation.open_stopped(moved)
+                finally:
+                    cluster.start()
+        return Federation.open_stopped(moved)
+
+    with closing(open_when_free(opening, moved, said.append)):
+        assert len(said) == 2
+        assert "takes over when it ends" in said[0]
+        assert "cannot be used" in said[1]
+        assert "waits for it" in said[1]
 
 
 def test_a_host_whose_directory_lock_is_its_own_is_refused_and_sweeps_nothing(moved, monkeypatch):
@@ -337,6 +396,8 @@ def test_a_move_to_where_it_is_is_refused(moved, cluster):
         ("postgresql://ann@host", "expected the URL"),
         ("postgresql://ann:secret@host/db", "has a password"),
         ("postgresql://ann@host/db?password=secret", "has a password"),
+        ("postgresql://ann@host/db?sslpassword=secret", "has a password"),
+        ("postgresql://ann@host/db?colour=red", "is not one of Postgres"),
     ],
 )
 def test_a_url_that_is_none_or_tells_a_password_is_refused(directory, url, said):

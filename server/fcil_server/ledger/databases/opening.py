@@ -1,4 +1,4 @@
-"""Opening of a ledger where it is: a file in the federation's directory, or in Postgres."""
+"""Opens a ledger where it is: a file in the federation's directory, or in Postgres."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_database(
 
 
 def need_psycopg() -> None:
-    """Check that the package is installed that few federations need.
+    """Check that psycopg is installed, which few federations need.
 
     Raises:
         StorageError: it is not.
@@ -71,9 +71,12 @@ def set_aside_moved(path: Path) -> None:
     if place_of(path) is None or not path.exists():
         return
     with storage_errors("set aside", path):
-        path.replace(path.with_name(older_name("before-move")))
-        for name in (log_path(path), path.with_name(f"{path.name}-shm")):
-            name.unlink(missing_ok=True)
+        # A name by which a later erase finds it. A kill may have left commits in the log.
+        kept = path.with_name(older_name("before-move"))
+        if log_path(path).exists():
+            log_path(path).replace(log_path(kept))
+        path.replace(kept)
+        path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     sync_directory(path.parent)
 
 

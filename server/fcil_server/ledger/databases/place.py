@@ -45,7 +45,8 @@ class Place:
         try:
             place = cls(url, f"fcil_{federation.lower()}")
             parts = urlsplit(url)
-            secret = parts.password is not None or "password" in parse_qs(parts.query)
+            told = {"password", "sslpassword"} & parse_qs(parts.query).keys()
+            secret = parts.password is not None or bool(told)
         except ValueError as error:
             raise UsageError(
                 "expected the URL of a Postgres database.",

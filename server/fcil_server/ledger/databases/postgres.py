@@ -26,6 +26,7 @@ from psycopg.pq import TransactionStatus
 
 from fcil_protocol.errors import FcilError, InternalError, Locked, StorageError, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.ledger.databases import sqlite_errors
 from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
 from fcil_server.ledger.databases.place import Place
 from fcil_server.ledger.databases.postgres_connection import (
@@ -44,6 +45,7 @@ from fcil_server.ledger.databases.postgres_tables import (
     load,
 )
 from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger.databases.sqlite import open_file
 
 _PIECE = 500  # statements that are sent at once
 
@@ -79,6 +81,10 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         """Close the connections; open transactions are rolled back, and a claim ends."""
+        # Postgres notices the end of a connection a moment later.
+        with contextlib.suppress(psycopg.Error):
+            self._db.rollback()
+            self._db.execute("SELECT pg_advisory_unlock_all()")
         with self._sync_lock:
             if self._syncing is not None:
                 self._syncing.close()
@@ -115,7 +121,8 @@ class PostgresDatabase(Database):
 
     def columns(self, table: str) -> list[str]:
         """Return the names of a table's columns, in their order."""
-        return columns_of(self._db, table)
+        with self._errors():
+            return columns_of(self._db, table)
 
     def changes(self) -> object:
         """Return a value that differs from before once a transaction that writes has ended."""
@@ -123,7 +130,8 @@ class PostgresDatabase(Database):
 
     def identity(self) -> object:
         """Return a value that differs if another ledger takes this one's place."""
-        return self._where
+        schema = self.number("SELECT ?::regnamespace::oid", (self._where.schema,))
+        return self._where, schema
 
     def size_bytes(self) -> int:
         """Return how much room the tables and their indexes take."""
@@ -178,26 +186,15 @@ class PostgresDatabase(Database):
         Raises:
             Locked: another one is.
         """
-        if not self.number("SELECT pg_try_advisory_lock(?)", (_lock_number(self._where),)):
-            raise Locked(
-                f"a server{self.claimed_from() or ' elsewhere'} works on the ledger at "
-                f"{self.place}.",
-                action="Stop it first, or let this one wait for it: fcil-server serve --standby",
-            )
+        with self._errors():
+            claim(self._db, self._where)
+            if self._syncing is None:  # before the first write: a later Postgres lacks the log
+                self._syncing = connect(self._where)
 
     def claimed_from(self) -> str:
-        """Return " on HOST" or " on this host" for the server that works on the ledger, or ""."""
-        high, low = divmod(_lock_number(self._where) % (1 << 64), 1 << 32)
-        row = self.rows(
-            "SELECT host(client_addr) AS host FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND classid::bigint = ? "
-            "AND objid::bigint = ? AND objsubid = 1 AND database = "
-            "(SELECT oid FROM pg_database WHERE datname = current_database())",
-            (high, low),
-        )
-        if not row:
-            return ""
-        return f" on {row[0]['host']}" if row[0]["host"] else " on the host of Postgres"
+        """Return " on HOST" for a server that works on this ledger; "" without one."""
+        with self._errors():
+            return _holder(self._db, self._where)
 
     def check_still_in_place(self) -> None:
         """Notice that the connection is lost, and the claim with it.
@@ -212,7 +209,12 @@ class PostgresDatabase(Database):
         with storage_errors("write", target):
             os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         opened = sqlite3.connect(target, isolation_level=None)
-        with contextlib.closing(opened) as file, self.moment(), self._errors():
+        with (
+            contextlib.closing(opened) as file,
+            self.moment(),
+            self._errors(),
+            sqlite_errors.named_errors(target),
+        ):
             dump(self._db, file, self._version())
 
     def drop(self) -> None:
@@ -224,7 +226,9 @@ class PostgresDatabase(Database):
         return int(self.number("SELECT version FROM fcil_ledger"))
 
     def _prepare(self) -> None:
-        if not holds_ledger(self._db, self._where.schema):
+        with self._errors():
+            held = holds_ledger(self._db, self._where.schema)
+        if not held:
             raise StorageError(
                 f"there is no ledger at {self.place}.",
                 action="Restore a backup into a new directory: fcil-server restore",
@@ -244,7 +248,10 @@ class PostgresDatabase(Database):
                 action="Start the server once, which brings it up to date.",
             )
         self.claim()
-        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
+        version = self._version()  # another server may have brought it up to date meanwhile
+        if version == SCHEMA_VERSION:
+            return
+        with contextlib.closing(sqlite3.connect("", isolation_level=None)) as file:
             with self.moment(), self._errors():
                 dump(self._db, file, version)
             for script in MIGRATIONS[version:]:
@@ -273,18 +280,49 @@ def move_in(place: Place, ledger: Path, *, replace: bool) -> None:
     with (
         named_errors(str(place)),
         contextlib.closing(connect(place)) as db,
-        contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as file,
+        contextlib.closing(open_file(ledger, read_only=True)) as file,
+        sqlite_errors.named_errors(ledger),
     ):
-        held = holds_ledger(db, place.schema)
-        if held and not replace:
-            raise UsageError(
-                f"there is a ledger at {place} already.",
-                action="If it is of an earlier move, give --replace; it is then dropped.",
-            )
+        claim(db, place)
         with db.transaction():
-            drop_schema(db, place.schema)
+            if holds_ledger(db, place.schema):
+                if not replace:
+                    raise UsageError(
+                        f"there is a ledger at {place} already.",
+                        action="If it is of an earlier move, give --replace; it is then dropped.",
+                    )
+                drop_schema(db, place.schema)
             load(db, file, place.schema)
 
 
 def _lock_number(place: Place) -> int:
     return int.from_bytes(hashlib.sha256(place.schema.encode()).digest()[:8], signed=True)
+
+
+def claim(db: Connection, place: Place) -> None:
+    """Let a connection hold the lock of the one server that works on a ledger.
+
+    Raises:
+        Locked: another connection does.
+    """
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(place),)).fetchone()
+    if row is None or not row[0]:
+        raise Locked(
+            f"a server{_holder(db, place) or ' elsewhere'} works on the ledger at {place}.",
+            action="Stop it first, or give this command there.",
+        )
+
+
+def _holder(db: Connection, place: Place) -> str:
+    """Return " on HOST" for the connection that holds the lock of a ledger; "" without one."""
+    high, low = divmod(_lock_number(place) % (1 << 64), 1 << 32)
+    row = db.execute(
+        "SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE locktype = 'advisory' AND granted AND classid::bigint = %s "
+        "AND objid::bigint = %s AND objsubid = 1 AND database = "
+        "(SELECT oid FROM pg_database WHERE datname = current_database())",
+        (high, low),
+    ).fetchone()
+    if row is None:
+        return ""
+    return f" on {row[0]}" if row[0] else " on the host of Postgres"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,18 +13,24 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.adapt import Loader
 
-from fcil_protocol.errors import DiskFull, FcilError, InternalError, Locked, StorageError
-from fcil_server.ledger.databases.database import Args, Value
+from fcil_protocol.errors import DiskFull, FcilError, InternalError, UsageError
+from fcil_server.ledger.databases.database import Args, LedgerUnreachable, Value
 from fcil_server.ledger.databases.place import Place
 
 if TYPE_CHECKING:
     from psycopg.rows import RowMaker
 
 Connection = psycopg.Connection[Any]
+_UNUSABLE = (
+    psycopg.OperationalError,
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ReadOnlySqlTransaction,  # of a replica
+)
 
-_PATIENCE_S = 10
-# A host that lost its power keeps its claim until Postgres misses it: about 20 s.
+_CONNECT_TIMEOUT_S = 10
+# A host that lost its power keeps its claim until Postgres misses it.
 _KEEPALIVE = {"idle": 5, "interval": 5, "count": 3}
+_LOST_AFTER_MS = 20_000
 _DIALECT = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -40,16 +47,32 @@ _DIALECT = tuple(
 )
 
 
+def check_url(place: Place) -> None:
+    """Check that libpq knows everything that a URL says.
+
+    Raises:
+        UsageError: it does not.
+    """
+    try:
+        psycopg.conninfo.conninfo_to_dict(place.url)
+    except psycopg.ProgrammingError as error:
+        raise UsageError(
+            f"the URL is not one of Postgres: {str(error).strip()}.",
+            action="Give it like: postgresql://user@host:5432/database?sslmode=verify-full",
+        ) from error
+
+
 def connect(place: Place, *, read_only: bool = False) -> Connection:
     """Connect to a database, with the place's schema as the one that names are looked up in."""
     given = psycopg.conninfo.conninfo_to_dict(place.url)
     options = [str(given.pop("options", "")), f"-c search_path={place.schema}"]
     options += [f"-c tcp_keepalives_{name}={value}" for name, value in _KEEPALIVE.items()]
+    options += [f"-c tcp_user_timeout={_LOST_AFTER_MS}", "-c synchronous_commit=on"]
     options += ["-c default_transaction_read_only=on"] if read_only else []
     ours: dict[str, Any] = {
-        "connect_timeout": _PATIENCE_S,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
         "application_name": "fcil-server",
-        "tcp_user_timeout": 2_000 * _PATIENCE_S,
+        "tcp_user_timeout": _LOST_AFTER_MS,
         **{f"keepalives_{name}": value for name, value in _KEEPALIVE.items()},
     }
     whole = psycopg.conninfo.make_conninfo(**{**ours, **given, "options": " ".join(options)})
@@ -84,15 +107,11 @@ def _named(error: psycopg.Error, place: str) -> FcilError:
             f"no space is left for the ledger at {place}.",
             action="Free space; nothing that was acknowledged is lost.",
         )
-    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
-        return Locked(
-            f"the ledger at {place} is held by another process: {why}.", action="Try again."
-        )
-    if isinstance(error, psycopg.OperationalError | psycopg.errors.InsufficientPrivilege):
-        return StorageError(
+    if isinstance(error, _UNUSABLE):
+        return LedgerUnreachable(
             f"the ledger at {place} cannot be used: {why}.",
-            action="Check that Postgres runs and lets this host and user in; then start the server "
-            "again. Nothing that was acknowledged is lost.",
+            action="Check that Postgres runs and lets this host and user in. Nothing that was "
+            "acknowledged is lost.",
         )
     return InternalError(f"the ledger at {place} refused a statement: {why}.")
 
@@ -138,6 +157,8 @@ def given(args: Args) -> Any:
 
 def value_of(value: Value) -> Value:
     """Return a value as psycopg takes it; Postgres has no text with a zero byte."""
+    if isinstance(value, float) and math.isnan(value):
+        return None  # as SQLite stores it
     if isinstance(value, str):
         text = value.value if isinstance(value, Enum) else value
         return str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -77,6 +77,7 @@ def dump(db: Connection, file: sqlite3.Connection, version: int) -> None:
         listed = ", ".join(names)
         marks = ", ".join("?" * len(names))
         with db.cursor(f"dump_{table}") as rows:
+            rows.itersize = 5_000
             rows.execute(f"SELECT {listed} FROM {table} ORDER BY {number}")  # noqa: S608 - names are ours
             file.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)  # noqa: S608
         if number == "id":

@@ -58,7 +58,7 @@ class SqliteDatabase(Database):
         if not read_only:
             _create_private(path)
         with named_errors(path):
-            self._file = self._db = _connect(path, read_only=read_only)
+            self._file = self._db = open_file(path, read_only=read_only)
         try:
             self._prepare()
         except BaseException:
@@ -128,7 +128,7 @@ class SqliteDatabase(Database):
 
     def try_empty_log(self) -> bool:
         """Do as `empty_log`, for any thread; False if a reader still needs the log."""
-        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+        with named_errors(self.path), contextlib.closing(open_file(self.path)) as db:
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not busy
 
@@ -160,7 +160,7 @@ class SqliteDatabase(Database):
         Readers are never waited for: while one needs the log, it stays as it is.
         """
         self._commits = 0
-        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+        with named_errors(self.path), contextlib.closing(open_file(self.path)) as db:
             for _ in range(_TRIES):
                 _, pages, done = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 if pages == done:
@@ -370,7 +370,7 @@ def refuse_newer(path: Path) -> None:
     version = 0
     with (
         contextlib.suppress(sqlite3.Error),
-        contextlib.closing(_connect(path, read_only=True)) as db,
+        contextlib.closing(open_file(path, read_only=True)) as db,
     ):
         [version] = db.execute("PRAGMA user_version").fetchone()
     _check_version(path, version)
@@ -421,7 +421,8 @@ def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def open_file(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open an SQLite file that exists, whatever is in its name."""
     mode = "ro" if read_only else "rw"
     url = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     # Autocommit: transactions are ours to begin and to end.
