@@ -59,7 +59,7 @@ from fcil_server.federation.environment import (
     variables_in_force,
 )
 from fcil_server.federation.first_start import load_first
-from fcil_server.ledger.databases.database import Database, LedgerUnreachable
+from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.databases.opening import (
     has_ledger,
     open_database,
@@ -369,9 +369,9 @@ def open_when_free(
             return opening()
         except Locked:
             text = f"another server works on {directory}; this one takes over when it ends"
-        except LedgerUnreachable as error:
-            if not said:
-                raise
+        except StorageError as error:
+            if not said or place_of(directory / LEDGER_NAME) is None:
+                raise  # Postgres, too, has to answer once
             text = f"{error.message} This server waits for it"
         if text != said:
             say(text)

@@ -38,10 +38,6 @@ Value = str | int | float | bytes | None
 Args = Sequence[Value] | Mapping[str, Value]
 
 
-class LedgerUnreachable(StorageError):
-    """The ledger is on another machine, which does not answer or lets nobody in."""
-
-
 class Row(Protocol):
     """A row of a query: its values by column name, or by place."""
 

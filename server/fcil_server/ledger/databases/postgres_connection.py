@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.adapt import Loader
 
-from fcil_protocol.errors import DiskFull, FcilError, InternalError, UsageError
-from fcil_server.ledger.databases.database import Args, LedgerUnreachable, Value
+from fcil_protocol.errors import DiskFull, FcilError, InternalError, StorageError, UsageError
+from fcil_server.ledger.databases.database import Args, Value
 from fcil_server.ledger.databases.place import Place
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _named(error: psycopg.Error, place: str) -> FcilError:
             action="Free space; nothing that was acknowledged is lost.",
         )
     if isinstance(error, _UNUSABLE):
-        return LedgerUnreachable(
+        return StorageError(
             f"the ledger at {place} cannot be used: {why}.",
             action="Check that Postgres runs and lets this host and user in. Nothing that was "
             "acknowledged is lost.",

@@ -422,7 +422,7 @@ def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
 
 
 def open_file(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open an SQLite file that exists, whatever is in its name."""
+    """Open an SQLite file that exists, with any characters in its name."""
     mode = "ro" if read_only else "rw"
     url = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     # Autocommit: transactions are ours to begin and to end.
