@@ -38,6 +38,9 @@ from fcil_server.web.page.reader import HistoryReader
 from sample_run import RUN
 
 
+pytestmark = pytest.mark.ledger_file  # it begins with one
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with postgres_kit.cluster() as started:
