@@ -37,7 +37,6 @@ from fcil_server.web.metrics.totals import TotalsReader
 from fcil_server.web.page.reader import HistoryReader
 from sample_run import RUN
 
-
 pytestmark = pytest.mark.ledger_file  # it begins with one
 
 
