@@ -7,6 +7,7 @@ another user is refused. None of this crosses a network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -87,6 +88,22 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
         task.add_done_callback(lambda _: writer.close())  # also of one that never began
 
     return await asyncio.start_unix_server(accept, sock=_bound(path), limit=MAX_LINE_BYTES)
+
+
+def remover(directory: Path) -> Callable[[], None]:
+    """Return what removes the socket that is there now, unless another daemon's replaces it.
+
+    A daemon on another host may take over a directory while this one hangs.
+    """
+    path = socket_path(directory)
+    inode = path.stat().st_ino
+
+    def remove() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == inode:
+                path.unlink()
+
+    return remove
 
 
 def _bound(path: Path) -> socket.socket:

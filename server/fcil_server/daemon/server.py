@@ -243,7 +243,7 @@ class Server:
         self._coordinator = context.run.coordinator
         commands = Commands(context, self, parts.sessions, parts.live, parts.exports)
         listener = await control_socket.serve(directory, commands.answer)
-        ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
+        ends.callback(control_socket.remover(directory))
         ends.callback(listener.close)
         self.federation.leave_join_file(context.addresses())
         drain = self.drain_rounds if self._drain_on_term else None

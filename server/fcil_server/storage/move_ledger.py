@@ -6,12 +6,13 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import StorageError, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
 from fcil_server.federation.directory import Federation, find_directory
 from fcil_server.ledger.databases.opening import need_psycopg, place_of, set_aside_moved
 from fcil_server.ledger.databases.place import PLACE_NAME, Place
-from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.ledger.databases.sqlite import SqliteDatabase
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 FILE = "file"  # how `move-ledger` names a ledger in the federation's directory
 
@@ -56,11 +57,12 @@ def _move_in(directory: Path, url: str, actor: str, *, replace: bool) -> str:
     with closing(Federation.open_stopped(directory)) as federation:
         place = Place.of(url, federation.id)
         check_url(place)
-        federation.ledger.audit.add(actor, "move_ledger", f"to {place}")
         move_in(place, path, replace=replace)
         place.write(path.with_name(PLACE_NAME))  # from here on the ledger is there
         federation.ledger.close()
         set_aside_moved(path)
+        with Ledger(path) as ledger:
+            ledger.audit.add(actor, "move_ledger", f"to {place}")
     return str(place)
 
 
@@ -72,14 +74,30 @@ def _move_out(directory: Path, place: Place, actor: str) -> None:
     with closing(Federation.open_stopped(directory)) as federation:
         database = federation.ledger.database
         assert isinstance(database, PostgresDatabase), "there is a file that says so"
-        federation.ledger.audit.add(actor, "move_ledger", f"from {place}")
+        set_aside_moved(path)  # a log that is left would be taken for the new file's
         whole = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        database.copy_to(whole)
+        try:
+            database.copy_to(whole)
+            with storage_errors("write", path):
+                with whole.open("rb") as file:
+                    sync_data(file.fileno())
+                whole.replace(path)
+        except BaseException:
+            whole.unlink(missing_ok=True)
+            raise
+        with SqliteDatabase(path) as file_ledger:
+            file_ledger.refuse_damage()
         with storage_errors("write", path):
-            with whole.open("rb") as file:
-                sync_data(file.fileno())
-            whole.replace(path)
             sync_directory(directory)
             path.with_name(PLACE_NAME).unlink()  # from here on the file is the ledger
-        sync_directory(directory)
-        database.drop()
+            sync_directory(directory)
+        with Ledger(path) as ledger:
+            ledger.audit.add(actor, "move_ledger", f"from {place}")
+        try:
+            database.drop()
+        except StorageError as error:
+            raise StorageError(
+                f"the ledger is now in {path}, but Postgres could not drop its own: "
+                f"{error.message}",
+                action=f"Drop it there: DROP SCHEMA {place.schema} CASCADE",
+            ) from error

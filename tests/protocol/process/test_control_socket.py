@@ -139,6 +139,21 @@ def test_a_defect_in_the_daemon_is_told_as_one_without_a_traceback(tmp_path: Pat
     assert "Traceback" not in str(error.value)
 
 
+def test_a_daemon_removes_its_own_socket_and_no_successors(tmp_path: Path) -> None:
+    path = control.socket_path(tmp_path)
+    path.touch()
+    remove = control.remover(tmp_path)
+    path.rename(tmp_path / "kept")  # so that the successor's has another inode
+    path.touch()
+    remove()
+    assert path.exists()
+    path.unlink()
+    (tmp_path / "kept").rename(path)
+    remove()
+    assert not path.exists()
+    remove()
+
+
 def test_no_daemon_is_said_with_the_directory(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=str(tmp_path)):
         control.ask(tmp_path, "status")

@@ -399,14 +399,19 @@ def test_a_move_to_where_it_is_is_refused(moved, cluster):
         ("postgresql://ann:secret@host/db", "has a password"),
         ("postgresql://ann@host/db?password=secret", "has a password"),
         ("postgresql://ann@host/db?sslpassword=secret", "has a password"),
+        ("postgresql://ann:secr/et@host/db", "expected the URL"),
+        ("postgresql://ann@host:abc/db", "expected the URL"),
+        ("postgresql://ann@host/db\udcff", "expected the URL"),
         ("postgresql://ann@host/db?colour=red", "is not one of Postgres"),
     ],
 )
 def test_a_url_that_is_none_or_tells_a_password_is_refused(directory, url, said):
     with pytest.raises(UsageError, match=said) as refused:
         move_ledger(directory, url, "ann")
-    assert "secret" not in str(refused.value)
+    assert "secr" not in str(refused.value)
     assert place_of(directory / LEDGER_NAME) is None
+    with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+        assert [a for a in ledger.audit.newest() if a.action == "move_ledger"] == []
 
 
 def test_a_database_that_is_not_there_leaves_the_ledger_where_it_is(directory, tmp_path):
@@ -455,3 +460,31 @@ def test_a_backup_of_it_is_a_file_that_restores_anywhere(moved, tmp_path):
     with Ledger(tmp_path / LEDGER_NAME) as copy:
         assert [r.key for r in copy.rounds.all(RUN)] == rows
         assert copy.database.faults() == []
+
+
+def test_a_log_that_a_kill_left_is_not_the_next_files(moved):
+    (moved / f"{LEDGER_NAME}-wal").write_bytes(b"of the file before" * 99)
+    (moved / f"{LEDGER_NAME}-shm").write_bytes(b"of the file before")
+    move_ledger(moved, FILE, "ann")
+    with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN) is not None
+        assert ledger.database.faults() == []
+
+
+def test_a_database_of_another_encoding_is_refused(directory, cluster):
+    with closing(psycopg.connect(cluster.url, autocommit=True)) as db:
+        db.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    with pytest.raises(UsageError, match="has the encoding LATIN1, expected UTF8"):
+        move_ledger(directory, cluster.url.replace("/postgres", "/latin"), "ann")
+
+
+def test_a_reader_in_postgres_holds_up_the_drop_alone(moved, cluster, monkeypatch):
+    monkeypatch.setattr(database, "_DROP_TIMEOUT_MS", 50)
+    schema = place_of(moved / LEDGER_NAME).schema
+    with closing(psycopg.connect(cluster.url)) as reader:
+        reader.execute(f"SELECT count(*) FROM {schema}.runs")
+        with pytest.raises(StorageError, match="the ledger is now in .* could not drop its own"):
+            move_ledger(moved, FILE, "ann")
+    assert place_of(moved / LEDGER_NAME) is None
+    with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+        assert ledger.runs.get(RUN) is not None

@@ -68,14 +68,14 @@ def set_aside_moved(path: Path) -> None:
     Raises:
         StorageError: it cannot be renamed.
     """
-    if place_of(path) is None or not path.exists():
+    if place_of(path) is None:
         return
     with storage_errors("set aside", path):
         # A name by which a later erase finds it. A kill may have left commits in the log.
         kept = path.with_name(older_name("before-move"))
-        if log_path(path).exists():
-            log_path(path).replace(log_path(kept))
-        path.replace(kept)
+        for old, new in ((log_path(path), log_path(kept)), (path, kept)):
+            if old.exists():
+                old.replace(new)
         path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     sync_directory(path.parent)
 

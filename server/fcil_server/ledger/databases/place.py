@@ -29,7 +29,9 @@ class Place:
     schema: str
 
     def __post_init__(self) -> None:
+        self.url.encode()  # libpq's; an error is a ValueError
         parts = urlsplit(self.url)
+        _ = parts.port  # raises if that is no number: a password with "/" looks like one
         if parts.scheme not in _SCHEMES or not parts.path.strip("/"):
             raise ValueError("expected the URL of a Postgres database.")
         if not _SCHEMA.fullmatch(self.schema):
@@ -45,7 +47,7 @@ class Place:
         try:
             place = cls(url, f"fcil_{federation.lower()}")
             parts = urlsplit(url)
-            told = {"password", "sslpassword"} & parse_qs(parts.query).keys()
+            told = {"password", "sslpassword"} & {k.lower() for k in parse_qs(parts.query)}
             secret = parts.password is not None or bool(told)
         except ValueError as error:
             raise UsageError(

@@ -47,6 +47,7 @@ from fcil_server.ledger.databases.postgres_tables import (
 from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.databases.sqlite import open_file
 
+_DROP_TIMEOUT_MS = 10_000  # others may be reading
 _PIECE = 500  # statements that are sent at once
 
 
@@ -220,6 +221,7 @@ class PostgresDatabase(Database):
     def drop(self) -> None:
         """Remove the ledger from Postgres, with its schema."""
         with self._errors():
+            self._db.execute(f"SET lock_timeout = {_DROP_TIMEOUT_MS}")
             drop_schema(self._db, self._where.schema)
 
     def _version(self) -> int:
@@ -284,6 +286,12 @@ def move_in(place: Place, ledger: Path, *, replace: bool) -> None:
         sqlite_errors.named_errors(ledger),
     ):
         claim(db, place)
+        (encoding,) = db.execute("SHOW server_encoding").fetchone() or ("",)
+        if encoding != "UTF8":
+            raise UsageError(
+                f"the database at {place} has the encoding {encoding}, expected UTF8.",
+                action="Make one for fcil: CREATE DATABASE fcil ENCODING 'UTF8' TEMPLATE template0",
+            )
         with db.transaction():
             if holds_ledger(db, place.schema):
                 if not replace:

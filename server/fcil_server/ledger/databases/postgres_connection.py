@@ -75,7 +75,8 @@ def connect(place: Place, *, read_only: bool = False) -> Connection:
         "tcp_user_timeout": _LOST_AFTER_MS,
         **{f"keepalives_{name}": value for name, value in _KEEPALIVE.items()},
     }
-    whole = psycopg.conninfo.make_conninfo(**{**ours, **given, "options": " ".join(options)})
+    fixed = {"client_encoding": "UTF8", "options": " ".join(options)}
+    whole = psycopg.conninfo.make_conninfo(**{**ours, **given, **fixed})
     db = psycopg.connect(whole, autocommit=True, cursor_factory=psycopg.ClientCursor)
     db.row_factory = _rows
     db.adapters.register_loader("numeric", _Number)

@@ -66,6 +66,7 @@ def load(db: Connection, file: sqlite3.Connection, schema: str) -> None:
 def dump(db: Connection, file: sqlite3.Connection, version: int) -> None:
     """Copy the tables into an empty SQLite database. Call it in a transaction."""
     file.execute("PRAGMA foreign_keys = OFF")
+    file.execute("PRAGMA journal_mode = OFF")  # a copy that fails is removed
     file.executescript(
         f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; {' '.join(MIGRATIONS[:version])} "
         f"PRAGMA user_version = {version};"
