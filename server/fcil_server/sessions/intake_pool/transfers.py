@@ -207,11 +207,10 @@ class RoundTransfers:
         """Note the round whose updates are received here, and the parts that clients may fetch.
 
         No key: the server receives all updates itself, as it does those of another base state.
+        Updates of an earlier round that are arriving continue to: the server answers each.
         """
         self._round, self._base, self._parts = key, base, parts
         self._line = {c: o for c, o in self._line.items() if _round_of(o.header) == key}
-        for client in self._clients.values():
-            self._forget_updates(client, but_of=key)
 
     def heard(self, conn: int) -> int:
         """Return the number of the newest message that a connection's session had here."""
@@ -397,11 +396,10 @@ class RoundTransfers:
         for want in client.receiver.wants(_now()):
             self._say(client, want)
 
-    def _forget_updates(self, client: ClientTransfers, but_of: RoundKey | None = None) -> None:
-        """Forget a client's updates that are arriving, but for those of a round."""
-        for digest, envelope in list(client.receiver.under_way.items()):
-            if but_of is None or _round_of(envelope.header) != but_of:
-                self._forget(client, digest)
+    def _forget_updates(self, client: ClientTransfers) -> None:
+        """Forget a client's updates that are arriving."""
+        for digest in list(client.receiver.under_way):
+            self._forget(client, digest)
 
     def _forget(self, client: ClientTransfers, digest: str) -> None:
         client.receiver.end(digest)

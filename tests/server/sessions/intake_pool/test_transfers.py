@@ -246,14 +246,22 @@ def test_an_update_that_was_lost_with_another_connection_is_left_to_the_server()
     in_a_loop(story)
 
 
-def test_an_update_of_an_earlier_round_is_forgotten():
+def test_an_update_that_is_arriving_as_its_round_ends_comes_to_the_server_which_answers_it():
     async def story():
         process = Process()
         sealed, blobs = sealed_update()
-        process.take(Update(digest=sealed.parsed.update_id), *blobs)
+        digest = sealed.parsed.update_id
+        process.take(Update(digest=digest), *blobs)
         process.transfers.open_round(KEY._replace(round=4), {})
+        count = len(sealed.parsed.hashes)
+        for index in range(count):
+            assert process.take(Chunk(digest=digest, index=index), sealed.chunk(index))
+        ((conn, arrived, head, chunks),) = process.whole
+        assert (conn, arrived, head) == (CONN, digest, blobs)
+        assert len(chunks) == count
         assert process.transfers._arriving_bytes == 0
-        assert not process.take(Chunk(digest=sealed.parsed.update_id, index=0), sealed.chunk(0))
+        another, blobs = sealed_update()
+        assert not process.take(Update(digest=another.parsed.update_id), *blobs), "too late"
 
     in_a_loop(story)
 
