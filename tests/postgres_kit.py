@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fcil_server.ledger.databases.database import Database
-from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.location import LOCATION_NAME, Location
 from fcil_server.ledger.databases.sqlite import LEDGER_NAME
 
 PROGRAMS = "FCIL_POSTGRES"  # names the folder with initdb and postgres
@@ -84,9 +84,9 @@ def new_ledgers_in(url: str) -> Iterator[None]:
             return in_a_file(path, **given)
         with in_a_file(path):
             pass
-        place = Place.of(url, secrets.token_hex(8))
-        move_in(place, path, replace=False)
-        place.write(path.with_name(PLACE_NAME))
+        location = Location.of(url, secrets.token_hex(8))
+        move_in(location, path, replace=False)
+        location.write(path.with_name(LOCATION_NAME))
         path.unlink()
         return opening.open_database(path, **given)
 

@@ -1,6 +1,8 @@
 """A second server takes over a federation whose first one ends, and the round goes on."""
 
 import contextlib
+import json
+import socket
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 import postgres_kit
 from fcil_server.lab.local.federation import LocalFederation
-from fcil_server.ledger.databases.opening import place_of
+from fcil_server.ledger.databases.opening import location_of
 from fcil_server.ledger.ledger import LEDGER_NAME
 from system.kit import open_ledger, settings, until_log
 from system.test_intake_pool import ARGUMENTS, check_rounds, join_all
@@ -24,10 +26,10 @@ def url():
         yield cluster.url
 
 
-def start_standby(federation):
+def start_standby(federation, *more, port=None):
     """Start a second server in the same directory; return it when it waits."""
-    place = ["--dir", str(federation.federation), "--port", str(federation.port)]
-    command = ["fcil_server", "serve", "--standby", *place, *GIVEN]
+    place = ["--dir", str(federation.federation), "--port", str(port or federation.port)]
+    command = ["fcil_server", "serve", "--standby", *place, *GIVEN, *more]
     started = federation._start("standby", command, None)
     until_log(federation, "standby", "this one takes over when it ends")
     return started
@@ -64,16 +66,37 @@ def test_a_killed_servers_round_goes_on_with_the_one_that_waited(tmp_path):
     check_rounds(federation)
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return bound.getsockname()[1]
+
+
+def test_clients_find_the_other_address_of_two(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.port, other = free_port(), free_port()
+        both = [f"127.0.0.1:{port}" for port in (federation.port, other)]
+        advertised = ["-c", f"federation.advertise={json.dumps(both)}"]
+        federation.serve(*GIVEN, *advertised)
+        join_all(federation, tmp_path)
+        standby = start_standby(federation, *advertised, port=other)
+        federation.until("update")
+        federation.server.kill()
+        take_over(federation, standby)
+        federation.until("run_done")
+        assert federation.status()["federation"]["port"] == other
+    check_rounds(federation)
+
+
 def test_a_server_that_loses_its_ledger_ends_and_the_other_one_goes_on(tmp_path, url):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*GIVEN)
         refused = move_ledger(federation, url)
         assert refused.returncode == 2, refused.stderr
-        assert "error [" in refused.stderr
+        assert "is in use by" in refused.stderr
         federation.kill_server()
         moved = move_ledger(federation, url)
         assert moved.returncode == 0, moved.stderr
-        place = place_of(federation.federation / LEDGER_NAME)
+        place = location_of(federation.federation / LEDGER_NAME)
         assert str(place) in moved.stdout
         federation.serve(*GIVEN)
         join_all(federation, tmp_path)
@@ -94,5 +117,5 @@ def test_a_server_that_loses_its_ledger_ends_and_the_other_one_goes_on(tmp_path,
         standby.wait(60)
         back = move_ledger(federation, "file")
         assert back.returncode == 0, back.stderr
-        assert place_of(federation.federation / LEDGER_NAME) is None
+        assert location_of(federation.federation / LEDGER_NAME) is None
         check_rounds(federation)

@@ -288,7 +288,7 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
             elsewhere = ledger.database.claimed_from()
             if elsewhere and not isinstance(error, Starting):
                 raise Unreachable(
-                    f"the server of this federation runs{elsewhere}, and answers there alone.",
+                    f"the server of this federation runs on {elsewhere}, and answers there alone.",
                     action="Run this command on that machine.",
                 ) from error
             return stopped_status(ledger, str(directory.resolve()))

@@ -62,8 +62,8 @@ from fcil_server.federation.first_start import load_first
 from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.databases.opening import (
     has_ledger,
+    location_of,
     open_database,
-    place_of,
     set_aside_moved,
 )
 from fcil_server.ledger.databases.sqlite import log_path, refuse_newer
@@ -72,7 +72,7 @@ from fcil_server.ledger.enums import RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 CONFIG = "federation.toml"
-_LOOK_S = 1.0  # between two looks of a standby server
+_POLL_S = 1.0  # between two looks of a standby server
 WEBHOOKS = "webhooks"  # a folder: the place in the news that each webhook has reached
 
 
@@ -103,7 +103,7 @@ def _claim(directory: Path) -> Database | None:
         Locked: another server works on it. StorageError: it cannot be reached.
     """
     path = directory / LEDGER_NAME
-    if place_of(path) is None:
+    if location_of(path) is None:
         return None
     database = open_database(path)
     try:
@@ -370,7 +370,7 @@ def open_when_free(
         except Locked:
             text = f"another server works on {directory}; this one takes over when it ends"
         except StorageError as error:
-            if not said or place_of(directory / LEDGER_NAME) is None:
+            if not said or location_of(directory / LEDGER_NAME) is None:
                 raise  # Postgres, too, has to answer once
             text = f"{error.message} This server waits for it"
         if text != said:
@@ -378,7 +378,7 @@ def open_when_free(
         said = text
         supervisor.send("READY=1", "WATCHDOG=1")
         supervisor.status(text)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def servers_folder() -> Path:

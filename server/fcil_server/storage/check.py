@@ -30,8 +30,8 @@ from fcil_server.federation.directory import (
     open_to_others,
 )
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
-from fcil_server.ledger.databases.opening import has_ledger, place_of
-from fcil_server.ledger.databases.place import PLACE_NAME
+from fcil_server.ledger.databases.location import LOCATION_NAME
+from fcil_server.ledger.databases.opening import has_ledger, location_of
 from fcil_server.ledger.databases.sqlite import older_copies
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.export_jobs import EXPORTS
@@ -47,7 +47,7 @@ _OURS = {
     CONFIG,
     "keys",
     LEDGER_NAME,
-    PLACE_NAME,
+    LOCATION_NAME,
     "runs",
     LOCK_NAME,
     "control.sock",
@@ -224,8 +224,8 @@ def _ledger(ledger: Ledger) -> Iterator[CheckFinding]:
     if not faults:
         runs = count_of(len(ledger.runs.all()), "run")
         acts = count_of(ledger.audit.count(), "action")
-        place = place_of(ledger.path)
-        if place is not None:  # no file to look at
+        location = location_of(ledger.path)
+        if location is not None:  # no file to look at
             yield fine("ledger", f"in Postgres, which checks its own files, {runs}, {acts}")
             return
         yield fine("ledger", f"intact, {runs}, {acts}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from pathlib import Path
 
 from fcil_protocol.errors import StorageError, UsageError
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
+from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
 from fcil_server.federation.directory import Federation, find_directory
-from fcil_server.ledger.databases.opening import need_psycopg, place_of, set_aside_moved
-from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.location import LOCATION_NAME, Location
+from fcil_server.ledger.databases.opening import location_of, need_psycopg, set_aside_moved
 from fcil_server.ledger.databases.sqlite import SqliteDatabase
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
@@ -26,7 +25,7 @@ def move_ledger(directory: Path, to: str, actor: str, *, replace: bool = False) 
         directory: the federation's.
         to: the URL of a Postgres database, or `FILE`.
         actor: who moves it, for the audit log.
-        replace: drop the remains of an earlier move from Postgres.
+        replace: drop a ledger that is there in Postgres, unless a server works on it.
 
     Raises:
         UsageError: it is there already, or something else is. Locked: a server is running.
@@ -34,7 +33,7 @@ def move_ledger(directory: Path, to: str, actor: str, *, replace: bool = False) 
     """
     find_directory(directory)
     path = directory / LEDGER_NAME
-    now = place_of(path)
+    now = location_of(path)
     if to == FILE:
         if now is None:
             raise UsageError(f"the ledger is in the file {path} already.")
@@ -55,18 +54,18 @@ def _move_in(directory: Path, url: str, actor: str, *, replace: bool) -> str:
 
     path = directory / LEDGER_NAME
     with closing(Federation.open_stopped(directory)) as federation:
-        place = Place.of(url, federation.id)
-        check_url(place)
-        move_in(place, path, replace=replace)
-        place.write(path.with_name(PLACE_NAME))  # from here on the ledger is there
+        location = Location.of(url, federation.id)
+        check_url(location)
+        move_in(location, path, replace=replace)
+        location.write(path.with_name(LOCATION_NAME))  # from here on the ledger is there
         federation.ledger.close()
         set_aside_moved(path)
         with Ledger(path) as ledger:
-            ledger.audit.add(actor, "move_ledger", f"to {place}")
-    return str(place)
+            ledger.audit.add(actor, "move_ledger", f"to {location}")
+    return str(location)
 
 
-def _move_out(directory: Path, place: Place, actor: str) -> None:
+def _move_out(directory: Path, location: Location, actor: str) -> None:
     need_psycopg()
     from fcil_server.ledger.databases.postgres import PostgresDatabase
 
@@ -75,29 +74,17 @@ def _move_out(directory: Path, place: Place, actor: str) -> None:
         database = federation.ledger.database
         assert isinstance(database, PostgresDatabase), "there is a file that says so"
         set_aside_moved(path)  # a log that is left would be taken for the new file's
-        whole = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        try:
-            database.copy_to(whole)
-            with storage_errors("write", path):
-                with whole.open("rb") as file:
-                    sync_data(file.fileno())
-                whole.replace(path)
-        except BaseException:
-            whole.unlink(missing_ok=True)
-            raise
-        with SqliteDatabase(path) as file_ledger:
-            file_ledger.refuse_damage()
-        with storage_errors("write", path):
+        database.keep_as(path)
+        with Ledger(path, database=SqliteDatabase(path)) as ledger:  # which refuses a damaged file
+            ledger.audit.add(actor, "move_ledger", f"from {location}")
+        with storage_errors("remove", path.with_name(LOCATION_NAME)):
+            path.with_name(LOCATION_NAME).unlink()  # from here on the file is the ledger
             sync_directory(directory)
-            path.with_name(PLACE_NAME).unlink()  # from here on the file is the ledger
-            sync_directory(directory)
-        with Ledger(path) as ledger:
-            ledger.audit.add(actor, "move_ledger", f"from {place}")
         try:
             database.drop()
         except StorageError as error:
             raise StorageError(
                 f"the ledger is now in {path}, but Postgres could not drop its own: "
                 f"{error.message}",
-                action=f"Drop it there: DROP SCHEMA {place.schema} CASCADE",
+                action=f"Drop it there: DROP SCHEMA {location.schema} CASCADE",
             ) from error

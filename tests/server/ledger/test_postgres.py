@@ -1,6 +1,8 @@
 """The ledger in Postgres: there and back, one server at a time, and nothing half done."""
 
+import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,8 +29,8 @@ from fcil_server.federation.directory import Federation, open_when_free, stopped
 from fcil_server.ledger.databases import opening
 from fcil_server.ledger.databases import postgres as database
 from fcil_server.ledger.databases import postgres_tables as tables
-from fcil_server.ledger.databases.opening import place_of, set_aside_moved
-from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.location import LOCATION_NAME, Location
+from fcil_server.ledger.databases.opening import location_of, set_aside_moved
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.results.client_history import ClientReader
 from fcil_server.storage import move_ledger as moving
@@ -82,7 +84,7 @@ def test_there_and_back_each_row_has_its_number_and_values(directory, cluster):
     before = content(directory / LEDGER_NAME)
     place = move_ledger(directory, cluster.url, "ann")
     assert not (directory / LEDGER_NAME).exists()
-    assert place == str(place_of(directory / LEDGER_NAME))
+    assert place == str(location_of(directory / LEDGER_NAME))
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         assert ledger.runs.get(RUN).run_id == RUN
         assert ledger.database.place == place
@@ -162,7 +164,7 @@ def test_status_says_on_which_host_the_server_runs(moved):
 def test_a_ledger_that_a_server_works_on_is_not_replaced(moved, cluster, tmp_path):
     copy = tmp_path / "restored"
     shutil.copytree(moved, copy)
-    (copy / PLACE_NAME).unlink()
+    (copy / LOCATION_NAME).unlink()
     with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
         ledger.database.copy_to(copy / LEDGER_NAME)
     with closing(Federation.open_stopped(moved)) as federation:
@@ -349,7 +351,7 @@ def test_a_move_that_is_killed_leaves_the_ledger_whole(directory, cluster, monke
     def killed(*_, **__):
         raise Killed
 
-    where = {"move_in": (database, "load"), "write": (Place, "write")}
+    where = {"move_in": (database, "load"), "write": (Location, "write")}
     with monkeypatch.context() as patch:
         patch.setattr(*where.get(step, (moving, step)), killed)
         with pytest.raises(Killed):
@@ -357,10 +359,10 @@ def test_a_move_that_is_killed_leaves_the_ledger_whole(directory, cluster, monke
     with closing(Federation.open_stopped(directory)) as federation:
         assert federation.ledger.runs.get(RUN) is not None
     if step == "set_aside_moved":
-        assert place_of(directory / LEDGER_NAME) is not None
+        assert location_of(directory / LEDGER_NAME) is not None
         assert not (directory / LEDGER_NAME).exists(), "the next start sets the file aside"
         return
-    assert place_of(directory / LEDGER_NAME) is None
+    assert location_of(directory / LEDGER_NAME) is None
     if step == "write":
         with pytest.raises(UsageError, match="there is a ledger at"):
             move_ledger(directory, cluster.url, "ann")
@@ -376,7 +378,7 @@ def test_a_move_back_that_is_killed_leaves_the_ledger_whole(moved, monkeypatch):
     monkeypatch.setattr(database.PostgresDatabase, "drop", killed)
     with pytest.raises(Killed):
         move_ledger(moved, FILE, "ann")
-    assert place_of(moved / LEDGER_NAME) is None
+    assert location_of(moved / LEDGER_NAME) is None
     with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
         assert ledger.runs.get(RUN) is not None
 
@@ -409,7 +411,7 @@ def test_a_url_that_is_none_or_tells_a_password_is_refused(directory, url, said)
     with pytest.raises(UsageError, match=said) as refused:
         move_ledger(directory, url, "ann")
     assert "secr" not in str(refused.value)
-    assert place_of(directory / LEDGER_NAME) is None
+    assert location_of(directory / LEDGER_NAME) is None
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         assert [a for a in ledger.audit.newest() if a.action == "move_ledger"] == []
 
@@ -422,7 +424,7 @@ def test_a_database_that_is_not_there_leaves_the_ledger_where_it_is(directory, t
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"url": "x", "schema": "y; DROP"}', "{" * 999])
 def test_a_damaged_file_that_says_where_it_is_is_named(moved, text):
-    (moved / PLACE_NAME).write_text(text)
+    (moved / LOCATION_NAME).write_text(text)
     with pytest.raises(CorruptFile, match="does not say where"):
         Ledger(moved / LEDGER_NAME, read_only=True)
 
@@ -480,11 +482,38 @@ def test_a_database_of_another_encoding_is_refused(directory, cluster):
 
 def test_a_reader_in_postgres_holds_up_the_drop_alone(moved, cluster, monkeypatch):
     monkeypatch.setattr(database, "_DROP_TIMEOUT_MS", 50)
-    schema = place_of(moved / LEDGER_NAME).schema
+    schema = location_of(moved / LEDGER_NAME).schema
     with closing(psycopg.connect(cluster.url)) as reader:
         reader.execute(f"SELECT count(*) FROM {schema}.runs")
         with pytest.raises(StorageError, match="the ledger is now in .* could not drop its own"):
             move_ledger(moved, FILE, "ann")
-    assert place_of(moved / LEDGER_NAME) is None
+    assert location_of(moved / LEDGER_NAME) is None
     with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
         assert ledger.runs.get(RUN) is not None
+
+
+def test_the_triggers_of_the_file_are_those_that_postgres_has(moved, directory, cluster):
+    [kept] = directory.glob("ledger.version-*")
+    with closing(sqlite3.connect(kept)) as file:
+        found = file.execute("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'")
+        # One for both in Postgres; another one has to be written there too.
+        assert found.fetchall() == [("audit_no_update", "audit"), ("audit_no_delete", "audit")]
+
+
+def test_a_waiting_server_is_a_started_one_for_systemd(tmp_path, monkeypatch):
+    place = tmp_path / "fed"
+    Federation.open(place, None, ()).close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        tries = iter([True, False])
+
+        def opening():
+            if next(tries):
+                raise Locked("a server works on it.")
+            return Federation.open_stopped(place)
+
+        open_when_free(opening, place, lambda _: None).close()
+        assert systemd.recv(999) == b"READY=1\nWATCHDOG=1"
+        assert b"this one takes over when it ends" in systemd.recv(999)
+        assert os.environ["NOTIFY_SOCKET"], "the service that follows reports there"

@@ -119,7 +119,7 @@ def test_a_ledger_that_cannot_be_kept_stays_as_it_is(
     def full(*_: object) -> None:
         raise DiskFull("planted: the disk is full.")
 
-    monkeypatch.setattr(database, "sync_data", full)
+    monkeypatch.setattr("fcil_server.ledger.databases.database.sync_data", full)
     with pytest.raises(DiskFull):
         Ledger(path)
     assert version_of(path) == SCHEMA_VERSION - 1

@@ -8,8 +8,10 @@ without waiting for the disk; order is kept, so they become durable with the nex
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
+import os
 import re
 import time
 from collections import Counter
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from fcil_protocol.errors import CorruptFile, StorageError
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,7 +42,7 @@ Args = Sequence[Value] | Mapping[str, Value]
 
 
 class Row(Protocol):
-    """A row of a query: its values by column name, or by place."""
+    """A row of a query: its values by column name, or by position."""
 
     def __getitem__(self, key: int | str, /) -> Any:
         """Return one value."""
@@ -130,6 +133,26 @@ class Database(abc.ABC):
             CorruptFile: the ledger is damaged.
         """
 
+    def keep_as(self, kept: Path) -> None:
+        """Do as `copy_to` and wait for the disk; the name has a whole copy, or what it had before.
+
+        Raises:
+            DiskFull, StorageError: it cannot be written.
+        """
+        # A name that the next process to lock the directory removes if a kill leaves the file.
+        unfinished = kept.with_name(f".{kept.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        try:
+            self.copy_to(unfinished)
+            with storage_errors("keep the ledger as", kept):
+                with unfinished.open("rb") as file:
+                    sync_data(file.fileno())
+                unfinished.replace(kept)
+            sync_directory(kept.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+
     @abc.abstractmethod
     def columns(self, table: str) -> list[str]:
         """Return the names of a table's columns."""
@@ -169,7 +192,7 @@ class Database(abc.ABC):
         """
 
     def claimed_from(self) -> str:
-        """Return " on HOST" for a server elsewhere that works on this ledger; "" without one."""
+        """Return the host of a server elsewhere that works on this ledger; "" without one."""
         return ""
 
     def refuse_damage(self) -> None:  # noqa: B027
@@ -226,14 +249,12 @@ class Database(abc.ABC):
         """
         if self._depth:
             self._join(durable=durable)
-            begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
-            undo = [f"ROLLBACK TO level{self._depth}", commit]
+            level = f"level{self._depth}"
+            commit, undo = f"RELEASE {level}", [f"ROLLBACK TO {level}", f"RELEASE {level}"]
+            self.execute(f"SAVEPOINT {level}")
         else:
-            begin, commit, undo = "", "COMMIT", ["ROLLBACK"]
+            commit, undo = "COMMIT", ["ROLLBACK"]
             self._durable = durable
-        if begin:
-            self.execute(begin)
-        else:
             self._begin(waits=durable and waits)
         self._depth += 1
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fcil_protocol.errors import StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
 from fcil_server.ledger.databases.database import Database
-from fcil_server.ledger.databases.place import PLACE_NAME, Place
+from fcil_server.ledger.databases.location import LOCATION_NAME, Location
 from fcil_server.ledger.databases.sqlite import LEDGER_NAME, SqliteDatabase, log_path, older_name
 
 
@@ -19,20 +19,20 @@ def open_database(
     """Open a ledger.
 
     Args:
-        path: of its file; or where that would be, with `PLACE_NAME` beside it.
+        path: of its file; or where that would be, with `LOCATION_NAME` beside it.
         read_only: for a reader; otherwise a file that does not exist is made.
         clock: tells unix seconds.
 
     Raises:
         As `SqliteDatabase` and `PostgresDatabase`.
     """
-    place = place_of(path)
-    if place is None:
+    location = location_of(path)
+    if location is None:
         return SqliteDatabase(path, read_only=read_only, clock=clock)
     need_psycopg()
     from fcil_server.ledger.databases.postgres import PostgresDatabase
 
-    return PostgresDatabase(path, place, read_only=read_only, clock=clock)
+    return PostgresDatabase(path, location, read_only=read_only, clock=clock)
 
 
 def need_psycopg() -> None:
@@ -50,14 +50,14 @@ def need_psycopg() -> None:
         ) from missing
 
 
-def place_of(path: Path) -> Place | None:
+def location_of(path: Path) -> Location | None:
     """Return where in Postgres a ledger is; None: it is a file.
 
     Raises:
         CorruptFile: the file that says it is damaged.
     """
-    named = path.with_name(PLACE_NAME)
-    return Place.read(named) if path.name == LEDGER_NAME and named.exists() else None
+    named = path.with_name(LOCATION_NAME)
+    return Location.read(named) if path.name == LEDGER_NAME and named.exists() else None
 
 
 def set_aside_moved(path: Path) -> None:
@@ -68,7 +68,7 @@ def set_aside_moved(path: Path) -> None:
     Raises:
         StorageError: it cannot be renamed.
     """
-    if place_of(path) is None:
+    if location_of(path) is None:
         return
     with storage_errors("set aside", path):
         # A name by which a later erase finds it. A kill may have left commits in the log.
@@ -83,4 +83,4 @@ def set_aside_moved(path: Path) -> None:
 def has_ledger(directory: Path) -> bool:
     """Return True if a federation's directory has a ledger, of either kind, that is not empty."""
     path = directory / LEDGER_NAME
-    return path.with_name(PLACE_NAME).exists() or (path.exists() and path.stat().st_size > 0)
+    return path.with_name(LOCATION_NAME).exists() or (path.exists() and path.stat().st_size > 0)

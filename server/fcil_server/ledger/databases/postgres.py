@@ -1,7 +1,7 @@
 """The open ledger in Postgres.
 
 A ledger of an older version is brought up to date by the scripts for SQLite: it goes through a
-database in memory and back, in one transaction. So each script is written once.
+temporary database and back, in one transaction. So each script is written once.
 
 A server claims the ledger with an advisory lock of the connection that it writes with. Postgres
 releases the lock with that connection, and the server cannot commit without it: two servers never
@@ -28,11 +28,11 @@ from fcil_protocol.errors import FcilError, InternalError, Locked, StorageError,
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.ledger.databases import sqlite_errors
 from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
-from fcil_server.ledger.databases.place import Place
+from fcil_server.ledger.databases.location import Location
 from fcil_server.ledger.databases.postgres_connection import (
     Connection,
+    arguments,
     connect,
-    given,
     named_errors,
     translated,
 )
@@ -48,7 +48,7 @@ from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.databases.sqlite import open_file
 
 _DROP_TIMEOUT_MS = 10_000  # others may be reading
-_PIECE = 500  # statements that are sent at once
+_BATCH = 500  # statements that are sent at once
 
 
 class PostgresDatabase(Database):
@@ -61,19 +61,19 @@ class PostgresDatabase(Database):
     def __init__(
         self,
         path: Path,
-        place: Place,
+        location: Location,
         *,
         read_only: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(path, read_only=read_only, clock=clock)
-        self._where = place
-        self.place = str(place)
+        self._location = location
+        self.place = str(location)
         self._syncing: Connection | None = None
         self._sync_lock = threading.Lock()
         self._unsynced: FcilError | None = None
         with self._errors():
-            self._db = connect(place, read_only=read_only)
+            self._db = connect(location, read_only=read_only)
         try:
             self._prepare()
         except BaseException:
@@ -83,9 +83,10 @@ class PostgresDatabase(Database):
     def close(self) -> None:
         """Close the connections; open transactions are rolled back, and a claim ends."""
         # Postgres notices the end of a connection a moment later.
-        with contextlib.suppress(psycopg.Error):
-            self._db.rollback()
-            self._db.execute("SELECT pg_advisory_unlock_all()")
+        if not self.read_only:
+            with contextlib.suppress(psycopg.Error):
+                self._db.rollback()
+                self._db.execute("SELECT pg_advisory_unlock_all()")
         with self._sync_lock:
             if self._syncing is not None:
                 self._syncing.close()
@@ -97,27 +98,27 @@ class PostgresDatabase(Database):
     def rows(self, sql: str, args: Args = ()) -> list[Row]:
         """Return the rows of a query."""
         with self._errors():
-            return self._db.execute(translated(sql), given(args)).fetchall()
+            return self._db.execute(translated(sql), arguments(args)).fetchall()
 
     def number(self, sql: str, args: Args = ()) -> Any:
         """Return the first column of the first row, None when there is no row."""
         with self._errors():
-            row = self._db.execute(translated(sql), given(args)).fetchone()
+            row = self._db.execute(translated(sql), arguments(args)).fetchone()
         return None if row is None else row[0]
 
     def execute(self, sql: str, args: Args = ()) -> int:
         """Execute one statement within the transaction that is open; return the rows it changed."""
         self._changes[changed_table(sql)] += 1
         with self._errors():
-            return self._db.execute(translated(sql), given(args)).rowcount
+            return self._db.execute(translated(sql), arguments(args)).rowcount
 
     def execute_each(self, sql: str, rows: Sequence[Args]) -> None:
         """Execute one statement for each of the rows."""
         self._changes[changed_table(sql)] += 1
         sql = translated(sql)
         with self._errors(), psycopg.ClientCursor(self._db) as cursor:
-            for at in range(0, len(rows), _PIECE):
-                whole = [cursor.mogrify(sql, given(row)) for row in rows[at : at + _PIECE]]
+            for at in range(0, len(rows), _BATCH):
+                whole = [cursor.mogrify(sql, arguments(row)) for row in rows[at : at + _BATCH]]
                 self._db.execute("; ".join(whole))
 
     def columns(self, table: str) -> list[str]:
@@ -131,8 +132,8 @@ class PostgresDatabase(Database):
 
     def identity(self) -> object:
         """Return a value that differs if another ledger takes this one's place."""
-        schema = self.number("SELECT ?::regnamespace::oid", (self._where.schema,))
-        return self._where, schema
+        schema = self.number("SELECT ?::regnamespace::oid", (self._location.schema,))
+        return self._location, schema
 
     def size_bytes(self) -> int:
         """Return how much room the tables and their indexes take."""
@@ -140,7 +141,7 @@ class PostgresDatabase(Database):
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
             "WHERE relkind = 'r' AND relnamespace = ?::regnamespace"
         )
-        return int(self.number(sql, (self._where.schema,)))
+        return int(self.number(sql, (self._location.schema,)))
 
     # --- transactions -----------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class PostgresDatabase(Database):
         try:
             with self._sync_lock, self._errors():
                 if self._syncing is None:
-                    self._syncing = connect(self._where)
+                    self._syncing = connect(self._location)
                 self._syncing.execute(WRITE_TO_LOG)
         except FcilError as error:
             self._unsynced = error
@@ -188,14 +189,14 @@ class PostgresDatabase(Database):
             Locked: another one is.
         """
         with self._errors():
-            claim(self._db, self._where)
+            claim(self._db, self._location)
             if self._syncing is None:  # before the first write: a later Postgres lacks the log
-                self._syncing = connect(self._where)
+                self._syncing = connect(self._location)
 
     def claimed_from(self) -> str:
-        """Return " on HOST" for a server that works on this ledger; "" without one."""
+        """Return the host of the server that works on this ledger; "" without one."""
         with self._errors():
-            return _holder(self._db, self._where)
+            return _holder(self._db, self._location)
 
     def check_still_in_place(self) -> None:
         """Notice that the connection is lost, and the claim with it.
@@ -222,14 +223,14 @@ class PostgresDatabase(Database):
         """Remove the ledger from Postgres, with its schema."""
         with self._errors():
             self._db.execute(f"SET lock_timeout = {_DROP_TIMEOUT_MS}")
-            drop_schema(self._db, self._where.schema)
+            drop_schema(self._db, self._location.schema)
 
     def _version(self) -> int:
         return int(self.number("SELECT version FROM fcil_ledger"))
 
     def _prepare(self) -> None:
         with self._errors():
-            held = holds_ledger(self._db, self._where.schema)
+            held = holds_ledger(self._db, self._location.schema)
         if not held:
             raise StorageError(
                 f"there is no ledger at {self.place}.",
@@ -260,19 +261,19 @@ class PostgresDatabase(Database):
                 file.executescript(script)
             file.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             with self._errors(), self._db.transaction():
-                drop_schema(self._db, self._where.schema)
-                load(self._db, file, self._where.schema)
+                drop_schema(self._db, self._location.schema)
+                load(self._db, file, self._location.schema)
 
     def _errors(self) -> AbstractContextManager[None]:
         """Raise what psycopg raises inside as one of our errors, with the ledger's place."""
         return named_errors(self.place)
 
 
-def move_in(place: Place, ledger: Path, *, replace: bool) -> None:
+def move_in(location: Location, ledger: Path, *, replace: bool) -> None:
     """Copy an SQLite ledger of the present version into Postgres, in one transaction.
 
     Args:
-        place: where to.
+        location: where to.
         ledger: the file.
         replace: drop a ledger that is there.
 
@@ -280,50 +281,51 @@ def move_in(place: Place, ledger: Path, *, replace: bool) -> None:
         UsageError: there is one already. StorageError: Postgres cannot be reached, or refuses.
     """
     with (
-        named_errors(str(place)),
-        contextlib.closing(connect(place)) as db,
+        named_errors(str(location)),
+        contextlib.closing(connect(location)) as db,
         contextlib.closing(open_file(ledger, read_only=True)) as file,
         sqlite_errors.named_errors(ledger),
     ):
-        claim(db, place)
+        claim(db, location)
         (encoding,) = db.execute("SHOW server_encoding").fetchone() or ("",)
         if encoding != "UTF8":
             raise UsageError(
-                f"the database at {place} has the encoding {encoding}, expected UTF8.",
+                f"the database at {location} has the encoding {encoding}, expected UTF8.",
                 action="Make one for fcil: CREATE DATABASE fcil ENCODING 'UTF8' TEMPLATE template0",
             )
         with db.transaction():
-            if holds_ledger(db, place.schema):
+            if holds_ledger(db, location.schema):
                 if not replace:
                     raise UsageError(
-                        f"there is a ledger at {place} already.",
+                        f"there is a ledger at {location} already.",
                         action="If it is of an earlier move, give --replace; it is then dropped.",
                     )
-                drop_schema(db, place.schema)
-            load(db, file, place.schema)
+                drop_schema(db, location.schema)
+            load(db, file, location.schema)
 
 
-def _lock_number(place: Place) -> int:
-    return int.from_bytes(hashlib.sha256(place.schema.encode()).digest()[:8], signed=True)
+def _lock_number(location: Location) -> int:
+    return int.from_bytes(hashlib.sha256(location.schema.encode()).digest()[:8], signed=True)
 
 
-def claim(db: Connection, place: Place) -> None:
+def claim(db: Connection, location: Location) -> None:
     """Let a connection hold the lock of the one server that works on a ledger.
 
     Raises:
         Locked: another connection does.
     """
-    row = db.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(place),)).fetchone()
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(location),)).fetchone()
     if row is None or not row[0]:
         raise Locked(
-            f"a server{_holder(db, place) or ' elsewhere'} works on the ledger at {place}.",
+            f"a server on {_holder(db, location) or 'another host'} works on the ledger at "
+            f"{location}.",
             action="Stop it first, or give this command there.",
         )
 
 
-def _holder(db: Connection, place: Place) -> str:
-    """Return " on HOST" for the connection that holds the lock of a ledger; "" without one."""
-    high, low = divmod(_lock_number(place) % (1 << 64), 1 << 32)
+def _holder(db: Connection, location: Location) -> str:
+    """Return the host whose connection holds the lock of a ledger; "" without one."""
+    high, low = divmod(_lock_number(location) % (1 << 64), 1 << 32)
     row = db.execute(
         "SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid) "
         "WHERE locktype = 'advisory' AND granted AND classid::bigint = %s "
@@ -333,4 +335,4 @@ def _holder(db: Connection, place: Place) -> str:
     ).fetchone()
     if row is None:
         return ""
-    return f" on {row[0]}" if row[0] else " on the host of Postgres"
+    return str(row[0] or "the host of Postgres")

@@ -15,7 +15,7 @@ from psycopg.adapt import Loader
 
 from fcil_protocol.errors import DiskFull, FcilError, InternalError, StorageError, UsageError
 from fcil_server.ledger.databases.database import Args, Value
-from fcil_server.ledger.databases.place import Place
+from fcil_server.ledger.databases.location import Location
 
 if TYPE_CHECKING:
     from psycopg.rows import RowMaker
@@ -47,14 +47,14 @@ _DIALECT = tuple(
 )
 
 
-def check_url(place: Place) -> None:
+def check_url(location: Location) -> None:
     """Check that libpq knows everything that a URL says.
 
     Raises:
         UsageError: it does not.
     """
     try:
-        psycopg.conninfo.conninfo_to_dict(place.url)
+        psycopg.conninfo.conninfo_to_dict(location.url)
     except psycopg.ProgrammingError as error:
         raise UsageError(
             f"the URL is not one of Postgres: {str(error).strip()}.",
@@ -62,10 +62,10 @@ def check_url(place: Place) -> None:
         ) from error
 
 
-def connect(place: Place, *, read_only: bool = False) -> Connection:
-    """Connect to a database, with the place's schema as the one that names are looked up in."""
-    given = psycopg.conninfo.conninfo_to_dict(place.url)
-    options = [str(given.pop("options", "")), f"-c search_path={place.schema}"]
+def connect(location: Location, *, read_only: bool = False) -> Connection:
+    """Connect to a database, whose tables are looked up in the ledger's schema."""
+    given = psycopg.conninfo.conninfo_to_dict(location.url)
+    options = [str(given.pop("options", "")), f"-c search_path={location.schema}"]
     options += [f"-c tcp_keepalives_{name}={value}" for name, value in _KEEPALIVE.items()]
     options += [f"-c tcp_user_timeout={_LOST_AFTER_MS}", "-c synchronous_commit=on"]
     options += ["-c default_transaction_read_only=on"] if read_only else []
@@ -126,30 +126,30 @@ class _Number(Loader):
 
 
 class _Row(tuple[Any, ...]):
-    """Values by place or by the column's name."""
+    """Values by position or by the column's name."""
 
     __slots__ = ()
-    places: Mapping[str, int] = {}
+    positions: Mapping[str, int] = {}
 
     def __getitem__(self, key: Any) -> Any:
-        return tuple.__getitem__(self, self.places[key] if isinstance(key, str) else key)
+        return tuple.__getitem__(self, self.positions[key] if isinstance(key, str) else key)
 
     def keys(self) -> Sequence[str]:
         """Return the names of the columns."""
-        return list(self.places)
+        return list(self.positions)
 
 
 @functools.lru_cache(maxsize=512)
 def _row_of(names: tuple[str, ...]) -> type[_Row]:
-    places = {name: place for place, name in enumerate(names)}
-    return type("Row", (_Row,), {"__slots__": (), "places": places})
+    positions = {name: position for position, name in enumerate(names)}
+    return type("Row", (_Row,), {"__slots__": (), "positions": positions})
 
 
 def _rows(cursor: psycopg.Cursor[Any]) -> RowMaker[Any]:
     return _row_of(tuple(column.name for column in cursor.description or ()))
 
 
-def given(args: Args) -> Any:
+def arguments(args: Args) -> Any:
     """Return the arguments of a statement as psycopg takes them."""
     if isinstance(args, Mapping):
         return {name: value_of(value) for name, value in args.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fcil_server.ledger.databases.postgres_connection import Connection, value_of
 from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS
@@ -49,17 +49,15 @@ def load(db: Connection, file: sqlite3.Connection, schema: str) -> None:
     db.execute("CREATE TABLE fcil_ledger (version BIGINT NOT NULL)")
     db.execute("INSERT INTO fcil_ledger VALUES (%s)", (version,))
     for table in _tables(file):
-        columns = columns_of(db, table)
-        number = _number_of(columns)
-        names = list(dict.fromkeys([*columns, number]))
+        row_id, names = _row_id_and_columns(db, table)
         listed = ", ".join(names)
         with db.cursor().copy(f"COPY {table} ({listed}) FROM STDIN") as copy:
-            for row in file.execute(f"SELECT {listed} FROM {table} ORDER BY {number}"):  # noqa: S608
+            for row in file.execute(f"SELECT {listed} FROM {table} ORDER BY {row_id}"):  # noqa: S608
                 copy.write_row([value_of(value) for value in row])
-        last = _last_number(file, table, number)
+        last = _highest_row_id(file, table, row_id)
         db.execute(
             "SELECT setval(pg_get_serial_sequence(%s, %s), %s, %s)",
-            (f"{schema}.{table}", number, max(last, 1), last > 0),
+            (f"{schema}.{table}", row_id, max(last, 1), last > 0),
         )
 
 
@@ -72,16 +70,14 @@ def dump(db: Connection, file: sqlite3.Connection, version: int) -> None:
         f"PRAGMA user_version = {version};"
     )
     for table in _tables(file):
-        columns = columns_of(db, table)
-        number = _number_of(columns)
-        names = list(dict.fromkeys([*columns, number]))
+        row_id, names = _row_id_and_columns(db, table)
         listed = ", ".join(names)
         marks = ", ".join("?" * len(names))
         with db.cursor(f"dump_{table}") as rows:
             rows.itersize = 5_000
-            rows.execute(f"SELECT {listed} FROM {table} ORDER BY {number}")  # noqa: S608 - names are ours
+            rows.execute(f"SELECT {listed} FROM {table} ORDER BY {row_id}")  # noqa: S608 - names are ours
             file.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)  # noqa: S608
-        if number == "id":
+        if row_id == "id":
             [last] = db.execute(
                 "SELECT last_value FROM pg_sequences WHERE schemaname = current_schema() AND "
                 "schemaname || '.' || sequencename = pg_get_serial_sequence(%s, 'id')",
@@ -94,7 +90,7 @@ def dump(db: Connection, file: sqlite3.Connection, version: int) -> None:
 
 
 def columns_of(db: Connection, table: str) -> list[str]:
-    """Return the names of a table's columns, in their order, without the row number."""
+    """Return the names of a table's columns, in their order, without the row id."""
     found = db.execute(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema() "
         "AND table_name = %s AND column_name <> 'rowid' ORDER BY ordinal_position",
@@ -109,14 +105,15 @@ def _tables(file: sqlite3.Connection) -> list[str]:
     return [name for (name,) in file.execute(f"{sql} ORDER BY rowid")]
 
 
-def _number_of(columns: Sequence[str]) -> str:
-    """Return the column that SQLite numbers a table's rows by."""
-    return "id" if "id" in columns else "rowid"
+def _row_id_and_columns(db: Connection, table: str) -> tuple[str, list[str]]:
+    """Return the column that SQLite numbers a table's rows by, and all columns with it."""
+    columns = columns_of(db, table)
+    return ("id", columns) if "id" in columns else ("rowid", [*columns, "rowid"])
 
 
-def _last_number(file: sqlite3.Connection, table: str, number: str) -> int:
-    """Return the highest number that a row of a table ever had, as far as SQLite knows."""
-    [newest] = file.execute(f"SELECT ifnull(max({number}), 0) FROM {table}").fetchone()  # noqa: S608
+def _highest_row_id(file: sqlite3.Connection, table: str, row_id: str) -> int:
+    """Return the highest row id that a table ever had, as far as SQLite knows."""
+    [newest] = file.execute(f"SELECT ifnull(max({row_id}), 0) FROM {table}").fetchone()  # noqa: S608
     known = file.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
     return max(int(newest), int(known[0]) if known else 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fcil_protocol.errors import CorruptFile, StorageError
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data
 from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
 from fcil_server.ledger.databases.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.databases.sqlite_errors import BUSY_S, damaged, named_errors
@@ -285,7 +285,8 @@ class SqliteDatabase(Database):
             )
         if version < SCHEMA_VERSION:
             if version:
-                self._keep_older(version)
+                # The fcil that wrote it needs nothing else to continue.
+                self.keep_as(self.path.with_name(older_name(version)))
             self._bring_up_to_date(version)
 
     def _bring_up_to_date(self, version: int) -> None:
@@ -296,27 +297,6 @@ class SqliteDatabase(Database):
                 f"{' '.join(MIGRATIONS[version:])} PRAGMA user_version = {SCHEMA_VERSION};"
                 "COMMIT;"
             )
-
-    def _keep_older(self, version: int) -> None:
-        """Keep the file as it is: the fcil that wrote it needs nothing else to continue.
-
-        Raises:
-            DiskFull, StorageError: it cannot be kept; the ledger has its old version.
-        """
-        kept = self.path.with_name(older_name(version))
-        # A name that the next process to lock the directory removes if a kill leaves the file.
-        unfinished = kept.with_name(f".{kept.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        try:
-            self.copy_to(unfinished)
-            with storage_errors("keep the ledger of before as", kept):
-                with unfinished.open("rb") as file:
-                    sync_data(file.fileno())
-                unfinished.replace(kept)
-            sync_directory(kept.parent)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
 
     def _copy_into(self, copy: sqlite3.Connection) -> None:
         """Copy the file as of one moment.

@@ -1,4 +1,4 @@
-"""The place of a ledger in Postgres, and the file in a federation's directory with it."""
+"""The location of a ledger in Postgres, and the file in a federation's directory with it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
-PLACE_NAME = "ledger.postgres"  # where `ledger.sqlite` would be
+LOCATION_NAME = "ledger.postgres"  # where `ledger.sqlite` would be
 _SCHEMES = ("postgresql", "postgres")
 _SCHEMA = re.compile(r"fcil_[0-9a-z]+")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A database's URL without a password, and a schema (namespace) in it.
 
     Raises:
@@ -39,13 +39,13 @@ class Place:
 
     @classmethod
     def of(cls, url: str, federation: str) -> Self:
-        """Return the place for a federation's ledger.
+        """Return the location for a federation's ledger.
 
         Raises:
             UsageError: it is no URL of a Postgres database, or one with a password.
         """
         try:
-            place = cls(url, f"fcil_{federation.lower()}")
+            location = cls(url, f"fcil_{federation.lower()}")
             parts = urlsplit(url)
             told = {"password", "sslpassword"} & {k.lower() for k in parse_qs(parts.query)}
             secret = parts.password is not None or bool(told)
@@ -60,11 +60,11 @@ class Place:
                 action="Put it into ~/.pgpass (mode 0600) of the server's user on each host, and "
                 "leave it out of the URL.",
             )
-        return place
+        return location
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file that names the place.
+        """Read the file that names the location.
 
         Raises:
             CorruptFile: it is damaged. StorageError: it cannot be read.
@@ -82,7 +82,7 @@ class Place:
             ) from error
 
     def write(self, path: Path) -> None:
-        """Write the file that names the place."""
+        """Write the file that names the location."""
         write_atomic(path, json.dumps(asdict(self)).encode())
 
     def __str__(self) -> str:
