@@ -6,6 +6,7 @@ moment are checked again, and only lasting faults are reported.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import stat
@@ -96,6 +97,8 @@ def _server(directory: Path) -> _Server:
     try:
         control.ask(directory, "status", 5.0)
     except Unreachable:
+        if host := _host_of_server(directory):
+            return _Server(True, fine("server", f"it is running on {host}; this check only reads"))
         return _Server(False, fine("server", "it is not running"))
     except Timeout as error:
         action = "If this persists, restart it; the round continues."
@@ -103,6 +106,16 @@ def _server(directory: Path) -> _Server:
     except FcilError as error:
         return _Server(True, warning("server", error.message, error.action))
     return _Server(True, fine("server", "it is running; this check only reads"))
+
+
+def _host_of_server(directory: Path) -> str:
+    """Return the host whose server works on a ledger in Postgres; "" without one."""
+    path = directory / LEDGER_NAME
+    with contextlib.suppress(FcilError):  # what is wrong with the ledger is another finding
+        if location_of(path) is not None:
+            with Ledger(path, read_only=True) as ledger:
+                return ledger.database.claimed_from()
+    return ""
 
 
 def _look(directory: Path) -> Iterator[CheckFinding]:

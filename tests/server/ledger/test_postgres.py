@@ -34,6 +34,7 @@ from fcil_server.ledger.databases.opening import location_of, set_aside_moved
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports.results.client_history import ClientReader
 from fcil_server.storage import move_ledger as moving
+from fcil_server.storage.check import check
 from fcil_server.storage.move_ledger import FILE, move_ledger
 from fcil_server.web.metrics.totals import TotalsReader
 from fcil_server.web.page.reader import HistoryReader
@@ -158,7 +159,9 @@ def test_status_says_on_which_host_the_server_runs(moved):
         elsewhere = CliRunner().invoke(app, status)
         assert elsewhere.exit_code == 2
         assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
+        assert check(moved)[0].text.startswith("it is running on the host of Postgres;")
     assert CliRunner().invoke(app, status).exit_code == 0
+    assert check(moved)[0].text == "it is not running"
 
 
 def test_a_ledger_that_a_server_works_on_is_not_replaced(moved, cluster, tmp_path):
