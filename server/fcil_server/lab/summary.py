@@ -49,6 +49,7 @@ class RowSummary:
         seeds: the finished ones; ``missing``: the others.
         forgetting: by definition (`metrics.FORGETTING`).
         by_seed: metric of a possible claim -> seed -> value, where it is defined.
+        chance: seed -> standard error of its FAA that the number of test images leaves, in points.
         up, down: tensor bytes of one client in one train round; ``_wire``: true bytes.
         all_up, all_down: true wire bytes of the whole run, all clients.
         curve: mean A_t over t; ``matrix``: mean S_{t,i}.
@@ -63,6 +64,7 @@ class RowSummary:
     aia: Stat
     forgetting: Mapping[str, Stat]
     by_seed: Mapping[str, Mapping[int, float]]
+    chance: Mapping[int, float]
     up: Stat
     down: Stat
     up_wire: Stat
@@ -142,6 +144,9 @@ def _entry(
             name: {} if joint and name != "faa" else _by_seed(done, path)
             for name, path in METRICS.items()
         },
+        chance={
+            cell.seed: math.sqrt(c["faa"] * (100 - c["faa"]) / c["test_images"]) for cell, c in done
+        },
         up=over("per_client_round", "up_tensor"),
         down=over("per_client_round", "down_tensor"),
         up_wire=over("per_client_round", "up_true_wire"),
@@ -216,13 +221,16 @@ def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     """Judge a claim by the results.
 
     Differences are taken seed by seed: a seed gives both rows the same images and partition. The
-    verdict is too close if their mean is within their deviation.
+    verdict is too close if their mean is within their deviation; of one seed, if it is within the
+    standard error of two FAA on as many test images, which is more than that of the same images.
     """
-    by_row = {e.row: e for e in found if e.partition == claim.partition}
-    left, right = (
-        by_row[name].by_seed[claim.metric] if name in by_row else {}
+    rows = [
+        e
         for name in (claim.left, claim.right)
-    )
+        for e in found
+        if (e.row, e.partition) == (name, claim.partition)
+    ]
+    left, right = (e.by_seed[claim.metric] for e in rows) if len(rows) == 2 else ({}, {})
     common = sorted(left.keys() & right.keys())
     ahead = Stat.of(left[seed] - right[seed] for seed in common)
     if ahead.mean is None:
@@ -232,8 +240,11 @@ def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     values = [statistics.fmean(side[seed] for seed in common) for side in (left, right)]
     words = "{:.1f} against {:.1f}, ".format(*values)
     if ahead.deviation is None:
-        return Judged(claim, verdict, f"{words}one seed, so no deviation")
-    if abs(ahead.mean) <= ahead.deviation:
+        error = math.hypot(*(e.chance[common[0]] for e in rows))
+        apart = f"one seed; test images leave {error:.1f} points"
+    else:
+        error = ahead.deviation
+        apart = f"{ahead.mean:+.1f} ± {error:.1f} over {ahead.n} seeds"
+    if abs(ahead.mean) <= error:
         verdict = "too close"
-    apart = f"{ahead.mean:+.1f} ± {ahead.deviation:.1f} over {ahead.n} seeds"
     return Judged(claim, verdict, f"{words}{apart}")

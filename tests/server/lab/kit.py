@@ -43,6 +43,7 @@ def content(name: str, faa: float, aia: float = 50.0, wall_s: float = 10.0) -> d
         "cell": name,
         "identity": {"partition": "p" * 64},
         "train_images": 8,
+        "test_images": 2400,
         "faa": faa,
         "aia": aia,
         "forgetting": {"max": 5.0, "diag": 4.0, "fedmammoth": 2.0},

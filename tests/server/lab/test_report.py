@@ -55,8 +55,11 @@ def test_a_row_is_summarised_over_its_finished_seeds_with_the_papers_figures() -
         ([50.0, 51.0], [60.0, 64.0], "left_lower", "holds"),
         ([60.0, 64.0], [59.5, 60.5], "left_higher", "too close"),  # 0.5, 3.5: 2.0, deviation 2.1
         ([60.0, 64.0], [58.5, 62.0], "left_higher", "holds"),  # 1.5, 2.0, though seeds differ by 4
-        ([60.0, 99.0], [60.5], "left_higher", "does not hold"),  # only the first seed is of both
-        ([60.0], [59.9], "left_higher", "holds"),  # one seed: no deviation is known
+        ([60.0, 99.0], [62.5], "left_higher", "does not hold"),  # only the first seed is of both
+        ([60.0], [58.5], "left_higher", "holds"),  # one seed, of which 2,400 images leave 1.41
+        ([60.0], [58.7], "left_higher", "too close"),
+        ([58.7], [60.0], "left_higher", "too close"),
+        ([58.5], [60.0], "left_higher", "does not hold"),
         ([60.0], [], "left_higher", "not measured"),
     ],
 )
@@ -123,7 +126,7 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
     assert "accuracy over all classes seen, mean over seeds, percent: drawn in report.html" in text
     assert "n = 1 or 2 seeds" in text
     assert "- Ridge/beta=1/1: class 'a' has only 3 train images" in text
-    assert "60.0 against 50.0, one seed, so no deviation" in text
+    assert "60.0 against 50.0, one seed; test images leave 1.4 points" in text
     assert "| row | partition | update |" in text  # a connection has no bytes of its own
     assert "<script" not in page
     assert "| after | task 0 | task 1 |" in text
