@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,22 +32,33 @@ def programs() -> Path:
 class Cluster:
     """A running Postgres.
 
+    Args:
+        before: words before each command, if it runs on another host or as another user.
+        address: where it listens, for everyone; empty: on a socket in its folder alone.
+
     Attributes:
         url: of its database.
     """
 
-    def __init__(self, folder: Path, bin_folder: Path) -> None:
-        self._folder, self._bin = folder, bin_folder
-        self.url = f"postgresql://fcil@/postgres?host={folder}"
+    def __init__(
+        self, folder: Path, bin_folder: Path, before: Sequence[str] = (), address: str = ""
+    ) -> None:
+        self._folder, self._bin, self._before = folder, bin_folder, before
+        place = f"{address}/postgres" if address else f"/postgres?host={folder}"
+        self.url = f"postgresql://fcil@{place}"
         # Postgres refuses to run as root.
-        self._as: dict[str, str] = {"user": "nobody", "group": "nogroup"} if not os.getuid() else {}
+        as_root = not os.getuid() and not before
+        self._as: dict[str, str] = {"user": "nobody", "group": "nogroup"} if as_root else {}
         if self._as:
             shutil.chown(folder, **self._as)
         data = folder / "data"
         self._run(
             "initdb", "-D", str(data), "-U", "fcil", "-A", "trust", "-E", "UTF8", "--locale=C"
         )
-        options = f"-k {folder} -c listen_addresses= -c max_connections=200 -c fsync=off"
+        if address:
+            with (data / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet trust\n")
+        options = f"-k {folder} -c listen_addresses={address} -c max_connections=200 -c fsync=off"
         self._data, self._options = str(data), options
         self.start()
 
@@ -62,7 +73,7 @@ class Cluster:
 
     def _run(self, program: str, *words: str) -> None:
         subprocess.run(
-            [str(self._bin / program), *words],
+            [*self._before, str(self._bin / program), *words],
             check=True,
             stdout=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,

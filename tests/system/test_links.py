@@ -15,7 +15,7 @@ from system.bad_link import UP, Link
 from system.payload_kit import course
 
 pytestmark = pytest.mark.processes
-HOSTS = Path(__file__).parent / "lossy_hosts.py"
+HOSTS = Path(__file__).parent / "hosts" / "lossy.py"
 
 
 def arrived_whole(course, *, most=1.5, grown_mb=60):

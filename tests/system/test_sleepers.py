@@ -248,7 +248,7 @@ def test_a_client_comes_back_when_its_own_address_or_the_servers_changes(tmp_pat
     probe = subprocess.run([*inside, "ip", "link", "add", "v0", "type", "veth"], check=False)
     if probe.returncode:
         pytest.skip("no namespaces or no veth devices here")
-    script = Path(__file__).parent / "moving_hosts.py"
+    script = Path(__file__).parent / "hosts" / "moving.py"
     done = subprocess.run(
         [*inside, sys.executable, str(script), str(tmp_path), who],
         capture_output=True, check=False, text=True,

@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ import postgres_kit
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.databases.opening import location_of
 from fcil_server.ledger.ledger import LEDGER_NAME
+from system.hosts.network import may_make_hosts
 from system.kit import open_ledger, settings, until_log
 from system.test_intake_pool import ARGUMENTS, check_rounds, join_all
 
@@ -119,3 +121,19 @@ def test_a_server_that_loses_its_ledger_ends_and_the_other_one_goes_on(tmp_path,
         assert back.returncode == 0, back.stderr
         assert location_of(federation.federation / LEDGER_NAME) is None
         check_rounds(federation)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lost", ["server", "database"])
+def test_a_host_is_lost_without_a_word(tmp_path, lost):
+    """No packet tells anyone: clients, Postgres and the standby find out by themselves."""
+    if why := may_make_hosts():
+        pytest.skip(f"no namespaces or no bridge here: {why}")
+    script = Path(__file__).parent / "hosts" / "lost.py"
+    command = ["unshare", "-rn", sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(
+        [*command, str(postgres_kit.programs()), lost],
+        capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["worked_s"] > 0

@@ -207,8 +207,8 @@ def _claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Blo
     yield Text(
         "A claim holds here if the difference has the direction that it says. Differences are "
         "taken seed by seed, over the seeds of both rows; it is too close where their mean is "
-        "within their deviation; with one seed, where it is within the standard error that the number "
-        "of test images leaves."
+        "within their deviation; with one seed, where it is within the standard error that the "
+        "number of test images leaves."
     )
     judged = [judge_claim(claim, found) for claim in experiment.claims]
     rows = [

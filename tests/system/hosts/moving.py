@@ -1,6 +1,6 @@
 """Two hosts of which one moves; run in namespaces of its own, with no rights needed.
 
-    unshare -rmn python tests/system/moving_hosts.py DIRECTORY client|server
+    unshare -rmn python tests/system/hosts/moving.py DIRECTORY client|server
 
 A client on another host (a network namespace behind a veth pair) loses its address in the middle
 and gets another; or the name under which it knows the server leads elsewhere from then on.
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from fcil_server.lab.local.federation import LocalFederation  # noqa: E402

@@ -1,6 +1,6 @@
 """Two hosts and a lossy line between them: real TCP, in namespaces, with no rights needed.
 
-    unshare -rn python tests/system/lossy_hosts.py DIRECTORY KILOBYTES LOSS DELAY_S
+    unshare -rn python tests/system/hosts/lossy.py DIRECTORY KILOBYTES LOSS DELAY_S
 
 A server on one host and a client on the other learn one round with updates of this size; the
 line drops packets at random. Prints one line of JSON. This kernel needs no traffic shaper:
@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from fcil_server.lab.local.federation import LocalFederation  # noqa: E402

@@ -1,0 +1,98 @@
+"""A federation on four hosts, one of which is lost in the middle of a round.
+
+    unshare -rn python tests/system/hosts/lost.py DIRECTORY POSTGRES server|database
+
+Two servers (one works, one waits), the clients, and Postgres. Their file system is this
+machine's: it stands for one that has noticed the loss. "server": the first server's host loses
+its line, and is then without power. "database": Postgres's host loses its line until the first
+server has ended. Prints a line of JSON: seconds from the loss until the second server worked.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fcil_server.lab.local.federation import LocalFederation  # noqa: E402
+from system.hosts.network import hosts, started_on  # noqa: E402
+from system.kit import settings  # noqa: E402
+from system.test_intake_pool import ARGUMENTS, check_rounds, join_all  # noqa: E402
+from system.test_standby import move_ledger, start_standby, take_over  # noqa: E402
+
+PORT = 7710
+
+
+class Spread(LocalFederation):
+    """Its processes run on several hosts; a client is on the last one."""
+
+    places = {}
+
+    def _start(self, name, arguments, extra):
+        log = self._files.enter_context(self.log(name).open("ab"))
+        host = self.places.get(name, self.places["clients"])
+        return subprocess.Popen(
+            [*host.enter, sys.executable, "-m", *arguments],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**self.environment(), **(extra or {})},
+        )  # fmt: skip
+
+
+def main(directory, programs, lost):
+    with (
+        hosts(4) as (first, second, clients, database),
+        tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder,
+    ):
+        postgres = started_on(database, folder, Path(programs))
+        try:
+            with Spread(directory, port=PORT) as federation:
+                federation.places = {"server": first, "standby": second, "clients": clients}
+                course(federation, postgres.url, first, second, database, lost)
+        finally:
+            database.plug_in()
+            postgres.stop()
+
+
+def course(federation, url, first, second, database, lost):
+    both = [f"{host.address}:{PORT}" for host in (first, second)]
+    given = ARGUMENTS | {"federation__intake": 0, "round__rounds_per_task": 8}
+    given |= {"federation__advertise": both, "federation__heartbeat_s": 5.0}
+    here, there = (settings(**given, federation__listen=address) for address in both)
+    federation.serve(*here)
+    federation.kill_server()
+    moved = move_ledger(federation, url)
+    assert moved.returncode == 0, moved.stderr
+    federation.serve(*here)
+    join_all(federation, federation.directory)
+    standby = start_standby(federation, *there)
+    federation.until("update")
+    began = time.monotonic()
+    if lost == "server":
+        first.unplug()
+        federation.server.kill()
+    else:
+        database.unplug()
+    code = take_over(federation, standby)
+    if lost == "database":
+        assert code == 1, federation.last_words("server")
+        assert "Nothing that was acknowledged is lost" in federation.log("server").read_text()
+        ended = time.monotonic()
+        database.plug_in()
+    else:
+        ended = began
+    while federation.status() is None:
+        assert standby.poll() is None, federation.last_words("standby")
+        time.sleep(0.1)
+    worked = time.monotonic()
+    federation.until("run_done")
+    check_rounds(federation)
+    print(json.dumps({"ended_s": round(ended - began, 1), "worked_s": round(worked - ended, 1),
+                      "done_s": round(time.monotonic() - began, 1)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

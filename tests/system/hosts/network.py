@@ -1,0 +1,84 @@
+"""Several hosts on one bridge: network namespaces, each of which can lose its line. Linux only.
+
+Whoever uses it runs in a namespace of its own (`unshare -rn`), in which the bridge is.
+"""
+
+import contextlib
+import subprocess
+from pathlib import Path
+
+BRIDGE = "fcil-bridge"
+
+
+def do(command):
+    subprocess.run(command.split(), check=True)
+
+
+class Host:
+    """One host.
+
+    Attributes:
+        address: its own.
+        enter: words before a command that let it run there.
+    """
+
+    def __init__(self, number):
+        self.address = f"10.97.0.{number}"
+        self._line = f"line{number}"
+        told = ["sh", "-c", "echo there; exec sleep infinity >&-"]
+        self._held = subprocess.Popen(["unshare", "-n", *told], stdout=subprocess.PIPE)
+        with self._held.stdout as words:
+            assert words.readline() == b"there\n"  # it has its own namespace by now
+        self.enter = ["nsenter", "-t", str(self._held.pid), "-n"]
+        do(f"ip link add {self._line} type veth peer name net0 netns {self._held.pid}")
+        do(f"ip link set {self._line} master {BRIDGE} up")
+        for command in (
+            "ip link set lo up",
+            f"ip addr add {self.address}/24 dev net0",
+            "ip link set net0 up",
+        ):
+            do(" ".join([*self.enter, command]))
+
+    def unplug(self):
+        """Cut its line: from now on nothing leaves and nothing comes, and nobody is told."""
+        do(f"ip link set {self._line} nomaster")
+
+    def plug_in(self):
+        """Connect its line again."""
+        do(f"ip link set {self._line} master {BRIDGE}")
+
+    def close(self):
+        self._held.kill()
+        self._held.wait()
+
+
+@contextlib.contextmanager
+def hosts(count):
+    """Yield that many hosts, all of which reach each other and this process's host."""
+    do("ip link set lo up")
+    do(f"ip link add {BRIDGE} type bridge")
+    do(f"ip addr add 10.97.0.254/24 dev {BRIDGE}")
+    do(f"ip link set {BRIDGE} up")
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Host(n))) for n in range(1, count + 1)]
+
+
+def may_make_hosts():
+    """Return why no hosts can be made here; empty: they can."""
+    probe = [
+        "unshare",
+        "-rn",
+        "sh",
+        "-c",
+        "ip link add fcil-b type bridge && ip link add fcil-v type veth",
+    ]
+    tried = subprocess.run(probe, capture_output=True, check=False, text=True)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+def started_on(host, folder, bin_folder):
+    """Start Postgres on a host; return it. It cannot run as root, which this process may be."""
+    from postgres_kit import Cluster
+
+    as_user = ["unshare", "--map-user=1000", "--map-group=1000"]
+    return Cluster(Path(folder), bin_folder, [*host.enter, *as_user], address=host.address)
