@@ -9,7 +9,11 @@ of their own: here they yield to the server where both want a core (nice 10).
     [--relay pass|sums]: all clients are behind one relay, which passes updates on or adds them up
     [--intake N]: N intake processes hold the connections
     [--ledger postgresql://USER@HOST/DATABASE]: the ledger is there, not in a file
+
+scripts/bench/many_hosts.py runs it on several hosts, with an object store.
 """
+
+from __future__ import annotations
 
 import argparse
 import asyncio
@@ -23,56 +27,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from processes import children, cpu_s, is_intake, peak_mb, status_mb
+from thin_client import CLASSES, Thin
 
-import fcil_protocol
-from fcil_protocol.envelopes.assembly import Assembly
-from fcil_protocol.envelopes.envelope import (
-    Core,
-    open_body,
-    parse_header,
-    seal,
-    unwrap_key,
-    verify_header,
-    wrap_key,
-)
-from fcil_protocol.envelopes.header import chunk_bytes_for
-from fcil_protocol.envelopes.transfer import (
-    UNASKED_SPAN_BYTES,
-    Receiver,
-    Sender,
-    unrequested_chunks,
-)
-from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES
 from fcil_protocol.link.dial import dial
 from fcil_protocol.link.enrol_with_ticket import show
-from fcil_protocol.link.zmq_link import Dealer, LinkNews, Links
-from fcil_protocol.messages.frames import Received, parse
-from fcil_protocol.messages.messages import (
-    Ack,
-    Bye,
-    Chunk,
-    Hello,
-    Message,
-    Nack,
-    Parts,
-    Pull,
-    RoundClosed,
-    RoundOpen,
-    Update,
-    Want,
-    Welcome,
-)
-from fcil_protocol.messages.signed_session import Channel
-from fcil_protocol.payloads.builtin import INVENTORY
-from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.link.zmq_link import Links
 from fcil_protocol.process import control_socket
-from fcil_protocol.trust.certificate import Certificate
-from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import RunStatus
@@ -80,210 +47,17 @@ from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage.move_ledger import move_ledger
 
 METHOD = Path(__file__).parent / "payload_method"
-CLASSES = ("cat", "dog")
-LIMIT = 1 << 30
 LAG = ("loop_lag_max_s", "loop_lag_p99_s")
 
 
-class Thin:
-    """One client without images, worker or disk."""
-
-    def __init__(self, member: dict[str, str], method: str, rounds: int) -> None:
-        self.keys = PrivateKeys.derive(bytes.fromhex(member["seed"]), b"bench")
-        self.client = member["client"]
-        certificate = Certificate.from_bytes(bytes.fromhex(member["certificate"]))
-        self.federation = certificate.federation
-        self.server = certificate.verify(self.federation, time.time())
-        self.address = member["address"]
-        self.link_key = bytes.fromhex(member.get("link_key", "")) or self.server.curve
-        self.relay: PublicKeys | None = None
-        self.method = method
-        self.rounds = rounds
-        self.values = 0
-        self.acked = 0
-        self.refused: list[str] = []
-        self._outgoing: dict[str, Sender] = {}
-        self._receiver = Receiver(MAX_WINDOW_BYTES)
-        self._missing: set[str] = set()
-        self._held: set[str] = set()
-        self._ahead: dict[str, int] = {}
-        self._order: RoundOpen | None = None
-
-    async def run(self, values: int, links: Links) -> None:
-        """Take part until the server says goodbye."""
-        self.values = values
-        host, _, port = self.address.rpartition(":")
-        self.link = Dealer(
-            curve_secret=self.keys.curve_secret,
-            curve_public=self.keys.public.curve,
-            server_key=self.link_key,
-            links=links,
-        )
-        self.link.connect(host, int(port))
-        try:
-            while True:
-                news = await self.link.recv()
-                if isinstance(news, LinkNews):
-                    if news.state == "up":
-                        self._greet("", "")
-                    elif self.acked + len(self.refused) > self.rounds:
-                        # The server ends, and its goodbye was lost.
-                        return
-                elif self._take(parse(news)):
-                    return
-        finally:
-            self.link.close()
-
-    def _greet(self, run: str, schema: str) -> None:
-        self.channel = Channel(self.keys, self.server)
-        hello = Hello(
-            nonce=self.channel.nonce,
-            protocol=fcil_protocol.PROTOCOL_VERSION,
-            oldest=fcil_protocol.OLDEST_PROTOCOL_VERSION,
-            package="0",
-            federation=self.federation,
-            client=self.client,
-            methods=[self.method],
-            run=run,
-            schema_digest=schema,
-            takes_compact=True,
-            session_key=self.channel.session_key,
-        )
-        self._say(hello)
-
-    def _say(self, message: Message, *blobs: bytes) -> None:
-        if not self.link.send(self.channel.frames(message, *blobs)):
-            self.refused.append(f"{message.type} did not leave")
-
-    def _take(self, received: Received) -> bool:
-        if isinstance(received.message, Welcome):
-            self.channel.peer_nonce = received.message.server_nonce
-        message = self.channel.check(received)
-        match message:
-            case Welcome():
-                self.welcome = message
-                if message.summing_relay is not None:
-                    self.relay = PublicKeys.from_fields(message.summing_relay.model_dump())
-                if message.session_key is not None:
-                    self.channel.agree_as_client(message.session_key)
-                if message.ready:
-                    self._announce()
-                else:
-                    self._greet(message.run, message.schema_digest)
-            case RoundOpen():
-                self._asked(message)
-            case Parts():
-                self._part(received)
-            case Chunk():
-                data = received.blobs[0]
-                self._receiver.put(message.digest, message.index, data, time.monotonic())
-                self._go_on()
-            case Want() | Pull():
-                self._send_chunks(message.digest, message.chunks, message.span)
-            case Ack():
-                self._outgoing.pop(message.digest, None)
-                self.acked += 1
-            case Nack():
-                self.refused.append(f"{message.code}: {message.text}")
-            case Bye():
-                return True
-            case RoundClosed():
-                pass
-        return False
-
-    # --- up ---------------------------------------------------------------------------------
-
-    def _core(self, kind: str, task: int, round_: int, base: int) -> Core:
-        return Core(
-            protocol=fcil_protocol.PROTOCOL_VERSION,
-            federation=self.federation,
-            run=self.welcome.run,
-            direction="update",
-            sender=self.client,
-            sender_key=self.keys.public.fingerprint,
-            recipient="server",
-            method=self.welcome.method,
-            schema=self.welcome.schema_digest,
-            task=task,
-            round=round_,
-            kind=kind,
-            base=base,
-        )
-
-    def _offer(self, payload: Payload, core: Core, *, waits: bool = False) -> None:
-        plain = pack(payload, compact=True)
-        sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
-        header = sealed.parsed
-        first = 0 if waits else unrequested_chunks(header)
-        wraps = [wrap_key(key, sealed.header, self.server)]
-        self._outgoing[header.update_id] = Sender(header, sealed.stored(wraps[0]).read)
-        if self.relay is not None and core.kind != INVENTORY:
-            wraps.append(wrap_key(key, sealed.header, self.relay))
-        self._say(
-            Update(digest=header.update_id, unasked=first), sealed.header, sealed.signature, *wraps
-        )
-        span = max(1, UNASKED_SPAN_BYTES // header.chunk_bytes)
-        self._send_chunks(header.update_id, list(range(first)), span)
-
-    def _send_chunks(self, digest: str, chunks: list[int], span: int) -> None:
-        if digest not in self._outgoing:
-            return
-        for message, data in self._outgoing[digest].messages(chunks, span):
-            self._say(message, data)
-
-    def _announce(self) -> None:
-        counts = {name: np.full(len(CLASSES), 5, np.int64) for name in ("train", "test")}
-        payload = Payload({**counts}, {"names": list(CLASSES)})
-        self._offer(payload, self._core(INVENTORY, -1, 0, 0))
-
-    # --- down -------------------------------------------------------------------------------
-
-    def _asked(self, order: RoundOpen) -> None:
-        self._order = order
-        wanted = [p for p in order.parts if p.digest not in self._held]
-        self._missing = {p.digest for p in wanted}
-        for part in wanted:  # a header and its first chunks together, as a client does
-            size = chunk_bytes_for(part.sealed_bytes)
-            count = min(-(-part.sealed_bytes // size), MIN_WINDOW_BYTES // size)
-            self._ahead[part.digest] = count
-            span = max(1, UNASKED_SPAN_BYTES // size)
-            self._say(Want(digest=part.digest, chunks=list(range(count)), span=span, header=True))
-        self._go_on()
-
-    def _part(self, received: Received) -> None:
-        data, signature, _ = received.blobs
-        verify_header(data, signature, self.server)
-        header = parse_header(data, max_plain_bytes=LIMIT)
-        ahead = self._ahead.pop(header.update_id, 0)
-        assembly, now = Assembly(header, path=None), time.monotonic()
-        self._receiver.begin(received.blobs, assembly, now, unasked=ahead)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        for digest, envelope in list(self._receiver.under_way.items()):
-            if envelope.complete:
-                self._receiver.end(digest)
-                key = unwrap_key(envelope.wrap, envelope.header_bytes, self.keys)
-                open_body(envelope.header, key, envelope.assembly.chunks())
-                self._missing.discard(digest)
-                self._held.add(digest)
-        for want in self._receiver.wants(time.monotonic()):
-            self._say(want)
-        if self._order is not None and not self._missing:
-            order, self._order = self._order, None
-            drawn = np.random.default_rng().random(self.values, dtype=np.float32)
-            payload = Payload({"w0": drawn, "n": np.array([5], np.int64)})
-            core = self._core(order.kind, order.task, order.round, order.base)
-            self._offer(payload, core, waits=order.ask_first)
-
-
 async def _some(members: list[dict[str, str]], values: int, rounds: int) -> None:
-    clients = [Thin(m, "payload==1", rounds) for m in members]
+    clients = [Thin(m, rounds) for m in members]
     links = Links(len(clients))
     await asyncio.gather(*(c.run(values, links) for c in clients))
     links.close()
     refused = [text for c in clients for text in c.refused]
-    print(json.dumps({"acked": sum(c.acked for c in clients), "refused": refused[:5]}), flush=True)
+    acked, fetched = sum(c.acked for c in clients), sum(c.fetched for c in clients)
+    print(json.dumps({"acked": acked, "refused": refused[:5], "fetched": fetched}), flush=True)
 
 
 def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
@@ -361,12 +135,32 @@ class Site:
         self.process.wait()
 
 
-def _raise_limits() -> None:
+def raise_limits() -> None:
+    """Let this process and its children open as many files as the system permits."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def measure(args: argparse.Namespace, directory: Path) -> None:
+@dataclass(frozen=True)
+class Places:
+    """Where the processes run, if not all on this host.
+
+    Attributes:
+        federation: has the server.
+        enter: words before a command that let it run where the clients are.
+        settings: of the server, for its addresses and its object store.
+        env: of the server, for its object store.
+    """
+
+    federation: LocalFederation
+    enter: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure(args: argparse.Namespace, directory: Path, places: Places | None = None) -> None:
+    """Measure one federation in a directory, and print what was found."""
+    places = places or Places(LocalFederation(directory))
     settings = {
         "method.name": "payload",
         "method.kilobytes": args.kilobytes,
@@ -377,9 +171,11 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         "run.evaluate": "false",
         "federation.intake": str(args.intake),
         "privacy.relay_sums": json.dumps(args.relay == "sums"),
+        **places.settings,
     }
-    env = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
-    with LocalFederation(directory) as federation:
+    paths = os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))
+    env = {**places.env, "PYTHONPATH": paths}
+    with places.federation as federation:
         given = [a for k, v in settings.items() for a in ("-c", f"{k}={v}")]
         federation.serve(*given, env=env)
         if args.ledger:
@@ -395,9 +191,11 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         groups = [members[i : i + step] for i in range(0, len(members), step)]
         began = time.monotonic()
         values = round(args.kilobytes * 250)
+        command = [*places.enter, sys.executable, __file__]
+        command += ["--group", str(values), "--rounds", str(args.rounds)]
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--group", str(values), "--rounds", str(args.rounds)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -441,6 +239,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     print(f"seconds of a round: {', '.join(f'{s:.1f}' for s in seconds)}")
     print(f"lag of the loop, ms, at most and p99: {', '.join(lag) or 'not measured'}")
     print(f"updates in a round: {counted}; acknowledged {sum(s.get('acked', 0) for s in said)}")
+    if fetched := sum(s.get("fetched", 0) for s in said):
+        print(f"from the object store: {fetched / 1e6:.1f} MB")
     print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
     memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
     print(f"server: {memory}; {used:.1f} CPU s")
@@ -483,8 +283,9 @@ def _wall(monotonic: float) -> float:
     return time.time() - (time.monotonic() - monotonic)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """Return the options of a measurement."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--kilobytes", type=float, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -493,9 +294,14 @@ def main() -> None:
     parser.add_argument("--relay", choices=("pass", "sums"))
     parser.add_argument("--intake", type=int, default=0)
     parser.add_argument("--ledger")
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    _raise_limits()
+    raise_limits()
     if args.group:
         os.nice(10)
         asyncio.run(_some(json.load(sys.stdin), args.group, args.rounds))

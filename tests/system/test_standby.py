@@ -130,7 +130,9 @@ def test_a_host_is_lost_without_a_word(tmp_path, lost):
     if why := may_make_hosts():
         pytest.skip(f"no namespaces or no bridge here: {why}")
     script = Path(__file__).parent / "hosts" / "lost.py"
-    command = ["unshare", "-rn", sys.executable, str(script), str(tmp_path)]
+    # All that it starts ends with it.
+    apart = ["unshare", "-rmn", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command = [*apart, sys.executable, str(script), str(tmp_path)]
     done = subprocess.run(
         [*command, str(postgres_kit.programs()), lost],
         capture_output=True, check=False, text=True,

@@ -9,7 +9,6 @@ server has ended. Prints a line of JSON: seconds from the loss until the second 
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,28 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fcil_server.lab.local.federation import LocalFederation  # noqa: E402
-from system.hosts.network import hosts, started_on  # noqa: E402
+from system.hosts.network import Spread, hosts, started_on  # noqa: E402
 from system.kit import settings  # noqa: E402
 from system.test_intake_pool import ARGUMENTS, check_rounds, join_all  # noqa: E402
 from system.test_standby import move_ledger, start_standby, take_over  # noqa: E402
 
 PORT = 7710
-
-
-class Spread(LocalFederation):
-    """Its processes run on several hosts; a client is on the last one."""
-
-    places = {}
-
-    def _start(self, name, arguments, extra):
-        log = self._files.enter_context(self.log(name).open("ab"))
-        host = self.places.get(name, self.places["clients"])
-        return subprocess.Popen(
-            [*host.enter, sys.executable, "-m", *arguments],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env={**self.environment(), **(extra or {})},
-        )  # fmt: skip
 
 
 def main(directory, programs, lost):
@@ -49,8 +32,8 @@ def main(directory, programs, lost):
     ):
         postgres = started_on(database, folder, Path(programs))
         try:
-            with Spread(directory, port=PORT) as federation:
-                federation.places = {"server": first, "standby": second, "clients": clients}
+            places = {"server": first, "standby": second, "": clients}
+            with Spread(directory, port=PORT, places=places) as federation:
                 course(federation, postgres.url, first, second, database, lost)
         finally:
             database.plug_in()

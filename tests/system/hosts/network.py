@@ -5,7 +5,11 @@ Whoever uses it runs in a namespace of its own (`unshare -rn`), in which the bri
 
 import contextlib
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from fcil_protocol.process.children import LAUNCHER, ChildProcess, module_command
+from fcil_server.lab.local.federation import LocalFederation
 
 BRIDGE = "fcil-bridge"
 
@@ -74,6 +78,24 @@ def may_make_hosts():
     ]
     tried = subprocess.run(probe, capture_output=True, check=False, text=True)
     return tried.stderr.strip() if tried.returncode else ""
+
+
+@dataclass
+class Spread(LocalFederation):
+    """A federation whose processes are on several hosts.
+
+    Attributes:
+        places: a process's name -> its host; "": all others'.
+    """
+
+    places: dict[str, Host] = field(default_factory=dict)
+
+    def _start(self, name, arguments, extra):
+        log = self._files.enter_context(self.log(name).open("ab"))
+        host = self.places.get(name, self.places[""])
+        command = [*host.enter, *module_command(LAUNCHER, *arguments)]
+        environment = {**self.environment(), **(extra or {})}
+        return ChildProcess(command, env=environment, stdout=log, stderr=log)
 
 
 def started_on(host, folder, bin_folder):
