@@ -98,7 +98,8 @@ def new_ledgers_in(url: str) -> Iterator[None]:
         location = Location.of(url, secrets.token_hex(8))
         move_in(location, path, replace=False)
         location.write(path.with_name(LOCATION_NAME))
-        path.unlink()
+        for end in ("", "-wal", "-shm"):  # `move_in` has read it
+            path.with_name(path.name + end).unlink(missing_ok=True)
         return opening.open_database(path, **given)
 
     with pytest.MonkeyPatch.context() as patch:

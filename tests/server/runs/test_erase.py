@@ -75,7 +75,10 @@ def naming(directory: Path, word: str = NAME) -> list[str]:
 def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
     before = built.directory / "ledger.version-9.sqlite"  # as an upgrade has kept it
     before.write_bytes((built.directory / "ledger.sqlite").read_bytes())
-    named = {"ledger.sqlite", before.name, "summary.json", "report.html"}
+    log = built.directory / "ledger.version-before-move.sqlite-wal"  # of a move that was killed
+    log.write_bytes(NAME.encode())
+    assert [f.text for f in check(built.directory) if f.about == "leftovers"] == []
+    named = {"ledger.sqlite", before.name, log.name, "summary.json", "report.html"}
     assert named <= set(naming(built.directory))
     done = run(built, "erase", NAME, "--yes", "--json")
     assert done.exit_code == 0, done.output

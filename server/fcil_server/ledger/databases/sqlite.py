@@ -366,7 +366,7 @@ def _check_version(path: Path, version: int) -> None:
 
 
 def remove_older(directory: Path) -> None:
-    """Remove what upgrades have kept of a ledger.
+    """Remove what upgrades and moves have kept of a ledger.
 
     Raises:
         StorageError: a file cannot be removed.
@@ -377,8 +377,9 @@ def remove_older(directory: Path) -> None:
 
 
 def older_copies(directory: Path) -> list[Path]:
-    """Return the files that upgrades have kept of a ledger."""
-    return sorted(directory.glob(older_name("*")))
+    """Return the files that upgrades and moves have kept of a ledger, logs included."""
+    beside = ("", "-wal", "-shm")  # of a move that was killed
+    return sorted(p for end in beside for p in directory.glob(older_name("*") + end))
 
 
 def older_name(version: int | str) -> str:
