@@ -275,7 +275,7 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
         # Imported only now: they take longer than a running server's answer.
         from fcil_server.daemon.status import stopped_status
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.databases.opening import has_ledger
+        from fcil_server.ledger.databases.opening import has_ledger, host_of_server
         from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
@@ -284,13 +284,9 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
             raise
         if isinstance(error, Starting):
             typer.echo(error.message, err=True)
+        elif host_of_server(directory):
+            raise
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-            elsewhere = ledger.database.claimed_from()
-            if elsewhere and not isinstance(error, Starting):
-                raise Unreachable(
-                    f"the server of this federation runs on {elsewhere}, and answers there alone.",
-                    action="Run this command on that machine.",
-                ) from error
             return stopped_status(ledger, str(directory.resolve()))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import FcilError, Unreachable
 from fcil_protocol.formats import read_size
 from fcil_protocol.process import terminal
 from fcil_server.cli.completion import complete_run, complete_setting
@@ -58,10 +58,24 @@ def with_dir(text: str, directory: Path) -> str:
 
 @contextmanager
 def errors(directory: Path, form: terminal.Format = terminal.Format.TEXT) -> Iterator[None]:
-    """Do as `terminal.errors`; commands in an error's action name the directory."""
+    """Do as `terminal.errors`; commands in an error's action name the directory.
+
+    Where no server answers, one that works on another host is named.
+    """
     with terminal.errors(form):
         try:
             yield
+        except Unreachable as error:
+            # Imported only now: a running server's answer takes less time.
+            from fcil_server.ledger.databases.opening import host_of_server
+
+            error.action = with_dir(error.action or type(error).default_action(), directory)
+            if host := host_of_server(directory):
+                raise Unreachable(
+                    f"the server of this federation runs on {host}, and answers there alone.",
+                    action="Run this command on that machine.",
+                ) from error
+            raise
         except FcilError as error:
             error.action = with_dir(error.action or type(error).default_action(), directory)
             raise

@@ -6,7 +6,6 @@ moment are checked again, and only lasting faults are reported.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import stat
@@ -32,7 +31,7 @@ from fcil_server.federation.directory import (
 )
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, check_key
 from fcil_server.ledger.databases.location import LOCATION_NAME
-from fcil_server.ledger.databases.opening import has_ledger, location_of
+from fcil_server.ledger.databases.opening import has_ledger, host_of_server, location_of
 from fcil_server.ledger.databases.sqlite import older_copies
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.runs.export_jobs import EXPORTS
@@ -97,7 +96,7 @@ def _server(directory: Path) -> _Server:
     try:
         control.ask(directory, "status", 5.0)
     except Unreachable:
-        if host := _host_of_server(directory):
+        if host := host_of_server(directory):
             return _Server(True, fine("server", f"it is running on {host}; this check only reads"))
         return _Server(False, fine("server", "it is not running"))
     except Timeout as error:
@@ -106,16 +105,6 @@ def _server(directory: Path) -> _Server:
     except FcilError as error:
         return _Server(True, warning("server", error.message, error.action))
     return _Server(True, fine("server", "it is running; this check only reads"))
-
-
-def _host_of_server(directory: Path) -> str:
-    """Return the host whose server works on a ledger in Postgres; "" without one."""
-    path = directory / LEDGER_NAME
-    with contextlib.suppress(FcilError):  # what is wrong with the ledger is another finding
-        if location_of(path) is not None:
-            with Ledger(path, read_only=True) as ledger:
-                return ledger.database.claimed_from()
-    return ""
 
 
 def _look(directory: Path) -> Iterator[CheckFinding]:

@@ -152,15 +152,17 @@ def test_one_server_works_on_it_and_the_next_one_when_that_has_ended(moved):
     Federation.open_stopped(moved).close()
 
 
-def test_status_says_on_which_host_the_server_runs(moved):
+def test_commands_say_on_which_host_the_server_runs(moved):
     status = ["status", "--dir", str(moved)]
     with Ledger(moved / LEDGER_NAME) as of_another_host:
         of_another_host.database.claim()
-        elsewhere = CliRunner().invoke(app, status)
-        assert elsewhere.exit_code == 2
-        assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
+        for command in ("status", "stop", "pause", "page"):
+            elsewhere = CliRunner().invoke(app, [command, *status[1:]])
+            assert elsewhere.exit_code == 2
+            assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
         assert check(moved)[0].text.startswith("it is running on the host of Postgres;")
     assert CliRunner().invoke(app, status).exit_code == 0
+    assert "no daemon runs" in CliRunner().invoke(app, ["pause", *status[1:]]).stderr
     assert check(moved)[0].text == "it is not running"
 
 
@@ -374,13 +376,24 @@ def test_a_move_that_is_killed_leaves_the_ledger_whole(directory, cluster, monke
         assert ledger.runs.get(RUN) is not None
 
 
-def test_a_move_back_that_is_killed_leaves_the_ledger_whole(moved, monkeypatch):
+@pytest.mark.parametrize("step", ["written", "moved"])
+def test_a_move_back_that_is_killed_leaves_the_ledger_whole(moved, monkeypatch, step):
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr(database.PostgresDatabase, "drop", killed)
-    with pytest.raises(Killed):
+    where = {"written": (moving, "SqliteDatabase"), "moved": (database.PostgresDatabase, "drop")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*where[step], killed)
+        with pytest.raises(Killed):
+            move_ledger(moved, FILE, "ann")
+    if step == "written":  # and the file that names Postgres is there: so the ledger is, too
+        assert (moved / LEDGER_NAME).exists()
+        with closing(Federation.open_stopped(moved)) as federation:
+            assert federation.ledger.runs.get(RUN) is not None
+            federation.ledger.events.add("info", "test", "it goes on")
         move_ledger(moved, FILE, "ann")
+        with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
+            assert ledger.events.newest()[-1].text == "it goes on"
     assert location_of(moved / LEDGER_NAME) is None
     with Ledger(moved / LEDGER_NAME, read_only=True) as ledger:
         assert ledger.runs.get(RUN) is not None
@@ -408,6 +421,8 @@ def test_a_move_to_where_it_is_is_refused(moved, cluster):
         ("postgresql://ann@host:abc/db", "expected the URL"),
         ("postgresql://ann@host/db\udcff", "expected the URL"),
         ("postgresql://ann@host/db?colour=red", "is not one of Postgres"),
+        ("postgresql://ann@host/db?connect_timeout=x", "is not one of Postgres"),
+        ("postgresql://ann@host/db?application_name=%FF", "is not one of Postgres"),
     ],
 )
 def test_a_url_that_is_none_or_tells_a_password_is_refused(directory, url, said):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fcil_protocol.errors import StorageError
+from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
 from fcil_server.ledger.databases.database import Database
 from fcil_server.ledger.databases.location import LOCATION_NAME, Location
@@ -58,6 +59,16 @@ def location_of(path: Path) -> Location | None:
     """
     named = path.with_name(LOCATION_NAME)
     return Location.read(named) if path.name == LEDGER_NAME and named.exists() else None
+
+
+def host_of_server(directory: Path) -> str:
+    """Return the host whose server works on a ledger in Postgres; "" without one, or if unknown."""
+    path = directory / LEDGER_NAME
+    with contextlib.suppress(FcilError):  # those who need the ledger say what is wrong with it
+        if location_of(path) is not None:
+            with contextlib.closing(open_database(path, read_only=True)) as database:
+                return database.claimed_from()
+    return ""
 
 
 def set_aside_moved(path: Path) -> None:

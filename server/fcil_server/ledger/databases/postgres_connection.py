@@ -54,8 +54,9 @@ def check_url(location: Location) -> None:
         UsageError: it does not.
     """
     try:
-        psycopg.conninfo.conninfo_to_dict(location.url)
-    except psycopg.ProgrammingError as error:
+        given = psycopg.conninfo.conninfo_to_dict(location.url)
+        int(str(given.get("connect_timeout", 0)))  # which psycopg looks at only as it connects
+    except (psycopg.ProgrammingError, ValueError) as error:
         raise UsageError(
             f"the URL is not one of Postgres: {str(error).strip()}.",
             action="Give it like: postgresql://user@host:5432/database?sslmode=verify-full",
