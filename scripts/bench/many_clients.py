@@ -9,6 +9,7 @@ of their own: here they yield to the server where both want a core (nice 10).
     [--relay pass|sums]: all clients are behind one relay, which passes updates on or adds them up
     [--intake N]: N intake processes hold the connections
     [--ledger postgresql://USER@HOST/DATABASE]: the ledger is there, not in a file
+    [--absent N]: N more members never connect
 
 scripts/bench/many_hosts.py runs it on several hosts, with an object store.
 """
@@ -36,6 +37,7 @@ from typing import Any, NamedTuple
 from processes import children, cpu_s, is_intake, peak_mb, status_mb
 from thin_client import CLASSES, Thin
 
+from fcil_protocol.ids import new_client_id
 from fcil_protocol.link.dial import dial
 from fcil_protocol.link.enrol_with_ticket import show
 from fcil_protocol.link.zmq_link import Links
@@ -79,6 +81,15 @@ def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
             }
         )
     return members
+
+
+def add_absent(directory: Path, count: int) -> None:
+    """Enrol members whose keys nobody has."""
+    with Ledger(directory / LEDGER_NAME) as ledger, ledger.transaction():
+        for number in range(count):
+            keys = (os.urandom(32) for _ in range(3))
+            named = dict(zip(("curve", "signing", "sealing"), keys, strict=True))
+            ledger.clients.add(new_client_id(), f"absent{number}", **named)
 
 
 def _ticket(federation: LocalFederation, name: str, **extra: Any) -> Ticket:
@@ -190,6 +201,12 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
             federation.kill_server()
             move_ledger(federation.federation, args.ledger, "benchmark")
             federation.serve(*given, env=env)
+        if args.absent:
+            federation.kill_server()
+            add_absent(federation.federation, args.absent)
+            started = time.monotonic()
+            federation.serve(*given, env=env)
+            print(f"starts with {args.absent} more members in {time.monotonic() - started:.1f} s")
         assert federation.server is not None
         pid = federation.server.pid
         site = Site(federation, sums=args.relay == "sums") if args.relay else None
@@ -302,6 +319,7 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--relay", choices=("pass", "sums"))
     parser.add_argument("--intake", type=int, default=0)
     parser.add_argument("--ledger")
+    parser.add_argument("--absent", type=int, default=0)
     return parser
 
 

@@ -157,7 +157,7 @@ class Federation:
     def _open_keys(self) -> None:
         keys = self.directory / "keys"
         self._take_next_keys()  # of a key change that a kill interrupted
-        if self.ledger.clients.all() or self.ledger.runs.all():
+        if self.ledger.clients.any() or self.ledger.runs.all():
             _refuse_lost_keys(keys)
         self.keys = PrivateKeys.load_or_new(keys / "server.json")
         self.certificate = self._certificate(keys / "certificate")

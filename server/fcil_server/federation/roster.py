@@ -53,12 +53,9 @@ class Roster:
 
     def open(self) -> None:
         """Put all clients that the ledger knows on the gate's lists."""
+        members, former = self._ledger.clients.curves()
         now = self._ledger.now
-        members, former = set[bytes](), set[bytes]()
         tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets.all()}
-        for row in self._ledger.clients.all():
-            if row.curve:
-                (members if row.may_join(now) else former).add(row.curve)
         self.allow_list.replace(
             members, {k: s for k, s in tickets.items() if s}, former | tickets.keys()
         )

@@ -25,6 +25,8 @@ _TEXTS = (
     ("clients", "rowid", "revoked_why"),
 )
 
+# Of a member now, neither revoked nor expired; with a time.
+_MEMBER = "revoked_at IS NULL AND (not_after IS NULL OR ? < not_after)"
 _OPEN = "used_at IS NULL AND withdrawn_at IS NULL AND expires_at > ?"  # of a ticket, at a time
 # What else is said of one client alone.
 _ABOUT = (
@@ -94,10 +96,7 @@ class ClientTable:
 
     def may_join(self, client_id: ClientId) -> bool:
         """Return True if a client is a member now, neither revoked nor expired."""
-        sql = (
-            "SELECT 1 FROM clients WHERE client_id = ? AND revoked_at IS NULL "
-            "AND (not_after IS NULL OR ? < not_after)"
-        )
+        sql = f"SELECT 1 FROM clients WHERE client_id = ? AND {_MEMBER}"  # noqa: S608
         return self._db.number(sql, (client_id, self._db.now)) is not None
 
     def by_curve(self, key: bytes) -> ClientRow | None:
@@ -125,6 +124,17 @@ class ClientTable:
     def all(self) -> list[ClientRow]:
         """Return all clients in the order of their enrolment."""
         return self._db.all(ClientRow, "SELECT * FROM clients ORDER BY enrolled_at, rowid")
+
+    def any(self) -> bool:
+        """Return True if there is or was a member."""
+        return self._db.number("SELECT 1 FROM clients LIMIT 1") is not None
+
+    def curves(self) -> tuple[set[bytes], set[bytes]]:
+        """Return the CURVE public keys of members now, and those of former ones."""
+        sql = f"SELECT curve FROM clients WHERE length(curve) > 0 AND {_MEMBER}"  # noqa: S608
+        members = {bytes(row["curve"]) for row in self._db.rows(sql, (self._db.now,))}
+        every = self._db.rows("SELECT curve FROM clients WHERE length(curve) > 0")
+        return members, {bytes(row["curve"]) for row in every} - members
 
     def via(self, relay: ClientId) -> list[ClientRow]:
         """Return the clients that connect through a relay, revoked ones too."""

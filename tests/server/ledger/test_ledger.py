@@ -321,6 +321,11 @@ with ledger.transaction():
 
 
 class TestClients:
+    def test_whether_there_are_any(self, ledger: Ledger, tmp_path: Path) -> None:
+        assert ledger.clients.any()
+        with Ledger(tmp_path / "empty.sqlite") as empty:
+            assert not empty.clients.any()
+
     def test_a_client_is_found_by_id_key_and_name(self, ledger: Ledger) -> None:
         row = ledger.clients.get(BOB)
         assert row == ledger.clients.by_curve(row.curve) == ledger.clients.by_name("bob")
@@ -349,6 +354,7 @@ class TestClients:
         assert ledger.clients.get(BOB).revoked_at == first
         assert not ledger.clients.get(BOB).may_join(ledger.now)
         assert not ledger.clients.may_join(BOB)
+        assert ledger.clients.get(BOB).curve in ledger.clients.curves()[1]
         assert not ledger.clients.may_join(ClientId("z" * 26)), "it was never enrolled"
         assert ledger.clients.free_name("bob") == "bob"
 
@@ -360,6 +366,8 @@ class TestClients:
         for now, may in ((49.9, True), (50.0, False)):
             ledger.database.clock.now = now
             assert (row.may_join(now), ledger.clients.may_join(row.client_id)) == (may, may)
+            members, former = ledger.clients.curves()
+            assert (row.curve in members, row.curve in former) == (may, not may)
 
     def test_keys_do_not_show_in_a_repr(self, ledger: Ledger) -> None:
         assert "curve" not in repr(ledger.clients.get(BOB))
@@ -379,6 +387,7 @@ class TestClients:
             )
             assert not row.may_join(ledger.now)
             assert not ledger.clients.may_join(BOB)
+            assert all(b"" not in keys for keys in ledger.clients.curves())
             assert ledger.refusals.newest() == []
             assert all(e.client != BOB for e in ledger.evaluations.all(RUN))
             ledger.clients.erase(GONE)  # two clients without keys do not collide
