@@ -42,6 +42,10 @@ LIVE = {
     "connected": 3,
     "ready": 2,
     "here": {ALICE: True, BOB: False},
+    "intake": [
+        {"pid": 3, "connections": 2, "updates": 5},
+        {"pid": None, "connections": 0, "updates": 1},  # it is starting again
+    ],
     "worker_pid": 2,
     "worker_starts": 2,
     "worker_deaths": 1,

@@ -4,12 +4,14 @@ import contextlib
 import os
 import select
 import signal
+import time
 
 import pytest
 
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
+from fcil_server.web.metrics.source import MetricsSource
 from system.kit import open_ledger, settings, until_all_hold, write_client
 from system.test_rounds import operate
 
@@ -62,6 +64,10 @@ def test_a_run_goes_through_intake_processes_that_end_with_the_server(tmp_path):
         federation.serve(*settings(**ARGUMENTS))
         pids = intake_pids(federation)
         assert len(pids) == 3
+        metrics = MetricsSource(federation.federation)
+        shown = metrics.snapshot(metrics.totals(), metrics.ask(), time.monotonic())
+        metrics.close()
+        assert {f"intake {number}" for number in (1, 2, 3)} < set(shown.usage)
         join_all(federation, tmp_path)
         federation.until("run_done")
         # Each update of each round has gone through a process.

@@ -125,7 +125,8 @@ def gauges(context: ServerContext, asked: Mapping[str, Any]) -> dict[str, Any]:
     wanted = asked.get("clients")
     ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
     here = {str(i): context.peers.by_client(ClientId(str(i))) is not None for i in ids}
-    return {**LiveStatus.of(context).to_fields(), "here": here}
+    intake = context.intake_pool.describe() if context.intake_pool else []
+    return {**LiveStatus.of(context).to_fields(), "here": here, "intake": intake}
 
 
 @dataclass(frozen=True)

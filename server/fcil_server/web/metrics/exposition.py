@@ -71,6 +71,12 @@ CATALOGUE = (
     Spec("fcil_members", "Members that may join.", ("role",)),
     Spec("fcil_clients_connected", "Clients with a session."),
     Spec("fcil_clients_ready", "Clients that have said which classes they hold."),
+    Spec("fcil_intake_connections", "Connections of each intake process.", ("process",)),
+    Spec(
+        "fcil_intake_updates_total",
+        "Updates that each has handed over since the server's start.",
+        ("process",),
+    ),
     Spec("fcil_rounds_total", "Closed rounds.", ("kind", "outcome")),
     Spec(
         "fcil_rounds_reopened_total", "Times a round missed its quorum and stayed open.", ("kind",)
@@ -154,7 +160,7 @@ class Snapshot:
 
     Attributes:
         live: the server's answer (`gauges`); None if it does not answer.
-        usage: server, worker and metrics -> their resources.
+        usage: server, worker, metrics and `intake_name` -> their resources.
         disk: free and all bytes.
     """
 
@@ -289,10 +295,18 @@ def _of_server(live: Mapping[str, Any]) -> Iterator[Sample]:
     yield "fcil_round_answered", (), live["answered"]
     yield "fcil_clients_connected", (), live["connected"]
     yield "fcil_clients_ready", (), live["ready"]
+    for number, process in enumerate(live["intake"], 1):
+        yield "fcil_intake_connections", (intake_name(number),), process["connections"]
+        yield "fcil_intake_updates_total", (intake_name(number),), process["updates"]
     yield "fcil_worker_starts_total", (), live["worker_starts"]
     yield "fcil_worker_deaths_total", (), live["worker_deaths"]
     yield "fcil_loop_lag_seconds", ("max",), live["loop_lag_max_s"]
     yield "fcil_loop_lag_seconds", ("p99",), live["loop_lag_p99_s"]
+
+
+def intake_name(number: int) -> str:
+    """Return what metrics call an intake process; notes number them from 1, too."""
+    return f"intake {number}"
 
 
 def _of_machine(snapshot: Snapshot) -> Iterator[Sample]:

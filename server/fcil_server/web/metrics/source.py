@@ -17,7 +17,7 @@ from typing import Any
 from fcil_protocol.errors import FcilError
 from fcil_protocol.process import control_socket
 from fcil_server.ledger.databases.sqlite import LEDGER_NAME
-from fcil_server.web.metrics.exposition import Snapshot, Usage
+from fcil_server.web.metrics.exposition import Snapshot, Usage, intake_name
 from fcil_server.web.metrics.totals import Totals, TotalsReader
 
 ASK_S = 3.0  # for the server to answer; a scraper gives up after 10 s
@@ -85,6 +85,8 @@ class MetricsSource:
         processes = {"metrics": os.getpid(), "server": self._server}
         if live is not None:
             processes["worker"] = live["worker_pid"]
+            for number, process in enumerate(live["intake"], 1):
+                processes[intake_name(number)] = process["pid"]
         return Snapshot(
             version=self._version,
             totals=totals,

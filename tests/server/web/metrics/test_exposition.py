@@ -125,6 +125,8 @@ def test_what_the_server_says_is_shown_and_its_phase_is_one_of_all(ledger: Ledge
     assert found[("fcil_round_answered",)] == 2
     assert found[("fcil_worker_deaths_total",)] == 1
     assert found["fcil_loop_lag_seconds", "of=max"] == 0.05
+    assert found["fcil_intake_connections", "process=intake 1"] == 2
+    assert found["fcil_intake_updates_total", "process=intake 2"] == 1
     shown = {k[1]: v for k, v in found.items() if k[0] == "fcil_round_phase"}
     assert shown == {f"phase={p}": p == "collecting" for p in PHASES}
 
