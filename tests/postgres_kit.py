@@ -1,4 +1,4 @@
-"""A Postgres for the tests: its programs, and a cluster of its own that listens on a socket only."""
+"""A Postgres for the tests: its programs, and clusters of its own."""
 
 import contextlib
 import os
@@ -34,18 +34,26 @@ class Cluster:
 
     Args:
         before: words before each command, if it runs on another host or as another user.
-        address: where it listens, for everyone; empty: on a socket in its folder alone.
+        address: where it listens besides a socket in its folder, without passwords for its
+            subnet; empty: there alone.
+        port: of the address.
 
     Attributes:
-        url: of its database.
+        url: of its database, by the address if there is one.
+        local_url: by the socket.
     """
 
     def __init__(
-        self, folder: Path, bin_folder: Path, before: Sequence[str] = (), address: str = ""
+        self,
+        folder: Path,
+        bin_folder: Path,
+        before: Sequence[str] = (),
+        address: str = "",
+        port: int = 5432,
     ) -> None:
         self._folder, self._bin, self._before = folder, bin_folder, before
-        place = f"{address}/postgres" if address else f"/postgres?host={folder}"
-        self.url = f"postgresql://fcil@{place}"
+        self.local_url = f"postgresql://fcil@:{port}/postgres?host={folder}"
+        self.url = f"postgresql://fcil@{address}:{port}/postgres" if address else self.local_url
         # Postgres refuses to run as root.
         as_root = not os.getuid() and not before
         self._as: dict[str, str] = {"user": "nobody", "group": "nogroup"} if as_root else {}
@@ -58,7 +66,8 @@ class Cluster:
         if address:
             with (data / "pg_hba.conf").open("a") as rules:
                 rules.write("host all all samenet trust\n")
-        options = f"-k {folder} -c listen_addresses={address} -c max_connections=200 -c fsync=off"
+        options = f"-k {folder} -c listen_addresses={address} -c port={port}"
+        options += " -c max_connections=200 -c fsync=off"
         self._data, self._options = str(data), options
         self.start()
 
@@ -108,12 +117,12 @@ def new_ledgers_in(url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(address: str = "", port: int = 5432) -> Iterator[Cluster]:
     """Start a Postgres in a folder of its own, whose path is short enough for a socket."""
     bin_folder = programs()
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     try:
-        started = Cluster(folder, bin_folder)
+        started = Cluster(folder, bin_folder, address=address, port=port)
         try:
             yield started
         finally:

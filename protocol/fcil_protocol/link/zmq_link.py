@@ -59,6 +59,7 @@ MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
 MEMBER_BYTES = 4 << 20  # unread bytes of a peer allowed beyond its requested data: a message
 HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real queues far below
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
+CONNECT_MS = 20_000  # five SYN packets; the kernel alone would wait two minutes for a lost host
 _NOT_NOW = 500  # of the gate: this key may pass, but not now
 CROWDED = (
     "more are open than this process may open files for, and those that say nothing go first "
@@ -366,6 +367,7 @@ class Dealer:
         self._socket.setsockopt(zmq.IMMEDIATE, 0)
         # Never: this class connects again, between two messages, and with an empty queue.
         self._socket.setsockopt(zmq.RECONNECT_IVL, 24 * 3_600_000)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)

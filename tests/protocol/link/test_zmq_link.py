@@ -254,6 +254,25 @@ def test_nobody_answers_is_told_as_unreachable() -> None:
     run(test)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel drops no SYN packets: Linux does")
+def test_a_host_that_drops_all_packets_is_unreachable_before_the_kernel_gives_up(
+    monkeypatch,
+) -> None:
+    """A full backlog drops SYN packets, as a host without power does."""
+    monkeypatch.setattr(zmq_link, "CONNECT_MS", 200)
+
+    async def test() -> None:
+        with socket.create_server((HOST, 0), backlog=0) as full, contextlib.ExitStack() as stack:
+            for _ in range(3):
+                one = stack.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(full.getsockname())
+            async with client(full.getsockname()[1]) as alice:
+                assert await news(alice) == LinkNews("down", "unreachable")
+
+    run(test)
+
+
 def raw_dealer(context: zmq.Context, keys: PrivateKeys | None) -> zmq.Socket:
     """A client that obeys nobody: plain libzmq."""
     sock = context.socket(zmq.DEALER)

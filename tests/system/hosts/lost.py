@@ -9,6 +9,7 @@ server has ended. Prints a line of JSON: seconds from the loss until the second 
 """
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -18,11 +19,12 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from system.hosts.network import Spread, hosts, started_on  # noqa: E402
-from system.kit import settings  # noqa: E402
+from system.kit import open_ledger, settings  # noqa: E402
 from system.test_intake_pool import ARGUMENTS, check_rounds, join_all  # noqa: E402
 from system.test_standby import move_ledger, start_standby, take_over  # noqa: E402
 
 PORT = 7710
+PATIENCE_S = 120.0
 
 
 def main(directory, programs, lost):
@@ -32,6 +34,8 @@ def main(directory, programs, lost):
     ):
         postgres = started_on(database, folder, Path(programs))
         try:
+            for host in (second, clients, database):
+                host.reach_for_ever(first)
             places = {"server": first, "standby": second, "": clients}
             with Spread(directory, port=PORT, places=places) as federation:
                 course(federation, postgres.url, first, second, database, lost)
@@ -42,7 +46,7 @@ def main(directory, programs, lost):
 
 def course(federation, url, first, second, database, lost):
     both = [f"{host.address}:{PORT}" for host in (first, second)]
-    given = ARGUMENTS | {"federation__intake": 0, "round__rounds_per_task": 8}
+    given = ARGUMENTS | {"federation__intake": 0, "round__rounds_per_task": 60}
     given |= {"federation__advertise": both, "federation__heartbeat_s": 5.0}
     here, there = (settings(**given, federation__listen=address) for address in both)
     federation.serve(*here)
@@ -53,7 +57,7 @@ def course(federation, url, first, second, database, lost):
     join_all(federation, federation.directory)
     standby = start_standby(federation, *there)
     federation.until("update")
-    began = time.monotonic()
+    began, lost_at = time.monotonic(), time.time()
     if lost == "server":
         first.unplug()
         federation.server.kill()
@@ -66,13 +70,18 @@ def course(federation, url, first, second, database, lost):
         ended = time.monotonic()
         database.plug_in()
     else:
+        assert code == -signal.SIGKILL
         ended = began
     while federation.status() is None:
         assert standby.poll() is None, federation.last_words("standby")
+        assert time.monotonic() - ended < PATIENCE_S, federation.last_words("standby")
         time.sleep(0.1)
     worked = time.monotonic()
-    federation.until("run_done")
+    federation.until("run_done", timeout_s=2 * PATIENCE_S)
     check_rounds(federation)
+    with open_ledger(federation) as ledger:
+        rows = ledger.rounds.all(ledger.runs.newest().run_id)
+    assert sum(row.closed_at > lost_at for row in rows) > 1, "it was over before"
     print(json.dumps({"ended_s": round(ended - began, 1), "worked_s": round(worked - ended, 1),
                       "done_s": round(time.monotonic() - began, 1)}))  # fmt: skip
 

@@ -1,9 +1,10 @@
 """Several hosts on one bridge: network namespaces, each of which can lose its line. Linux only.
 
-Whoever uses it runs in a namespace of its own (`unshare -rn`), in which the bridge is.
+The caller runs in a namespace of its own (`unshare -rn`), in which the bridge is.
 """
 
 import contextlib
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,22 +30,33 @@ class Host:
     def __init__(self, number):
         self.address = f"10.97.0.{number}"
         self._line = f"line{number}"
-        told = ["sh", "-c", "echo there; exec sleep infinity >&-"]
-        self._held = subprocess.Popen(["unshare", "-n", *told], stdout=subprocess.PIPE)
-        with self._held.stdout as words:
-            assert words.readline() == b"there\n"  # it has its own namespace by now
-        self.enter = ["nsenter", "-t", str(self._held.pid), "-n"]
-        do(f"ip link add {self._line} type veth peer name net0 netns {self._held.pid}")
-        do(f"ip link set {self._line} master {BRIDGE} up")
-        for command in (
-            "ip link set lo up",
-            f"ip addr add {self.address}/24 dev net0",
-            "ip link set net0 up",
-        ):
-            do(" ".join([*self.enter, command]))
+        self._ethernet = f"02:00:00:00:00:{number:02x}"
+        ready = ["sh", "-c", "echo ready; exec sleep infinity >&-"]
+        self._held = subprocess.Popen(["unshare", "-n", *ready], stdout=subprocess.PIPE)
+        try:
+            with self._held.stdout as words:
+                assert words.readline() == b"ready\n"  # it has its own namespace by now
+            self.enter = ["nsenter", "-t", str(self._held.pid), "-n"]
+            do(f"ip link add {self._line} type veth peer name net0 netns {self._held.pid}")
+            do(f"ip link set {self._line} master {BRIDGE} up")
+            self.do("ip link set lo up")
+            self.do(f"ip link set net0 address {self._ethernet}")
+            self.do(f"ip addr add {self.address}/24 dev net0")
+            self.do("ip link set net0 up")
+        except BaseException:
+            self.close()
+            raise
+
+    def do(self, command):
+        """Run a command there."""
+        do(" ".join([*self.enter, command]))
+
+    def reach_for_ever(self, other):
+        """Send another host's packets even if it is gone, as to a host behind a router."""
+        self.do(f"ip neigh replace {other.address} lladdr {other._ethernet} dev net0 nud permanent")
 
     def unplug(self):
-        """Cut its line: from now on nothing leaves and nothing comes, and nobody is told."""
+        """Cut its line without a notice: from now on nothing leaves and nothing comes."""
         do(f"ip link set {self._line} nomaster")
 
     def plug_in(self):
@@ -52,6 +64,7 @@ class Host:
         do(f"ip link set {self._line} master {BRIDGE}")
 
     def close(self):
+        """End it."""
         self._held.kill()
         self._held.wait()
 
@@ -67,8 +80,10 @@ def hosts(count):
         yield [stack.enter_context(contextlib.closing(Host(n))) for n in range(1, count + 1)]
 
 
-def may_make_hosts():
+def why_no_hosts():
     """Return why no hosts can be made here; empty: they can."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return "unshare or ip is not installed"
     probe = [
         "unshare",
         "-rn",
@@ -77,7 +92,7 @@ def may_make_hosts():
         "ip link add fcil-b type bridge && ip link add fcil-v type veth",
     ]
     tried = subprocess.run(probe, capture_output=True, check=False, text=True)
-    return tried.stderr.strip() if tried.returncode else ""
+    return (tried.stderr.strip() or "the probe failed") if tried.returncode else ""
 
 
 @dataclass
