@@ -49,6 +49,7 @@ from fcil_server.cli.options import (
     DirOption,
     RunOption,
     SetOption,
+    elsewhere,
     errors,
     with_budget,
     with_dir,
@@ -284,8 +285,8 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
             raise
         if isinstance(error, Starting):
             typer.echo(error.message, err=True)
-        elif host_of_server(directory):
-            raise
+        elif host := host_of_server(directory):
+            raise elsewhere(host) from error
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             return stopped_status(ledger, str(directory.resolve()))
 

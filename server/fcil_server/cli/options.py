@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,27 +58,39 @@ def with_dir(text: str, directory: Path) -> str:
 
 @contextmanager
 def errors(directory: Path, form: terminal.Format = terminal.Format.TEXT) -> Iterator[None]:
-    """Do as `terminal.errors`; commands in an error's action name the directory.
-
-    Where no server answers, one that works on another host is named.
-    """
+    """Do as `terminal.errors`; commands in an error's action name the directory."""
     with terminal.errors(form):
         try:
             yield
-        except Unreachable as error:
-            # Imported only now: a running server's answer takes less time.
-            from fcil_server.ledger.databases.opening import host_of_server
-
-            error.action = with_dir(error.action or type(error).default_action(), directory)
-            if host := host_of_server(directory):
-                raise Unreachable(
-                    f"the server of this federation runs on {host}, and answers there alone.",
-                    action="Run this command on that machine.",
-                ) from error
-            raise
         except FcilError as error:
             error.action = with_dir(error.action or type(error).default_action(), directory)
             raise
+
+
+def ask(directory: Path, op: str, **fields: Any) -> dict[str, Any]:
+    """Ask the running server.
+
+    Raises:
+        As `control_socket.ask`; Unreachable names the host if the server works on another one.
+    """
+    from fcil_protocol.process import control_socket
+
+    try:
+        return control_socket.ask(directory, op, **fields)
+    except Unreachable as error:
+        from fcil_server.ledger.databases.opening import host_of_server
+
+        if host := host_of_server(directory):
+            raise elsewhere(host) from error
+        raise
+
+
+def elsewhere(host: str) -> Unreachable:
+    """Return the error for a command whose server works on another host."""
+    return Unreachable(
+        f"the server of this federation runs on {host}, and answers there alone.",
+        action="Run this command on that machine.",
+    )
 
 
 def read_budget(text: str) -> int:

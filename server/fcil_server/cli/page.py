@@ -15,7 +15,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, ask, errors, with_dir
 
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerContext
@@ -42,7 +42,6 @@ def page(
     form = chosen(form, json_flag)
     with errors(directory, form):
         from fcil_protocol.errors import UsageError
-        from fcil_protocol.process import control_socket
         from fcil_server.federation.directory import find_directory
 
         find_directory(directory)
@@ -54,7 +53,7 @@ def page(
             ended = "All sessions have ended. For a new link: fcil-server page"
             typer.echo(with_dir(ended, directory), err=True)
             return
-        told = control_socket.ask(directory, "page_link")
+        told = ask(directory, "page_link")
         if open_it and _opened(told["url"]):
             emit({"opened": True}, form, lambda: None)
             return

@@ -9,7 +9,7 @@ import typer
 
 from fcil_protocol.process.cli_options import FormatOption, JsonOption, verbs_in_panels
 from fcil_protocol.process.terminal import Format, chosen, count_of, emit
-from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, errors, with_dir
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, ask, errors, with_dir
 
 app = typer.Typer()
 
@@ -85,7 +85,6 @@ def stop(
     form = chosen(form, json_flag)
     with errors(directory, form):
         from fcil_protocol.errors import UsageError
-        from fcil_protocol.process import control_socket
         from fcil_protocol.storage.lock_holder import holding_pid, wait_until_over
 
         def say(text: str) -> None:
@@ -94,7 +93,7 @@ def stop(
         if no_wait and timeout is not None:
             raise UsageError("--timeout is for a wait, and --no-wait does not.", action="Give one.")
         pid = holding_pid(directory)
-        told = control_socket.ask(directory, "stop")
+        told = ask(directory, "stop")
         if no_wait:
             say("it finishes its writes first.")
         else:
@@ -113,10 +112,9 @@ def _order(
     """Send a command to the running server, and show its answer."""
     form = chosen(form, json_flag)
     with errors(directory, form):
-        from fcil_protocol.process import control_socket
         from fcil_server.federation.operator_text import describe_done
 
-        told = control_socket.ask(directory, op, **fields)
+        told = ask(directory, op, **fields)
         emit(told, form, lambda: None)
         typer.echo(with_dir(describe_done(op, told), directory), err=True)
 

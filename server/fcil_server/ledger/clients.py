@@ -131,10 +131,11 @@ class ClientTable:
 
     def curves(self) -> tuple[set[bytes], set[bytes]]:
         """Return the CURVE public keys of members now, and those of former ones."""
-        sql = f"SELECT curve FROM clients WHERE length(curve) > 0 AND {_MEMBER}"  # noqa: S608
-        members = {bytes(row["curve"]) for row in self._db.rows(sql, (self._db.now,))}
-        every = self._db.rows("SELECT curve FROM clients WHERE length(curve) > 0")
-        return members, {bytes(row["curve"]) for row in every} - members
+        members, former = set[bytes](), set[bytes]()
+        sql = f"SELECT curve, ({_MEMBER}) AS may FROM clients WHERE length(curve) > 0"  # noqa: S608
+        for row in self._db.rows(sql, (self._db.now,)):
+            (members if row["may"] else former).add(bytes(row["curve"]))
+        return members, former
 
     def via(self, relay: ClientId) -> list[ClientRow]:
         """Return the clients that connect through a relay, revoked ones too."""

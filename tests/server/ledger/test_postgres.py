@@ -152,18 +152,34 @@ def test_one_server_works_on_it_and_the_next_one_when_that_has_ended(moved):
     Federation.open_stopped(moved).close()
 
 
-def test_commands_say_on_which_host_the_server_runs(moved):
-    status = ["status", "--dir", str(moved)]
-    with Ledger(moved / LEDGER_NAME) as of_another_host:
-        of_another_host.database.claim()
+@pytest.fixture(scope="module")
+def two_ways():
+    """A Postgres that is reached by a socket and by an address, as from two hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with postgres_kit.cluster("127.0.0.1", port) as both:
+        yield both
+
+
+def test_commands_say_on_which_other_host_the_server_runs(directory, two_ways):
+    move_ledger(directory, two_ways.url, "ann")
+    here = location_of(directory / LEDGER_NAME)
+    place = ["--dir", str(directory)]
+    with Ledger(directory / LEDGER_NAME) as ledger:
+        ledger.database.claim()
+        # This host: what does not answer is its own, and it says so.
+        assert CliRunner().invoke(app, ["status", *place]).exit_code == 0
+        assert "no daemon runs" in CliRunner().invoke(app, ["pause", *place]).stderr
+        assert check(directory)[0].text == "it is not running"
+        Location(two_ways.local_url, here.schema).write(directory / LOCATION_NAME)
         for command in ("status", "stop", "pause", "page"):
-            elsewhere = CliRunner().invoke(app, [command, *status[1:]])
+            elsewhere = CliRunner().invoke(app, [command, *place])
             assert elsewhere.exit_code == 2
-            assert "runs on the host of Postgres, and answers there alone" in elsewhere.stderr
-        assert check(moved)[0].text.startswith("it is running on the host of Postgres;")
-    assert CliRunner().invoke(app, status).exit_code == 0
-    assert "no daemon runs" in CliRunner().invoke(app, ["pause", *status[1:]]).stderr
-    assert check(moved)[0].text == "it is not running"
+            assert "runs on 127.0.0.1, and answers there alone" in elsewhere.stderr
+        assert check(directory)[0].text.startswith("it is running on 127.0.0.1;")
+    assert CliRunner().invoke(app, ["status", *place]).exit_code == 0
+    assert "no daemon runs" in CliRunner().invoke(app, ["pause", *place]).stderr
+    assert check(directory)[0].text == "it is not running"
 
 
 def test_a_ledger_that_a_server_works_on_is_not_replaced(moved, cluster, tmp_path):

@@ -191,10 +191,6 @@ class Database(abc.ABC):
             Locked: another one is.
         """
 
-    def claimed_from(self) -> str:
-        """Return the host of a server elsewhere that works on this ledger; "" without one."""
-        return ""
-
     def refuse_damage(self) -> None:  # noqa: B027
         """Refuse a damaged ledger, also one whose indexes do not fit its tables.
 

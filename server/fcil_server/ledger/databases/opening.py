@@ -62,12 +62,14 @@ def location_of(path: Path) -> Location | None:
 
 
 def host_of_server(directory: Path) -> str:
-    """Return the host whose server works on a ledger in Postgres; "" without one, or if unknown."""
-    path = directory / LEDGER_NAME
+    """Return the other host whose server works on a ledger in Postgres; "" if none is known."""
     with contextlib.suppress(FcilError):  # those who need the ledger say what is wrong with it
-        if location_of(path) is not None:
-            with contextlib.closing(open_database(path, read_only=True)) as database:
-                return database.claimed_from()
+        location = location_of(directory / LEDGER_NAME)
+        if location is not None:
+            need_psycopg()
+            from fcil_server.ledger.databases.postgres import host_elsewhere
+
+            return host_elsewhere(location)
     return ""
 
 

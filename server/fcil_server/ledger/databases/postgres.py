@@ -48,6 +48,7 @@ from fcil_server.ledger.databases.schema import MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger.databases.sqlite import open_file
 
 _DROP_TIMEOUT_MS = 10_000  # others may be reading
+_LOOK_S = 2  # for Postgres to answer a command that needs no more than a hint
 _BATCH = 500  # statements that are sent at once
 
 
@@ -193,11 +194,6 @@ class PostgresDatabase(Database):
             if self._syncing is None:  # before the first write: a later Postgres lacks the log
                 self._syncing = connect(self._location)
 
-    def claimed_from(self) -> str:
-        """Return the host of the server that works on this ledger; "" without one."""
-        with self._errors():
-            return _holder(self._db, self._location)
-
     def check_still_in_place(self) -> None:
         """Notice that the connection is lost, and the claim with it.
 
@@ -317,22 +313,37 @@ def claim(db: Connection, location: Location) -> None:
     row = db.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(location),)).fetchone()
     if row is None or not row[0]:
         raise Locked(
-            f"a server on {_holder(db, location) or 'another host'} works on the ledger at "
+            f"a server on {_holder(db, location)[0] or 'another host'} works on the ledger at "
             f"{location}.",
             action="Stop it first, or give this command there.",
         )
 
 
-def _holder(db: Connection, location: Location) -> str:
-    """Return the host whose connection holds the lock of a ledger; "" without one."""
+def _holder(db: Connection, location: Location) -> tuple[str, bool]:
+    """Return the host that holds the lock of a ledger, "" without one, and if it is this host."""
     high, low = divmod(_lock_number(location) % (1 << 64), 1 << 32)
     row = db.execute(
-        "SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "SELECT host(client_addr), client_addr IS NOT DISTINCT FROM inet_client_addr() "
+        "FROM pg_locks JOIN pg_stat_activity USING (pid) "
         "WHERE locktype = 'advisory' AND granted AND classid::bigint = %s "
         "AND objid::bigint = %s AND objsubid = 1 AND database = "
         "(SELECT oid FROM pg_database WHERE datname = current_database())",
         (high, low),
     ).fetchone()
     if row is None:
-        return ""
-    return str(row[0] or "the host of Postgres")
+        return "", False
+    return str(row[0] or "the host of Postgres"), bool(row[1])
+
+
+def host_elsewhere(location: Location) -> str:
+    """Return the other host whose server works on a ledger; "" without one.
+
+    Raises:
+        StorageError: Postgres does not say so in time.
+    """
+    with (
+        named_errors(str(location)),
+        contextlib.closing(connect(location, read_only=True, timeout_s=_LOOK_S)) as db,
+    ):
+        host, here = _holder(db, location)
+    return "" if here else host

@@ -55,15 +55,17 @@ def check_url(location: Location) -> None:
     """
     try:
         given = psycopg.conninfo.conninfo_to_dict(location.url)
-        int(str(given.get("connect_timeout", 0)))  # which psycopg looks at only as it connects
-    except (psycopg.ProgrammingError, ValueError) as error:
+        psycopg.conninfo.timeout_from_conninfo(given)  # else read only with the connection
+    except (psycopg.ProgrammingError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the URL is not one of Postgres: {str(error).strip()}.",
             action="Give it like: postgresql://user@host:5432/database?sslmode=verify-full",
         ) from error
 
 
-def connect(location: Location, *, read_only: bool = False) -> Connection:
+def connect(
+    location: Location, *, read_only: bool = False, timeout_s: int = _CONNECT_TIMEOUT_S
+) -> Connection:
     """Connect to a database, whose tables are looked up in the ledger's schema."""
     given = psycopg.conninfo.conninfo_to_dict(location.url)
     options = [str(given.pop("options", "")), f"-c search_path={location.schema}"]
@@ -71,7 +73,7 @@ def connect(location: Location, *, read_only: bool = False) -> Connection:
     options += [f"-c tcp_user_timeout={_LOST_AFTER_MS}", "-c synchronous_commit=on"]
     options += ["-c default_transaction_read_only=on"] if read_only else []
     ours: dict[str, Any] = {
-        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "connect_timeout": timeout_s,
         "application_name": "fcil-server",
         "tcp_user_timeout": _LOST_AFTER_MS,
         **{f"keepalives_{name}": value for name, value in _KEEPALIVE.items()},

@@ -378,8 +378,8 @@ def remove_older(directory: Path) -> None:
 
 def older_copies(directory: Path) -> list[Path]:
     """Return the files that upgrades and moves have kept of a ledger, logs included."""
-    beside = ("", "-wal", "-shm")  # of a move that was killed
-    return sorted(p for end in beside for p in directory.glob(older_name("*") + end))
+    endings = ("", "-wal", "-shm")  # the last two of a move that was killed
+    return sorted(p for end in endings for p in directory.glob(older_name("*") + end))
 
 
 def older_name(version: int | str) -> str:
