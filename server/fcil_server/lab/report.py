@@ -207,8 +207,8 @@ def _claims(experiment: Experiment, found: Sequence[RowSummary]) -> Iterator[Blo
     yield Text(
         "A claim holds here if the difference has the direction that it says. Differences are "
         "taken seed by seed, over the seeds of both rows; it is too close where their mean is "
-        "within their deviation; with one seed, where it is within the standard error that the "
-        "number of test images leaves."
+        "within their deviation. With one seed, a difference of FAA is too close if it is at most "
+        "the standard error due to the number of test images; another seed may differ by more."
     )
     judged = [judge_claim(claim, found) for claim in experiment.claims]
     rows = [

@@ -49,7 +49,7 @@ class RowSummary:
         seeds: the finished ones; ``missing``: the others.
         forgetting: by definition (`metrics.FORGETTING`).
         by_seed: metric of a possible claim -> seed -> value, where it is defined.
-        chance: seed -> standard error of its FAA that the number of test images leaves, in points.
+        chance: seed -> standard error of its FAA due to the number of test images, in points.
         up, down: tensor bytes of one client in one train round; ``_wire``: true bytes.
         all_up, all_down: true wire bytes of the whole run, all clients.
         curve: mean A_t over t; ``matrix``: mean S_{t,i}.
@@ -221,16 +221,15 @@ def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     """Judge a claim by the results.
 
     Differences are taken seed by seed: a seed gives both rows the same images and partition. The
-    verdict is too close if their mean is within their deviation; of one seed, if it is within the
-    standard error of two FAA on as many test images, which is more than that of the same images.
+    verdict is too close if their mean is within their deviation. One seed has none: there a
+    difference of FAA is too close within the standard error of two accuracies on so many test
+    images. Other metrics have no error that is known.
     """
-    rows = [
-        e
-        for name in (claim.left, claim.right)
-        for e in found
-        if (e.row, e.partition) == (name, claim.partition)
-    ]
-    left, right = (e.by_seed[claim.metric] for e in rows) if len(rows) == 2 else ({}, {})
+    by_row = {e.row: e for e in found if e.partition == claim.partition}
+    if claim.left not in by_row or claim.right not in by_row:
+        return Judged(claim, "not measured", "it has no such rows in this partition")
+    rows = [by_row[name] for name in (claim.left, claim.right)]
+    left, right = (e.by_seed[claim.metric] for e in rows)
     common = sorted(left.keys() & right.keys())
     ahead = Stat.of(left[seed] - right[seed] for seed in common)
     if ahead.mean is None:
@@ -239,9 +238,11 @@ def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
     verdict: Verdict = "holds" if (ahead.mean < 0 if lower else ahead.mean > 0) else "does not hold"
     values = [statistics.fmean(side[seed] for seed in common) for side in (left, right)]
     words = "{:.1f} against {:.1f}, ".format(*values)
+    if ahead.deviation is None and claim.metric != "faa":
+        return Judged(claim, verdict, f"{words}one seed, so no deviation")
     if ahead.deviation is None:
         error = math.hypot(*(e.chance[common[0]] for e in rows))
-        apart = f"one seed; test images leave {error:.1f} points"
+        apart = f"one seed; standard error of the test images {error:.1f}"
     else:
         error = ahead.deviation
         apart = f"{ahead.mean:+.1f} ± {error:.1f} over {ahead.n} seeds"

@@ -78,6 +78,15 @@ def test_a_claim_is_judged_by_difference_and_deviation(
     assert ("one seed" in judged.words) == (min(len(left), len(right)) == 1)
 
 
+def test_a_claim_about_forgetting_has_no_error_of_the_test_images() -> None:
+    found = experiment()
+    done = {f"{row}/beta=1/1": content("", 60.0) for row in ("NCM", "Ridge")}
+    done["NCM/beta=1/1"]["forgetting"] = {"max": 5.1, "diag": 4.0, "fedmammoth": 2.0}
+    claim = ClaimSection.model_validate({**CLAIM, "metric": "forgetting"})
+    judged = judge_claim(claim, entries(found, plan.make(found), done))
+    assert (judged.verdict, judged.words) == ("holds", "5.1 against 5.0, one seed, so no deviation")
+
+
 def test_a_claim_tells_means_and_the_difference_over_the_seeds_of_both() -> None:
     found = experiment()
     values = {"NCM": [60.0, 64.0], "Ridge": [58.5, 61.5]}  # 1.5 and 2.5 apart
@@ -126,7 +135,7 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
     assert "accuracy over all classes seen, mean over seeds, percent: drawn in report.html" in text
     assert "n = 1 or 2 seeds" in text
     assert "- Ridge/beta=1/1: class 'a' has only 3 train images" in text
-    assert "60.0 against 50.0, one seed; test images leave 1.4 points" in text
+    assert "60.0 against 50.0, one seed; standard error of the test images 1.4" in text
     assert "| row | partition | update |" in text  # a connection has no bytes of its own
     assert "<script" not in page
     assert "| after | task 0 | task 1 |" in text
