@@ -59,8 +59,9 @@ async def _some(members: list[dict[str, str]], values: int, rounds: int) -> None
     await asyncio.gather(*(c.run(values, links) for c in clients))
     links.close()
     refused = [text for c in clients for text in c.refused]
-    acked, fetched = sum(c.acked for c in clients), sum(c.fetched for c in clients)
-    print(json.dumps({"acked": acked, "refused": refused[:5], "fetched": fetched}), flush=True)
+    counts = ("acked", "fetched", "unfetched")
+    told = {name: sum(getattr(c, name) for c in clients) for name in counts}
+    print(json.dumps({**told, "refused": refused[:5]}), flush=True)
 
 
 def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
@@ -84,7 +85,7 @@ def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
 
 
 def add_absent(directory: Path, count: int) -> None:
-    """Enrol members whose keys nobody has."""
+    """Enrol members whose keys are discarded."""
     with Ledger(directory / LEDGER_NAME) as ledger, ledger.transaction():
         for number in range(count):
             keys = (os.urandom(32) for _ in range(3))
@@ -194,64 +195,68 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
     }
     paths = os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))
     env = {**places.env, "PYTHONPATH": paths}
-    with places.federation as federation:
-        given = [a for k, v in settings.items() for a in ("-c", f"{k}={v}")]
-        federation.serve(*given, env=env)
-        if args.ledger:
-            federation.kill_server()
-            move_ledger(federation.federation, args.ledger, "benchmark")
+    with contextlib.ExitStack() as at_end:  # the clients end with this, whatever happens
+        with places.federation as federation:
+            given = [a for k, v in settings.items() for a in ("-c", f"{k}={v}")]
             federation.serve(*given, env=env)
-        if args.absent:
-            federation.kill_server()
-            add_absent(federation.federation, args.absent)
-            started = time.monotonic()
-            federation.serve(*given, env=env)
-            print(f"starts with {args.absent} more members in {time.monotonic() - started:.1f} s")
-        assert federation.server is not None
-        pid = federation.server.pid
-        site = Site(federation, sums=args.relay == "sums") if args.relay else None
-        members = site.enrol(args.clients) if site else _enrol(federation, args.clients)
-        empty = status_mb(pid) or 0.0
-        step = -(-len(members) // args.processes)
-        groups = [members[i : i + step] for i in range(0, len(members), step)]
-        began = time.monotonic()
-        values = round(args.kilobytes * 250)
-        command = [*places.enter, sys.executable, __file__]
-        command += ["--group", str(values), "--rounds", str(args.rounds)]
-        processes = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            for _ in groups
-        ]
-        for process, group in zip(processes, groups, strict=True):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(group).encode())
-            process.stdin.close()
-        to_start: float | None = None
-        own_to_start = 0.0
-        while True:
-            moment = _moment(federation.federation)
-            if to_start is None and moment.opened:
-                to_start = _cpu_of_all(pid)
-                own_to_start = cpu_s(pid)
-            if moment.done:
-                break
-            if time.monotonic() - began > args.timeout_s:
-                raise SystemExit(f"not done: {federation.last_words('server')}")
-            time.sleep(0.1)
-        peak, used, own = peak_mb(pid), _cpu_of_all(pid), cpu_s(pid)
-        intake = [peak_mb(p) for p in children(pid) if is_intake(p)]
-        worker = max((peak_mb(p) for p in children(pid) if not is_intake(p)), default=0.0)
-        if site is not None:
-            site.stop()
-    said = []
-    for process in processes:
-        assert process.stdout is not None
-        said.append(json.loads(process.stdout.read() or b"{}"))
-        process.wait()
+            if args.ledger:
+                federation.kill_server()
+                move_ledger(federation.federation, args.ledger, "benchmark")
+                federation.serve(*given, env=env)
+            if args.absent:
+                federation.kill_server()
+                add_absent(federation.federation, args.absent)
+                started = time.monotonic()
+                federation.serve(*given, env=env)
+                print(
+                    f"starts with {args.absent} more members in {time.monotonic() - started:.1f} s"
+                )
+            assert federation.server is not None
+            pid = federation.server.pid
+            site = Site(federation, sums=args.relay == "sums") if args.relay else None
+            members = site.enrol(args.clients) if site else _enrol(federation, args.clients)
+            empty = status_mb(pid) or 0.0
+            step = -(-len(members) // args.processes)
+            groups = [members[i : i + step] for i in range(0, len(members), step)]
+            began = time.monotonic()
+            values = round(args.kilobytes * 250)
+            command = [*places.enter, sys.executable, __file__]
+            command += ["--group", str(values), "--rounds", str(args.rounds)]
+            processes = [
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+                for _ in groups
+            ]
+            for process, group in zip(processes, groups, strict=True):
+                at_end.callback(process.kill)
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(group).encode())
+                process.stdin.close()
+            to_start: float | None = None
+            own_to_start = 0.0
+            while True:
+                moment = _moment(federation.federation)
+                if to_start is None and moment.opened:
+                    to_start = _cpu_of_all(pid)
+                    own_to_start = cpu_s(pid)
+                if moment.done:
+                    break
+                if time.monotonic() - began > args.timeout_s:
+                    raise SystemExit(f"not done: {federation.last_words('server')}")
+                time.sleep(0.1)
+            peak, used, own = peak_mb(pid), _cpu_of_all(pid), cpu_s(pid)
+            intake = [peak_mb(p) for p in children(pid) if is_intake(p)]
+            worker = max((peak_mb(p) for p in children(pid) if not is_intake(p)), default=0.0)
+            if site is not None:
+                site.stop()
+        said = []
+        for process in processes:
+            assert process.stdout is not None
+            said.append(json.loads(process.stdout.read() or b"{}"))
+            process.wait()
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
         run = ledger.runs.newest()
         assert run is not None
@@ -264,8 +269,9 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
     print(f"seconds of a round: {', '.join(f'{s:.1f}' for s in seconds)}")
     print(f"lag of the loop, ms, at most and p99: {', '.join(lag) or 'not measured'}")
     print(f"updates in a round: {counted}; acknowledged {sum(s.get('acked', 0) for s in said)}")
-    if fetched := sum(s.get("fetched", 0) for s in said):
-        print(f"from the object store: {fetched / 1e6:.1f} MB")
+    if "parts.store" in places.settings:
+        fetched, failed = (sum(s.get(k, 0) for s in said) for k in ("fetched", "unfetched"))
+        print(f"from the object store: {fetched / 1e6:.1f} MB, {failed} fetches failed")
     print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
     memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
     print(f"server: {memory}; {used:.1f} CPU s")

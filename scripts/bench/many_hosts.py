@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from many_clients import Places, arguments, measure, raise_limits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -56,14 +57,19 @@ def main() -> None:
     args = parser.parse_args()
     if args.relay or args.ledger:
         parser.error("--relay and --ledger are for many_clients.py")
+    try:
+        bin_folder = programs()
+    except pytest.skip.Exception as missing:
+        parser.error(str(missing))
     raise_limits()
     directory = Path(tempfile.mkdtemp(prefix="fcil-hosts-"))
     try:
         with hosts(3) as (server, clients, third), s3_on(third) as store:
             (directory / "postgres").mkdir()
-            postgres = started_on(third, directory / "postgres", programs())
+            postgres = started_on(third, directory / "postgres", bin_folder)
             try:
                 args.ledger = postgres.url
+                print("object store: " + (store or "none, since FCIL_S3_SERVER names no server"))
                 settings = {"federation.listen": f"{server.address}:{PORT}"}
                 settings |= {"parts.store": "s3://bucket/parts"} if store else {}
                 env = {**KEYS, "AWS_ENDPOINT_URL": store, "AWS_ALLOW_HTTP": "true"} if store else {}

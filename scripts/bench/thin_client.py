@@ -1,12 +1,12 @@
 """A client without images, worker or disk, of which a process holds very many (many_clients.py).
 
-It is made of the protocol's own pieces: sockets, sessions, ciphers and transfers are real.
+It is made of the protocol's and the client's own pieces: sockets, sessions, ciphers, transfers and
+fetches are real.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 
@@ -80,7 +80,8 @@ class Thin:
         self.acked = 0
         self.refused: list[str] = []
         self.fetched = 0  # bytes from the object store
-        self._fetching: set[asyncio.Task[None]] = set()
+        self.unfetched = 0  # parts that it did not give
+        self._fetching: set[str] = set()  # digests
         self._outgoing: dict[str, Sender] = {}
         self._receiver = Receiver(MAX_WINDOW_BYTES)
         self._missing: set[str] = set()
@@ -100,18 +101,22 @@ class Thin:
         )
         self.link.connect(host, int(port))
         try:
-            while True:
-                news = await self.link.recv()
-                if isinstance(news, LinkNews):
-                    if news.state == "up":
-                        self._greet("", "")
-                    elif self.acked + len(self.refused) > self.rounds:
-                        # The server ends, and its goodbye was lost.
-                        return
-                elif self._take(parse(news)):
-                    return
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._listen()
         finally:
             self.link.close()
+
+    async def _listen(self) -> None:
+        while True:
+            news = await self.link.recv()
+            if isinstance(news, LinkNews):
+                if news.state == "up":
+                    self._greet("", "")
+                elif self.acked + len(self.refused) > self.rounds:
+                    # The server ends, and its goodbye was lost.
+                    return
+            elif self._take(parse(news)):
+                return
 
     def _greet(self, run: str, schema: str) -> None:
         self.channel = Channel(self.keys, self.server)
@@ -239,9 +244,9 @@ class Thin:
         ahead = self._ahead.pop(header.update_id, 0)
         assembly, now = Assembly(header, path=None), time.monotonic()
         if url := received.message.url:
-            task = asyncio.create_task(self._from_store(url, received.blobs, assembly))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+            if header.update_id not in self._fetching:
+                self._fetching.add(header.update_id)
+                self._tasks.create_task(self._from_store(url, received.blobs, assembly))
             return
         self._receiver.begin(received.blobs, assembly, now, unasked=ahead)
         self._go_on()
@@ -255,8 +260,11 @@ class Thin:
             assembly.put(index, data)
 
         header = assembly.header
-        with contextlib.suppress(FcilError):  # the server sends the rest
+        try:
             await fetch_chunks(url, header, assembly.missing(len(header.hashes)), take)
+        except FcilError:  # the server sends the rest
+            self.unfetched += 1
+        self._fetching.discard(header.update_id)
         self.fetched += size
         self._say(Fetched(digest=header.update_id, size=size))
         self._receiver.begin(blobs, assembly, time.monotonic(), unasked=0)
