@@ -222,8 +222,8 @@ def judge_claim(claim: ClaimSection, found: Sequence[RowSummary]) -> Judged:
 
     Differences are taken seed by seed: a seed gives both rows the same images and partition. The
     verdict is too close if their mean is within their deviation. One seed has none: there a
-    difference of FAA is too close within the standard error of two accuracies on so many test
-    images. Other metrics have no error that is known.
+    difference of FAA is too close within the standard error of two accuracies on this number of
+    test images. Other metrics have no error that is known.
     """
     by_row = {e.row: e for e in found if e.partition == claim.partition}
     if claim.left not in by_row or claim.right not in by_row:
