@@ -1,14 +1,13 @@
 """Broadcasts from an object store, as processes: the link carries keys, and chunks if need be."""
 
 import os
-import subprocess
-import threading
 import urllib.request
 
 import pytest
 
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.ledger.enums import Cause, CountSource, RunStatus, UpdateStatus
+from s3_kit import PROGRAM, environment, s3_server
 from system.kit import open_ledger, write_client
 from system.payload_kit import ENV, one_round
 from system.test_wire import free_port
@@ -98,54 +97,32 @@ def test_an_owner_may_keep_to_the_link(tmp_path):
     assert not any("come from" in log for log in logs)
 
 
-KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "eu-west-1"}
-
-
-def at(port):
-    """Return the environment of a server whose store is S3 on this machine."""
-    return {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"}
-
-
 @pytest.mark.full
 def test_a_store_that_is_gone_is_named_once_and_costs_no_round(tmp_path):
-    counts, _, log = run(tmp_path, env=at(free_port()), parts__store="s3://bucket")
+    counts, _, log = run(
+        tmp_path, env=environment(f"http://127.0.0.1:{free_port()}"), parts__store="s3://bucket"
+    )
     assert log.count("the object store takes no parts") == 1
     assert from_store(counts) == 0
 
 
 @pytest.fixture
 def s3():
-    """A server that speaks S3, with an empty bucket; returns its port."""
-    command = os.environ.get("FCIL_S3_SERVER")
-    if not command:
+    """Yield the URL of a server that speaks S3."""
+    if PROGRAM not in os.environ:
         pytest.skip("FCIL_S3_SERVER names no server")
-    port = free_port()
-    server = subprocess.Popen(
-        [command, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        while "Running on" not in (line := server.stderr.readline()):
-            assert line, "it has ended"
-        bucket = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
-        urllib.request.urlopen(bucket).close()
-        reader = threading.Thread(target=server.stderr.read)
-        reader.start()
-        yield port
-    finally:
-        server.kill()
-        server.wait()
-        reader.join()
-        server.stderr.close()
+    with s3_server("127.0.0.1", free_port()) as url:
+        yield url
 
 
 @pytest.mark.full
 def test_s3_holds_the_newest_parts_and_signs_their_addresses(tmp_path, s3):
     place = "s3://bucket/federations"
-    counts, logs, log = run(tmp_path, env=at(s3), parts__store=place)
+    counts, logs, log = run(tmp_path, env=environment(s3), parts__store=place)
     assert "object store" not in log
     assert from_store(counts) > 2 * ROUNDS * KILOBYTES * 1000
     assert from_link(counts) < 100_000
-    assert all(f"come from http://127.0.0.1:{s3}/bucket/federations/" in log for log in logs)
+    assert all(f"come from {s3}/bucket/federations/" in log for log in logs)
     assert all("Signature" not in log for log in logs), "an address is as good as a key"
-    listing = urllib.request.urlopen(f"http://127.0.0.1:{s3}/bucket?list-type=2").read()
+    listing = urllib.request.urlopen(f"{s3}/bucket?list-type=2").read()
     assert listing.count(b"<Key>federations/") == 1
