@@ -72,10 +72,7 @@ def course(federation, url, first, second, database, lost):
     else:
         assert code == -signal.SIGKILL
         ended = began
-    while federation.status() is None:
-        assert standby.poll() is None, federation.last_words("standby")
-        assert time.monotonic() - ended < PATIENCE_S, federation.last_words("standby")
-        time.sleep(0.1)
+    federation.until("serving", timeout_s=PATIENCE_S)
     worked = time.monotonic()
     federation.until("run_done", timeout_s=2 * PATIENCE_S)
     check_rounds(federation)
