@@ -13,7 +13,14 @@ from typing import Self
 
 from fcil_protocol.envelopes.header import Header
 from fcil_protocol.errors import CorruptFile, WireError
-from fcil_protocol.storage.atomic_files import read_at, storage_errors, write_all, write_atomic
+from fcil_protocol.storage.atomic_files import (
+    FilePart,
+    Piece,
+    read_at,
+    storage_errors,
+    write_all,
+    write_atomic,
+)
 
 
 class Assembly:
@@ -202,6 +209,13 @@ class Assembly:
                 yield self._read(self._path, fd, index)
         finally:
             os.close(fd)
+
+    def body(self) -> list[Piece]:
+        """Return the whole body in pieces: the chunks, or their place in the file."""
+        assert self.complete, "a body is there when all chunks are"
+        if self._path is None:
+            return list(self.chunks())
+        return [FilePart(self._path, self._offset(0), self.header.sealed_bytes)]
 
     def _read(self, path: Path, fd: int, index: int) -> bytes:
         size = self.header.chunk_size(index)

@@ -17,7 +17,6 @@ signature does. No plaintext is returned before the last tag is verified.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -213,7 +212,7 @@ def verify_header(header: bytes, signature: bytes, signer: PublicKeys) -> None:
         raise BadSignature(f"a header names key {named} but is signed by {signer.fingerprint}.")
 
 
-def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryview]) -> bytes:
+def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryview]) -> memoryview:
     """Decrypt a sealed body, piece by piece in order.
 
     Returns:
@@ -222,9 +221,15 @@ def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryvi
     Raises:
         CannotOpen: altered, truncated, too long, or sealed with another key or core.
     """
-    out = io.BytesIO()
-    open_to(header, key, chunks, out.write)
-    return out.getvalue()
+    room, at = memoryview(bytearray(header.plain_bytes)), 0  # what grows would be copied as it does
+
+    def put(piece: bytes) -> None:
+        nonlocal at
+        room[at : at + len(piece)] = piece
+        at += len(piece)
+
+    open_to(header, key, chunks, put)
+    return room.toreadonly()
 
 
 def open_to(
@@ -239,7 +244,8 @@ def open_to(
         header: the envelope's.
         key: the body's.
         chunks: of the body, in order.
-        write: receives the payload piece by piece. No piece may be used before this returns.
+        write: receives the payload piece by piece, never more than the header announces. No piece
+            may be used before this returns.
 
     Raises:
         CannotOpen: altered, truncated, too long, or sealed with another key or core.
@@ -253,6 +259,8 @@ def open_to(
                 raise _altered(header, f"more than {header.sealed_bytes} bytes")
             plain = decryptor.update(chunk)
             opened += len(plain)
+            if opened > header.plain_bytes:
+                raise _altered(header, f"more than {header.plain_bytes} bytes inside")
             write(plain)
         if got != header.sealed_bytes:
             raise _altered(header, f"{got} of {header.sealed_bytes} bytes")
@@ -260,9 +268,9 @@ def open_to(
     except InvalidTag as error:
         raise _altered(header, "bytes that its key and core do not authenticate") from error
     opened += len(plain)
-    write(plain)
     if opened != header.plain_bytes:
         raise _altered(header, f"{opened} bytes inside, expected {header.plain_bytes}")
+    write(plain)
 
 
 def _altered(header: Header, how: str) -> CannotOpen:

@@ -20,7 +20,7 @@ from typing import Self
 
 from fcil_protocol.envelopes.header import MAX_HEADER_BYTES, Header, parse_header
 from fcil_protocol.errors import CorruptFile
-from fcil_protocol.storage.atomic_files import read_at, storage_errors, write_atomic
+from fcil_protocol.storage.atomic_files import FilePart, read_at, storage_errors, write_atomic
 
 _MAGIC = b"fcilenv"
 _VERSION = 1
@@ -125,10 +125,13 @@ def write_envelope(path: Path, envelope: StoredEnvelope) -> None:
 
 
 class EnvelopeFile:
-    """An open envelope file; its body is read on demand and never held in memory completely.
+    """An open envelope in a file; its body is read on demand and never held in memory completely.
 
     Opening it checks everything before the body, and the body's size; the bytes of the body are
     checked by `verify`, or by decryption. Close it, or use it in a ``with`` block.
+
+    Args:
+        place: a file of its own, or a part of one.
 
     Attributes:
         header, signature, wrap: as stored.
@@ -138,16 +141,19 @@ class EnvelopeFile:
         StorageError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Path | FilePart) -> None:
+        path, offset = (place, 0) if isinstance(place, Path) else (place.path, place.offset)
         self._path, where = path, str(path)
         with storage_errors("read", path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with storage_errors("read", path):
-                total = os.fstat(self._fd).st_size
-                lengths = _lengths(read_at(self._fd, 0, _PREAMBLE_BYTES), total, where)
-                self._start = _PREAMBLE_BYTES + sum(lengths[:3])
-                small = read_at(self._fd, 0, self._start)
+                total = os.fstat(self._fd).st_size if isinstance(place, Path) else place.size
+                preamble = read_at(self._fd, offset, min(_PREAMBLE_BYTES, total))
+                lengths = _lengths(preamble, total, where)
+                head_bytes = _PREAMBLE_BYTES + sum(lengths[:3])
+                small = read_at(self._fd, offset, head_bytes)
+            self._start = offset + head_bytes
             self.header, self.signature, self.wrap = _pieces(small, lengths, where)
             self.parsed = parse_header(self.header, max_plain_bytes=_ANY_SIZE)
             if lengths[3] != self.parsed.sealed_bytes:

@@ -82,8 +82,7 @@ def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
 
 def _held(frame: SharedFrame) -> zmq.Frame:
     if not isinstance(frame.held, zmq.Frame):
-        # A frame keeps what it was made of: of the frame itself, that would be a circle.
-        frame.held = zmq.Frame(bytes(memoryview(frame)), copy=True)
+        frame.held = zmq.Frame(frame, copy=False)
     return frame.held
 
 

@@ -16,13 +16,15 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fcil_protocol.errors import DiskFull, KeyFileError, StorageError
+from fcil_protocol.errors import CorruptFile, DiskFull, KeyFileError, StorageError
 from fcil_protocol.storage.lock_holder import LOCK_NAME, take_lock
 
 MAX_PRIVATE_BYTES = 64 * 1024  # a key file has less than 1 kB
+_STEP_BYTES = 1 << 20  # memory for copying, independent of a file's size
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -84,9 +86,56 @@ def _space(path: Path, number: int | None) -> str:
     return f"the disk at {place} is full ({free_mb:.1f} MB free)"
 
 
+@dataclass(frozen=True)
+class FilePart:
+    """Consecutive bytes of a file that is on disk already, read step by step.
+
+    Attributes:
+        offset, size: in bytes.
+    """
+
+    path: Path
+    offset: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def steps(self) -> Iterator[bytes]:
+        """Yield the bytes in order, at most 1 MiB at a time.
+
+        Raises:
+            CorruptFile: the file has become shorter.
+            StorageError: it cannot be read.
+        """
+        with storage_errors("read", self.path):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in range(0, self.size, _STEP_BYTES):
+                wanted = min(_STEP_BYTES, self.size - start)
+                with storage_errors("read", self.path):
+                    data = read_at(fd, self.offset + start, wanted)
+                if len(data) != wanted:
+                    raise CorruptFile(f"{self.path} is shorter than it was.")
+                yield data
+        finally:
+            os.close(fd)
+
+
+Piece = bytes | bytearray | memoryview | FilePart  # of what is written to a file
+
+
+def steps_of(piece: Piece) -> Iterator[bytes | bytearray | memoryview]:
+    """Yield a piece in order: at once if it is in memory, step by step if it is in a file."""
+    if isinstance(piece, FilePart):
+        yield from piece.steps()
+    else:
+        yield piece
+
+
 def write_atomic(
     path: Path,
-    *data: bytes | bytearray | memoryview,
+    *data: Piece,
     mode: int = 0o600,
     sync: bool = True,
     sync_name: bool = True,
@@ -114,7 +163,8 @@ def write_atomic(
             fd = os.open(temporary, flags, mode)
             try:
                 for piece in data:
-                    write_all(fd, piece)
+                    for step in steps_of(piece):
+                        write_all(fd, step)
                 if sync:
                     sync_data(fd)
             finally:

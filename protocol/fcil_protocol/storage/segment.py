@@ -25,7 +25,10 @@ from typing import Self
 
 from fcil_protocol.errors import CorruptFile, StorageError
 from fcil_protocol.storage.atomic_files import (
+    FilePart,
+    Piece,
     read_at,
+    steps_of,
     storage_errors,
     sync_directory,
     write_all,
@@ -139,13 +142,13 @@ class Segment:
 
     # --- one record -------------------------------------------------------------------------
 
-    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> None:
+    def append(self, kind: RecordKind, key: str, *body: Piece) -> None:
         """Append a record; not durable before the file is synced.
 
         Args:
             kind: type of the record.
             key: its name.
-            body: its body, in pieces.
+            body: its body, in pieces. One in a file is read twice: the head has its SHA-256.
 
         Raises:
             DiskFull, StorageError: the file is unchanged, or accepts no more records.
@@ -156,14 +159,16 @@ class Segment:
         fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(name), size)
         digest = hashlib.sha256(self.salt + fields + name)
         for piece in body:
-            digest.update(piece)
+            for step in steps_of(piece):
+                digest.update(step)
         fd = self.descriptor
         with storage_errors("append to", self.path):
             try:
                 write_all(fd, self._head(fields, digest.digest()) + name)
                 for piece in body:
-                    write_all(fd, piece)
-            except OSError:
+                    for step in steps_of(piece):
+                        write_all(fd, step)
+            except (OSError, StorageError):
                 try:
                     self.cut(self.end)
                 except StorageError:  # what is left is recognised as torn at the next opening
@@ -184,12 +189,17 @@ class Segment:
         self.end = end
         self.records = {key: r for key, r in self.records.items() if r.offset < end}
 
-    def read(self, record: RecordSpan, *, check: bool = True) -> bytes:
+    def body(self, record: RecordSpan) -> FilePart:
+        """Return the place of a record's body, for a reader that authenticates it."""
+        return FilePart(
+            self.path, record.offset + record.size - record.body_bytes, record.body_bytes
+        )
+
+    def read(self, record: RecordSpan) -> bytes:
         """Return the body of a record.
 
         Args:
             record: its position, for instance from ``records``.
-            check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
             CorruptFile: it has changed since it was written.
@@ -202,8 +212,6 @@ class Segment:
                 body = read_at(fd, record.offset + len(head), record.body_bytes)
             finally:
                 os.close(fd)
-        if not check:
-            return body
         digest = hashlib.sha256(self.salt + head[: _FIELDS.size] + head[HEAD_BYTES:])
         digest.update(body)
         if digest.digest() != head[_FIELDS.size : _FIELDS.size + _DIGEST_BYTES]:

@@ -15,14 +15,23 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from fcil_protocol.errors import AlreadyHave, CorruptFile, StorageError
-from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory
+from fcil_protocol.storage.atomic_files import (
+    FilePart,
+    Piece,
+    storage_errors,
+    sync_data,
+    sync_directory,
+)
 from fcil_protocol.storage.segment import MAX_KEY_BYTES, Damage, RecordKind, Segment
 
 QUARANTINE = "quarantine"
+
+_T = TypeVar("_T")
 
 
 class Spool:
@@ -127,7 +136,7 @@ class Spool:
 
     # --- use --------------------------------------------------------------------------------
 
-    def append(self, key: str, *body: bytes | memoryview) -> None:
+    def append(self, key: str, *body: Piece) -> None:
         """Add a record, its body in pieces; durable after the next `sync`.
 
         Raises:
@@ -159,20 +168,30 @@ class Spool:
             for segment in self._segments:
                 segment.open_end = False
 
-    def get(self, key: str, *, check: bool = True) -> bytes:
+    def get(self, key: str) -> bytes:
         """Return the body of a record, durable or not.
-
-        Args:
-            key: the record's.
-            check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
             CorruptFile: the record was damaged, or is missing (see ``quarantine/``).
             StorageError: it cannot be read.
         """
         with self._guard:  # a purge moves records
-            if segment := self._index.get(key):
-                return segment.read(segment.records[key], check=check)
+            segment = self._segment(key)
+            return segment.read(segment.records[key])
+
+    def open(self, key: str, reader: Callable[[FilePart], _T]) -> _T:
+        """Let a reader open the body of a record, which it reads later and authenticates.
+
+        Raises:
+            CorruptFile: the record was damaged, or is missing (see ``quarantine/``).
+        """
+        with self._guard:  # a purge moves records, but an open file stays as it is
+            segment = self._segment(key)
+            return reader(segment.body(segment.records[key]))
+
+    def _segment(self, key: str) -> Segment:
+        if segment := self._index.get(key):
+            return segment
         raise CorruptFile(
             f"the spool {self._directory} has no record {key!r}: it was damaged or removed.",
             action=f"Look into {QUARANTINE}/ there; its sender must send it again.",

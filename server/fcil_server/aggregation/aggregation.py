@@ -35,10 +35,11 @@ from fcil_adapters.worker.loop import context_fields
 from fcil_adapters.worker.memory_files import Blob, MemoryFile
 from fcil_adapters.worker.pipe import Blobs
 from fcil_adapters.worker.retry import UNKNOWN_BATCH, Effort, persist
-from fcil_protocol.envelopes.envelope import open_to, parse_header, unwrap_key
-from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
+from fcil_protocol.envelopes.envelope import open_to, unwrap_key
+from fcil_protocol.envelopes.stored_envelope import EnvelopeFile
 from fcil_protocol.errors import CorruptFile, FcilError, WorkerError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.link.flood_watch import give_back
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
@@ -51,6 +52,7 @@ from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
 
 TOGETHER_BYTES = 4 << 20  # sealed updates that go to the worker in one message
+LARGE_BYTES = 32 << 20  # sealed updates of a round that leave memory worth 10 ms of tidying
 Opened = MemoryFile | bytes  # an update on its way to the worker
 
 _CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."
@@ -335,14 +337,12 @@ class Aggregation:
             write(self._kept.get(row.update_id))
             return
         assert self._keys is not None
-        data = memoryview(self._spool.get(row.record, check=False))
         try:
-            stored = StoredEnvelope.from_bytes(data)
-            header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
-            key = unwrap_key(stored.wrap, stored.header, self._keys)
-            if header.update_id != row.record:
-                raise CorruptFile(f"the spool's record {row.record!r} is another update.")
-            open_to(header, key, header.split(stored.body), write)
+            with self._spool.open(row.record, EnvelopeFile) as stored:
+                key = unwrap_key(stored.wrap, stored.header, self._keys)
+                if stored.parsed.update_id != row.record:
+                    raise CorruptFile(f"the spool's record {row.record!r} is another update.")
+                open_to(stored.parsed, key, stored.steps(), write)
         except FcilError:
             self._spool.get(row.record)
             raise
@@ -374,6 +374,9 @@ class Aggregation:
             *(u.record for u in updates),
         )
         self._trials = Trials(self._trials_at, about)
+        if sum(u.sealed_bytes for u in updates) >= LARGE_BYTES:
+            # The allocator keeps what the arriving updates took; now the worker needs memory.
+            await asyncio.to_thread(give_back)
         sent = as_sent(updates)
         combining = Combining(
             lambda some: self._combine(ctx, state, some, older),

@@ -23,10 +23,10 @@ from fcil_protocol.payloads.builtin import without_training_metrics
 from fcil_protocol.payloads.payload import Payload, unpack
 from fcil_server.aggregation.staleness import Move, unmoved
 
-# Size of opened updates that stay for further passes: 110 of LoRA with a head, 3 of HePCo's largest
+# Size of opened updates that stay for further passes: 55 of LoRA with a head, 1 of HePCo's largest
 # pools. To open an update of 30 MB again takes less than 0.1 s of CPU
 # (docs/benchmarks/aggregation-cost.md).
-KEPT_BYTES = 96 << 20
+KEPT_BYTES = 48 << 20
 # Of an update that does not stay, tensors up to this size are copied, so that a reference to a
 # count or a row does not keep all of it in memory.
 COPIED_BYTES = 64 << 10

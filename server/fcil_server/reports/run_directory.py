@@ -22,7 +22,7 @@ from fcil_adapters.contract import source_code
 from fcil_adapters.resources import machine
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_protocol.storage.atomic_files import FilePart, Piece, storage_errors, write_atomic
 from fcil_server.aggregation.store import StateRecord, StateStore, check_state
 from fcil_server.ledger.databases.database import Row
 from fcil_server.ledger.enums import Direction, RunStatus
@@ -92,7 +92,7 @@ def write(
     with storage_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = _final(ledger, run, states)
-    files: dict[str, bytes] = {
+    files: dict[str, Piece] = {
         ROUNDS: b"".join(_json_line(v.line()) for v in data.rounds),
         "bytes.csv": bytes_csv(flows).encode(),
         "accuracy_matrix.csv": matrix_csv(data.metrics).encode(),
@@ -102,9 +102,7 @@ def write(
     content = summary(data)
     if states is not None and final is not None:
         content["data"]["final_state"] = asdict(final)
-        path = states.path(final.number)
-        with storage_errors("read", path):
-            files[FINAL_MODEL] = path.read_bytes()
+        files[FINAL_MODEL] = FilePart(states.path(final.number), 0, final.size_bytes)
     if plots and importlib.util.find_spec("matplotlib") is not None:
         from fcil_server.reports.plots import draw
 

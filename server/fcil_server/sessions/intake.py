@@ -440,14 +440,14 @@ class Intake:
             metrics=training_metrics(payload),
             summed=summed(header.core, payload, offers) if peer.sums else (),
         )
-        del payload  # before the sealed chunks are read
+        del payload  # before the sealed body is copied
         head = head_of(
             envelope.header_bytes, envelope.signature, envelope.wrap, header.sealed_bytes
         )
         if envelope.digest in self._spool:
             # The server was killed between the spool and the ledger: it was never acknowledged.
             self._spool.remove([envelope.digest])
-        self._spool.append(envelope.digest, head, *envelope.assembly.chunks())
+        self._spool.append(envelope.digest, head, *envelope.assembly.body())
         return accepted
 
     def _open(self, envelope: IncomingEnvelope) -> Payload:

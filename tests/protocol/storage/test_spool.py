@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import AlreadyHave, CorruptFile, DiskFull, StorageError
 from fcil_protocol.storage import atomic_files, segment, spool
-from fcil_protocol.storage.atomic_files import DirectoryLock, sync_data
+from fcil_protocol.storage.atomic_files import DirectoryLock, FilePart, sync_data
 from fcil_protocol.storage.segment import HEAD_BYTES, RecordKind, Segment
 from fcil_protocol.storage.spool import Spool
 
@@ -800,21 +800,84 @@ def test_a_purge_whose_names_were_not_synced_syncs_them_when_it_is_called_again(
     assert names == [tmp_path]
 
 
+def test_a_purge_waits_for_who_opens_a_record_and_leaves_it_as_it_was_opened(tmp_path):
+    own = filled(tmp_path, *ABC)
+
+    def reader(part):
+        assert own._guard.locked()
+        steps = part.steps()
+        return part.size, next(steps), steps
+
+    size, first, steps = own.open("c", reader)
+    own.purge(["a"])
+    assert b"".join((first, *steps)) == ABC[2][1]
+    assert size == len(ABC[2][1])
+    assert b"".join(own.open("c", FilePart.steps)) == ABC[2][1]
+    with pytest.raises(CorruptFile, match="no record 'a'"):
+        own.open("a", FilePart.steps)
+
+
+def test_a_body_may_come_from_a_file_step_by_step(tmp_path, monkeypatch):
+    body = os.urandom(5000)
+    (tmp_path / "arrived").write_bytes(b"head" + body + b"more")
+    part = FilePart(tmp_path / "arrived", 4, len(body))
+    monkeypatch.setattr(atomic_files, "_STEP_BYTES", 999)
+    own = Spool(tmp_path / "spool")
+    own.append("a", b"before ", part)
+    own.append("b", b"another")
+    own.close()
+    again = Spool(tmp_path / "spool")
+    assert content(again) == {"a": b"before " + body, "b": b"another"}
+
+
+def test_a_body_whose_file_was_cut_meanwhile_leaves_no_record(tmp_path):
+    (tmp_path / "arrived").write_bytes(bytes(5000))
+    own = Spool(tmp_path / "spool")
+    own.append("a", b"whole")
+    with pytest.raises(CorruptFile, match="shorter"):
+        own.append("b", b"head", FilePart(tmp_path / "arrived", 0, 5001))
+    own.append("c", b"after it")
+    own.close()
+    assert content(Spool(tmp_path / "spool")) == {"a": b"whole", "c": b"after it"}
+
+
+def test_a_body_whose_file_is_cut_between_hash_and_copy_is_taken_out_again(tmp_path, monkeypatch):
+    (tmp_path / "arrived").write_bytes(bytes(5000))
+    part = FilePart(tmp_path / "arrived", 0, 5000)
+    own = Spool(tmp_path / "spool")
+    own.append("a", b"whole")
+    real = segment.write_all
+
+    def cut_then_write(fd, data):
+        os.truncate(part.path, 10)
+        real(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "write_all", cut_then_write)
+        with pytest.raises(CorruptFile, match="shorter"):
+            own.append("b", b"head", part)
+    own.append("c", b"after it")
+    own.close()
+    again = Spool(tmp_path / "spool")
+    assert content(again) == {"a": b"whole", "c": b"after it"}
+    assert not again.recovered
+
+
 def test_a_purge_waits_for_who_reads_a_record_that_it_moves(tmp_path, monkeypatch):
     own = filled(tmp_path, *ABC)
     read = Segment.read
     purge = threading.Thread(target=own.purge, args=[["a"]])
 
-    def late(of, record, **options):
+    def late(of, record):
         if not purge.ident:
             alone = own._guard.locked()
             purge.start()
             if not alone:  # nothing keeps the purge from ending first
                 purge.join(30)
-        return read(of, record, **options)
+        return read(of, record)
 
     monkeypatch.setattr(Segment, "read", late)
-    assert own.get("c", check=False) == ABC[2][1]
+    assert own.get("c") == ABC[2][1]
     purge.join(30)
     assert content(own) == dict(ABC[1:])
 

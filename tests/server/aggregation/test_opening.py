@@ -12,6 +12,7 @@ from fcil_adapters.contract import registry
 from fcil_adapters.worker.pipe import AsyncPipe, Pipe
 from fcil_protocol.envelopes.envelope import seal, wrap_key
 from fcil_protocol.envelopes.header import Core
+from fcil_protocol.envelopes.stored_envelope import EnvelopeFile
 from fcil_protocol.errors import CannotOpen, CorruptFile
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.storage.spool import Spool
@@ -97,20 +98,28 @@ def test_small_updates_go_to_the_worker_together(sizes, count):
     assert _first_few(rows) == rows[:count]
 
 
-def test_its_record_is_read_once_and_hashed_only_where_it_does_not_open(
+def test_its_record_is_read_step_by_step_and_hashed_only_where_it_does_not_open(
     aggregation, keys, monkeypatch
 ):
-    row = put(aggregation, keys)
-    asked = []
-    real = aggregation._spool.get
+    row = put(aggregation, keys, Payload({"w": np.zeros(1_000_000, dtype=np.float32)}))
+    sizes, hashed = [], []
+    real = EnvelopeFile.read
 
-    def get(key, *, check=True):
-        asked.append(check)
-        return real(key, check=check)
+    def read(file, chunks):
+        data = real(file, chunks)
+        sizes.append(len(data))
+        return data
 
-    monkeypatch.setattr(aggregation._spool, "get", get)
+    monkeypatch.setattr(EnvelopeFile, "read", read)
+    monkeypatch.setattr(aggregation._spool, "get", hashed.append)
     aggregation.open_update(row)
-    assert asked == [False]
+    assert sum(sizes) > 4_000_000
+    assert max(sizes) <= 1 << 20
+    assert not hashed
+    row.record = "0" * 64
+    with pytest.raises(CorruptFile, match="no record"):
+        aggregation.open_update(row)
+    assert hashed == [row.record]
 
 
 @pytest.mark.parametrize("where", [0.0, 0.5, 0.9999])
