@@ -22,6 +22,7 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.federation import config as configuration
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.lab.plan import Cell, server_config
+from fcil_server.lab.progress import HowFar
 from fcil_server.ledger.enums import Direction, Outcome
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
@@ -63,7 +64,7 @@ class Stopped(Exception):
 
 
 def run(
-    cell: Cell, work: CellInputs, stop: threading.Event, notify: Callable[[str], None]
+    cell: Cell, work: CellInputs, stop: threading.Event, notify: Callable[[HowFar], None]
 ) -> dict[str, Any]:
     """Run a cell from its beginning and return its numbers.
 
@@ -117,7 +118,7 @@ def _watch(
     federation: LocalFederation,
     work: CellInputs,
     stop: threading.Event,
-    notify: Callable[[str], None],
+    notify: Callable[[HowFar], None],
     tasks: int,
 ) -> Used:
     """Wait for the server's end; return the resources used until the last look."""
@@ -192,13 +193,14 @@ def _now(federation: LocalFederation) -> dict[str, Any]:
     return {} if status is None else dict(status["now"])
 
 
-def _how_far(now: Mapping[str, Any], tasks: int) -> str:
+def _how_far(now: Mapping[str, Any], tasks: int) -> HowFar:
     if now.get("task") is None:
-        return ""
-    where = f"task {now['task'] + 1} of {tasks}"
+        return HowFar()
+    where, over = f"task {now['task'] + 1} of {tasks}", float(now["task"])
     if now["kind"] and (now["rounds"] or 0) > 1:
         where += f", {now['kind']} round {now['round'] + 1} of {now['rounds']}"
-    return where
+        over += now["round"] / now["rounds"]
+    return HowFar(where, over / tasks)
 
 
 # --- numbers --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Progress messages of the laboratory, and the expected remaining time.
 
-The time is estimated before the start and refined by every measured cell.
+The time is estimated before the start and refined by every measured cell, and by how far a running
+one is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.status import Status
@@ -18,6 +19,19 @@ from fcil_protocol.formats import NOTHING, duration
 from fcil_server.lab.plan import Cell
 
 _OVERDUE = 0.1  # an overdue cell: share of its time so far that it may still take
+_OWN_PACE = 0.1  # of a cell's rounds: from here on its own time so far is the best estimate
+
+
+class HowFar(NamedTuple):
+    """Progress of a running cell.
+
+    Attributes:
+        text: for the user.
+        share: of its rounds that are over, 0 to 1.
+    """
+
+    text: str = ""
+    share: float = 0.0
 
 
 @dataclass
@@ -45,16 +59,23 @@ class TimeBudget:
             return sum(own) / len(own)
         return cell.expected_s * (self._taken / self._expected if self._expected else 1.0)
 
-    def left(self, waiting: Iterable[Cell], running: Iterable[tuple[Cell, float]] = ()) -> float:
+    def left(
+        self, waiting: Iterable[Cell], running: Iterable[tuple[Cell, float, float]] = ()
+    ) -> float:
         """Return the seconds until all are done.
 
         Args:
             waiting: cells that have not begun.
-            running: cells, each with its seconds so far.
+            running: cells, each with its seconds so far and its `HowFar.share`.
         """
-        rest = [max(self.of(c) - for_s, _OVERDUE * for_s) for c, for_s in running]
+        rest = [self._rest(*one) for one in running]
         total = sum(rest) + sum(self.of(c) for c in waiting)
         return max(total / self.jobs, *rest, 0.0)
+
+    def _rest(self, cell: Cell, for_s: float, share: float) -> float:
+        if share >= _OWN_PACE:
+            return for_s * (1.0 / share - 1.0)
+        return max(self.of(cell) - for_s, _OVERDUE * for_s)
 
 
 def describe_plan(todo: int, all_cells: int, seconds: float, jobs: int) -> str:

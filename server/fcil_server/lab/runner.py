@@ -17,11 +17,11 @@ from fcil_protocol.errors import FcilError
 from fcil_server.lab import cell as cells_of
 from fcil_server.lab.cell import CellInputs, Stopped
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.progress import Show, TimeBudget
+from fcil_server.lab.progress import HowFar, Show, TimeBudget
 from fcil_server.lab.results import Known, Results
 
 TICK_S = 1.0
-CellRun = Callable[[Cell, CellInputs, threading.Event, Callable[[str], None]], dict[str, Any]]
+CellRun = Callable[[Cell, CellInputs, threading.Event, Callable[[HowFar], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def run(
     """
     stop = threading.Event()
     began: dict[str, float] = {}
-    far: dict[str, str] = {}
+    far: dict[str, HowFar] = {}
 
     def one(item: Pending) -> dict[str, Any]:
         began[item.key] = time.monotonic()
@@ -102,9 +102,9 @@ def run(
                 now = time.monotonic()
                 left = budget.left(
                     [t.cell for t in waiting.values() if t.key not in began],
-                    [(c, now - began[k]) for k, c in running.items()],
+                    [(c, now - began[k], far.get(k, HowFar()).share) for k, c in running.items()],
                 )
-                words = {c.name: far.get(k, "") for k, c in running.items()}
+                words = {c.name: far.get(k, HowFar()).text for k, c in running.items()}
                 show.progress(len(pending) - len(waiting), len(pending), left, words)
         finally:
             stop.set()

@@ -151,8 +151,9 @@ def test_time_left_follows_what_was_measured() -> None:
     assert budget.of(joint) == 40.0  # another one: 10 s expected, four times as slow
     budget.measured(b, 20.0)
     assert budget.of(a) == 30.0
-    assert budget.left([], [(a, 25.0)]) == 5.0
-    assert budget.left([], [(a, 100.0)]) == 10.0  # overdue: never "no time left"
+    assert budget.left([], [(a, 25.0, 0.0)]) == 5.0
+    assert budget.left([], [(a, 100.0, 0.0)]) == 10.0  # overdue: never "no time left"
+    assert budget.left([], [(a, 25.0, 0.25)]) == 75.0  # its own pace, once it shows one
     assert (
         describe_plan(3, 5, 15.0, 2)
         == "3 cells to run (2 of 5 are there already), about 15.0 s, 2 at a time"

@@ -23,7 +23,7 @@ from fcil_server.lab import cell, data, plan, runner
 from fcil_server.lab.cell import CellInputs, Stopped
 from fcil_server.lab.data import PartitionImages
 from fcil_server.lab.engine import Engine
-from fcil_server.lab.progress import Show, TimeBudget
+from fcil_server.lab.progress import HowFar, Show, TimeBudget
 from fcil_server.lab.records import of_cells
 from fcil_server.lab.results import Results
 from server.lab.kit import content, experiment
@@ -71,7 +71,7 @@ class Lab:
     def numbers(self, cell, work, stop, tell):
         self.ran.append(cell.name)
         work.room.mkdir()
-        tell("task 1 of 2")
+        tell(HowFar("task 1 of 2", 0.0))
         return content(cell.name, 50.0)
 
     def run(self, run_cell=None, jobs: int = 1) -> dict[str, str]:
@@ -421,3 +421,11 @@ def test_images_come_in_every_form_and_by_name(tmp_path, monkeypatch) -> None:
     assert found.source == tmp_path / "list.csv"
     listing = open_source(found.test).listing()
     assert [e.class_name for e in listing.entries] == ["cat", "dog"]
+
+
+def test_a_cells_share_counts_the_rounds_that_are_over() -> None:
+    now = {"task": 4, "kind": "train", "round": 2, "rounds": 5}
+    assert cell._how_far(now, 10) == ("task 5 of 10, train round 3 of 5", pytest.approx(0.44))
+    one = {"task": 4, "kind": "collect", "round": 0, "rounds": 1}
+    assert cell._how_far(one, 10) == ("task 5 of 10", pytest.approx(0.4))
+    assert cell._how_far({"task": None}, 10) == HowFar()
