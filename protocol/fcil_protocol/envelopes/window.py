@@ -20,15 +20,24 @@ SPAN_S = 2.0
 MIN_WINDOW_BYTES = 128 << 10
 MAX_WINDOW_BYTES = 32 << 20
 TOTAL_BYTES = 256 << 20  # in flight to or from all clients of a server: bound on its memory
+# Asked for by a server, of all clients that send at a time: a link of 1 Gbit/s stays busy at round
+# trips of half a second, and what arrives faster than it is taken waits in memory.
+ASKED_BYTES = 64 << 20
 MAX_SPAN_BYTES = 256 << 10  # x 256 messages: 64 MiB for a peer that requests and does not read
 SPANS = 4  # fewest messages in a window: while one is verified, others travel
 LOSS_TIMEOUT_S = 60.0  # without data on a live connection: then requested data counts as lost
 _SHORTEST_S = 1e-3  # of a request: shorter times measure clocks, not links
 
 
-def share(most_bytes: int, clients: int) -> int:
-    """Return the window of one of several clients, at most ``most_bytes``."""
-    return max(MIN_WINDOW_BYTES, min(most_bytes, TOTAL_BYTES // max(clients, 1)))
+def share(most_bytes: int, clients: int, total_bytes: int) -> int:
+    """Return the window of one of several clients, at most ``most_bytes``; never below the least.
+
+    Args:
+        most_bytes: of one.
+        clients: that share ``total_bytes``.
+        total_bytes: `TOTAL_BYTES` or `ASKED_BYTES`.
+    """
+    return max(MIN_WINDOW_BYTES, min(most_bytes, total_bytes // max(clients, 1)))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import fcil_protocol
 from fcil_adapters.backbones.probes import TOLERANCE, compare_probes
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.contract.backbone_info import backbone_fields, preprocessing_digest
-from fcil_protocol.envelopes.window import share
+from fcil_protocol.envelopes.window import TOTAL_BYTES, share
 from fcil_protocol.errors import (
     BackboneMismatch,
     FcilError,
@@ -279,7 +279,7 @@ def welcome(
         needs_backbone=terms.method.needs_backbone,
         ready=ready,
         max_payload_bytes=terms.max_payload_bytes,
-        credit=share(terms.credit, clients),
+        credit=share(terms.credit, clients, TOTAL_BYTES),
         privacy=terms.privacy,
         half=terms.method.forms.names,
         compact=terms.compact,

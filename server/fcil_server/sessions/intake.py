@@ -35,7 +35,7 @@ from fcil_protocol.envelopes.envelope import (
 from fcil_protocol.envelopes.partial_envelopes import Arriving
 from fcil_protocol.envelopes.stored_envelope import head_of
 from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unrequested_chunks
-from fcil_protocol.envelopes.window import share
+from fcil_protocol.envelopes.window import ASKED_BYTES, share
 from fcil_protocol.errors import (
     CorruptFile,
     FcilError,
@@ -297,7 +297,7 @@ class Intake:
 
     def _ask(self, peer: Peer) -> None:
         """Ask for as many bytes as the client's link and the server's memory have room for."""
-        peer.receiver.pace.most_bytes = share(self._credit, len(self._receiving))
+        peer.receiver.pace.most_bytes = share(self._credit, len(self._receiving), ASKED_BYTES)
         for want in peer.receiver.wants(self._clock()):
             self._ports.send(peer, want)
 

@@ -169,8 +169,9 @@ def test_whatever_happens_the_window_keeps_its_bounds(steps, most):
 
 
 def test_many_clients_share_what_the_memory_may_hold():
-    assert share(MOST, 1) == MOST
-    assert share(MOST, 0) == MOST
-    assert share(MOST, 128) == 2 << 20
-    assert share(MOST, 10**6) == MIN_WINDOW_BYTES
-    assert share(1, 1) == MIN_WINDOW_BYTES
+    total = 256 << 20
+    assert share(MOST, 1, total) == MOST
+    assert share(MOST, 0, total) == MOST
+    assert share(MOST, 128, total) == 2 << 20
+    assert share(MOST, 10**6, total) == MIN_WINDOW_BYTES
+    assert share(1, 1, total) == MIN_WINDOW_BYTES

@@ -11,7 +11,7 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelopes import partial_envelopes
 from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.transfer import MAX_SPOILED
-from fcil_protocol.envelopes.window import LOSS_TIMEOUT_S, MIN_WINDOW_BYTES, TOTAL_BYTES
+from fcil_protocol.envelopes.window import ASKED_BYTES, LOSS_TIMEOUT_S, MIN_WINDOW_BYTES
 from fcil_protocol.errors import WireError, WrongFederation
 from fcil_protocol.ids import FederationId
 from fcil_protocol.messages.frames import Received
@@ -225,16 +225,16 @@ def test_a_chunk_that_does_not_fit_is_asked_for_again_and_each_time_written_down
 
 
 def test_many_clients_share_what_the_memory_may_hold(tmp_path):
-    server = Server(tmp_path, credit=TOTAL_BYTES)
+    server = Server(tmp_path, credit=ASKED_BYTES)
 
     async def story():
         peers = [peer(n, chr(97 + n) * 26) for n in range(4)]
         sent = [inventory(one.client) for one in peers]
         for one, sealed in zip(peers, sent, strict=True):
             await server.offer(one, sealed)
-        assert peers[0].receiver.pace.most_bytes == TOTAL_BYTES
+        assert peers[0].receiver.pace.most_bytes == ASKED_BYTES
         await server.chunk(peers[0], sent[0], 0)
-        assert peers[0].receiver.pace.most_bytes == TOTAL_BYTES // 4
+        assert peers[0].receiver.pace.most_bytes == ASKED_BYTES // 4
 
     play(story)
     server.spool.close()

@@ -30,7 +30,7 @@ from fcil_protocol.envelopes.transfer import (
     granted,
     unrequested_chunks,
 )
-from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
+from fcil_protocol.envelopes.window import ASKED_BYTES, MIN_WINDOW_BYTES, share
 from fcil_protocol.errors import FcilError, WireError
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.link.interface import SharedFrame, SharedFrames, wire_bytes
@@ -391,7 +391,7 @@ class RoundTransfers:
 
     def _ask(self, client: ClientTransfers) -> None:
         client.receiver.pace.most_bytes = share(
-            self._credit, len(self._receiving) * self._processes
+            self._credit, len(self._receiving) * self._processes, ASKED_BYTES
         )
         for want in client.receiver.wants(_now()):
             self._say(client, want)

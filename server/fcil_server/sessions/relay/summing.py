@@ -28,7 +28,7 @@ from fcil_protocol.envelopes.transfer import (
     Receiver,
     unrequested_chunks,
 )
-from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, share
+from fcil_protocol.envelopes.window import ASKED_BYTES, MIN_WINDOW_BYTES, share
 from fcil_protocol.errors import FcilError, WireError, as_fcil_error
 from fcil_protocol.ids import ClientId, FederationId, RoundKey
 from fcil_protocol.messages.frames import Received
@@ -370,7 +370,7 @@ class Summing:
         self._open_waiting()
 
     def _ask(self, number: int, lane: _Lane) -> None:
-        lane.receiver.pace.most_bytes = share(self._credit, len(self._receiving))
+        lane.receiver.pace.most_bytes = share(self._credit, len(self._receiving), ASKED_BYTES)
         for want in lane.receiver.wants(asyncio.get_running_loop().time()):
             self._pull(number, Pull(digest=want.digest, chunks=want.chunks, span=want.span))
 
