@@ -88,7 +88,7 @@ class StoredEnvelope:
 def _lengths(data: bytes | memoryview, total_bytes: int, where: str) -> tuple[int, int, int, int]:
     """Return the sizes of the four pieces; ``data`` holds at least the preamble."""
     if len(data) < _PREAMBLE_BYTES:
-        raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes or more, got {total_bytes}")
+        raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes or more, got {len(data)}")
     magic, version, *lengths = _SIZES.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise _damaged(where, f"expected {_MAGIC!r} {_VERSION}, got {magic!r} {version}")

@@ -19,9 +19,9 @@ WINDOW_S = 8.0  # several round trips on any link in use
 SPAN_S = 2.0
 MIN_WINDOW_BYTES = 128 << 10
 MAX_WINDOW_BYTES = 32 << 20
-TOTAL_BYTES = 256 << 20  # in flight to or from all clients of a server: bound on its memory
-# Asked for by a server, of all clients that send at a time: a link of 1 Gbit/s stays busy at round
-# trips of half a second, and what arrives faster than it is taken waits in memory.
+TOTAL_BYTES = 256 << 20  # in flight to all clients of a server, and unread from all of a relay
+# Asked for by a server, of all clients that send at a time: with three or more a link of 1 Gbit/s
+# stays busy at round trips of half a second. What comes faster than it is taken waits in memory.
 ASKED_BYTES = 64 << 20
 MAX_SPAN_BYTES = 256 << 10  # x 256 messages: 64 MiB for a peer that requests and does not read
 SPANS = 4  # fewest messages in a window: while one is verified, others travel

@@ -28,10 +28,10 @@ class SharedFrame(bytes):
     """A frame for many peers: a link holds its bytes once, however many queues it waits in.
 
     Attributes:
-        held: what the link sends in its place, made of these bytes when it is first sent.
+        number: by which the processes of an `intake_pool` know it; 0: none has it.
     """
 
-    held: object = None
+    number = 0
 
 
 _K = TypeVar("_K", bound=Hashable)
@@ -65,7 +65,6 @@ class SharedFrames(Generic[_K]):
         while self._bytes > self._most_bytes and len(self._held) > 1:
             _, oldest = self._held.popitem(last=False)
             self._bytes -= len(oldest)
-            oldest.held = None  # it keeps the frame: only then is the memory free at once
         return frame
 
 

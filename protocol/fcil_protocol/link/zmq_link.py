@@ -70,20 +70,20 @@ SILENT_S = 30.0  # a connection without any message is cut after this time
 
 
 def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
-    held = [_held(frame) if isinstance(frame, SharedFrame) else frame for frame in frames]
+    parts = [_uncopied(frame) if isinstance(frame, SharedFrame) else frame for frame in frames]
     try:
-        sock.send_multipart(held, zmq.NOBLOCK, copy=True)
+        sock.send_multipart(parts, zmq.NOBLOCK, copy=True)
     except zmq.Again:
         # By itself libzmq looks for news at most once a millisecond: asked, it may report a new
         # connection or room in a queue.
         sock.getsockopt(zmq.EVENTS)
-        sock.send_multipart(held, zmq.NOBLOCK, copy=True)
+        sock.send_multipart(parts, zmq.NOBLOCK, copy=True)
 
 
-def _held(frame: SharedFrame) -> zmq.Frame:
-    if not isinstance(frame.held, zmq.Frame):
-        frame.held = zmq.Frame(frame, copy=False)
-    return frame.held
+def _uncopied(frame: SharedFrame) -> zmq.Frame:
+    # A new one each time: pyzmq keeps what libzmq reads in place until the last message with it is
+    # gone, so a frame that kept such a message of itself would stay for ever.
+    return zmq.Frame(frame, copy=False)
 
 
 def _endpoint(host: str, port: int) -> str:

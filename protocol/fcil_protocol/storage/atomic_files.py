@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -116,7 +116,9 @@ class FilePart:
                 with storage_errors("read", self.path):
                     data = read_at(fd, self.offset + start, wanted)
                 if len(data) != wanted:
-                    raise CorruptFile(f"{self.path} is shorter than it was.")
+                    raise CorruptFile(
+                        f"{self.path} is shorter than it was.", action="Check its disk."
+                    )
                 yield data
         finally:
             os.close(fd)
@@ -125,12 +127,13 @@ class FilePart:
 Piece = bytes | bytearray | memoryview | FilePart  # of what is written to a file
 
 
-def steps_of(piece: Piece) -> Iterator[bytes | bytearray | memoryview]:
-    """Yield a piece in order: at once if it is in memory, step by step if it is in a file."""
-    if isinstance(piece, FilePart):
-        yield from piece.steps()
-    else:
-        yield piece
+def steps_of(pieces: Iterable[Piece]) -> Iterator[bytes | bytearray | memoryview]:
+    """Yield the pieces in order: as they are in memory, and step by step from a file."""
+    for piece in pieces:
+        if isinstance(piece, FilePart):
+            yield from piece.steps()
+        else:
+            yield piece
 
 
 def write_atomic(
@@ -162,9 +165,8 @@ def write_atomic(
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(temporary, flags, mode)
             try:
-                for piece in data:
-                    for step in steps_of(piece):
-                        write_all(fd, step)
+                for step in steps_of(data):
+                    write_all(fd, step)
                 if sync:
                     sync_data(fd)
             finally:

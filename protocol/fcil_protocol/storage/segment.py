@@ -158,17 +158,15 @@ class Segment:
         record = RecordSpan(kind, key, self.end, len(name), size)
         fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(name), size)
         digest = hashlib.sha256(self.salt + fields + name)
-        for piece in body:
-            for step in steps_of(piece):
-                digest.update(step)
+        for step in steps_of(body):
+            digest.update(step)
         fd = self.descriptor
         with storage_errors("append to", self.path):
             try:
                 write_all(fd, self._head(fields, digest.digest()) + name)
-                for piece in body:
-                    for step in steps_of(piece):
-                        write_all(fd, step)
-            except (OSError, StorageError):
+                for step in steps_of(body):
+                    write_all(fd, step)
+            except BaseException:  # also one of reading the body, or of memory for a step
                 try:
                     self.cut(self.end)
                 except StorageError:  # what is left is recognised as torn at the next opening

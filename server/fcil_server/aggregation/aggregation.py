@@ -52,7 +52,7 @@ from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
 
 TOGETHER_BYTES = 4 << 20  # sealed updates that go to the worker in one message
-LARGE_BYTES = 32 << 20  # sealed updates of a round that leave memory worth 10 ms of tidying
+LARGE_BYTES = 32 << 20  # sealed updates of a round, from which on the memory is tidied after them
 Opened = MemoryFile | bytes  # an update on its way to the worker
 
 _CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."
@@ -327,7 +327,7 @@ class Aggregation:
         return opened
 
     def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
-        """Decrypt an update from the spool, without reading it twice, or read a kept one.
+        """Decrypt an update from the spool step by step, or read a kept one.
 
         The envelope authenticates every byte. If it does not open, the spool's own checksum
         identifies a disk error.

@@ -199,7 +199,8 @@ def _how_far(now: Mapping[str, Any], tasks: int) -> HowFar:
     where, over = f"task {now['task'] + 1} of {tasks}", float(now["task"])
     if now["kind"] and (now["rounds"] or 0) > 1:
         where += f", {now['kind']} round {now['round'] + 1} of {now['rounds']}"
-        over += now["round"] / now["rounds"]
+        if now["kind"] == TRAIN:
+            over += now["round"] / now["rounds"]
     return HowFar(where, over / tasks)
 
 

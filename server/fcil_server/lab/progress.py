@@ -19,7 +19,7 @@ from fcil_protocol.formats import NOTHING, duration
 from fcil_server.lab.plan import Cell
 
 _OVERDUE = 0.1  # an overdue cell: share of its time so far that it may still take
-_OWN_PACE = 0.1  # of a cell's rounds: from here on its own time so far is the best estimate
+_OWN_PACE = 0.1  # of a cell: from here on its own time so far tells more than a first guess
 
 
 class HowFar(NamedTuple):
@@ -27,11 +27,19 @@ class HowFar(NamedTuple):
 
     Attributes:
         text: for the user.
-        share: of its rounds that are over, 0 to 1.
+        share: of its tasks that is over, 0 to 1; within one, of its training rounds.
+        at_s: when that share was reached, seconds after the cell's start.
     """
 
     text: str = ""
     share: float = 0.0
+    at_s: float = 0.0
+
+    def then(self, later: HowFar, at_s: float) -> HowFar:
+        """Return the progress after a later report; a share never falls, nor does its time move."""
+        if later.share > self.share:
+            return later._replace(at_s=at_s)
+        return self._replace(text=later.text)
 
 
 @dataclass
@@ -60,22 +68,23 @@ class TimeBudget:
         return cell.expected_s * (self._taken / self._expected if self._expected else 1.0)
 
     def left(
-        self, waiting: Iterable[Cell], running: Iterable[tuple[Cell, float, float]] = ()
+        self, waiting: Iterable[Cell], running: Iterable[tuple[Cell, float, HowFar]] = ()
     ) -> float:
         """Return the seconds until all are done.
 
         Args:
             waiting: cells that have not begun.
-            running: cells, each with its seconds so far and its `HowFar.share`.
+            running: cells, each with its seconds so far and its progress.
         """
         rest = [self._rest(*one) for one in running]
         total = sum(rest) + sum(self.of(c) for c in waiting)
         return max(total / self.jobs, *rest, 0.0)
 
-    def _rest(self, cell: Cell, for_s: float, share: float) -> float:
-        if share >= _OWN_PACE:
-            return for_s * (1.0 / share - 1.0)
-        return max(self.of(cell) - for_s, _OVERDUE * for_s)
+    def _rest(self, cell: Cell, for_s: float, far: HowFar) -> float:
+        whole = self.of(cell)
+        if far.share >= _OWN_PACE and (cell.row not in self._measured or for_s > whole):
+            whole = far.at_s / far.share
+        return max(whole - for_s, _OVERDUE * (for_s - far.at_s))
 
 
 def describe_plan(todo: int, all_cells: int, seconds: float, jobs: int) -> str:

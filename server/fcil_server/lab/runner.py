@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -75,12 +76,16 @@ def run(
     """
     stop = threading.Event()
     began: dict[str, float] = {}
-    far: dict[str, HowFar] = {}
+    far: defaultdict[str, HowFar] = defaultdict(HowFar)
 
     def one(item: Pending) -> dict[str, Any]:
         began[item.key] = time.monotonic()
         show.began(item.cell)
-        return run_cell(item.cell, item.work, stop, lambda t: far.__setitem__(item.key, t))
+
+        def hear(now: HowFar) -> None:
+            far[item.key] = far[item.key].then(now, time.monotonic() - began[item.key])
+
+        return run_cell(item.cell, item.work, stop, hear)
 
     pool = ThreadPoolExecutor(budget.jobs, thread_name_prefix="cell")
     with _interruptions_kept() as raise_if_interrupted:
@@ -102,9 +107,9 @@ def run(
                 now = time.monotonic()
                 left = budget.left(
                     [t.cell for t in waiting.values() if t.key not in began],
-                    [(c, now - began[k], far.get(k, HowFar()).share) for k, c in running.items()],
+                    [(c, now - began[k], far[k]) for k, c in running.items()],
                 )
-                words = {c.name: far.get(k, HowFar()).text for k, c in running.items()}
+                words = {c.name: far[k].text for k, c in running.items()}
                 show.progress(len(pending) - len(waiting), len(pending), left, words)
         finally:
             stop.set()

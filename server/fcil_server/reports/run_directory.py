@@ -92,7 +92,11 @@ def write(
     with storage_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = _final(ledger, run, states)
-    files: dict[str, Piece] = {
+    files: dict[str, Piece] = {}
+    if states is not None and final is not None:
+        # The first one: a server at work may remove this state, and then no file is rewritten.
+        files[FINAL_MODEL] = FilePart(states.path(final.number), 0, final.size_bytes)
+    files |= {
         ROUNDS: b"".join(_json_line(v.line()) for v in data.rounds),
         "bytes.csv": bytes_csv(flows).encode(),
         "accuracy_matrix.csv": matrix_csv(data.metrics).encode(),
@@ -100,9 +104,8 @@ def write(
         "report.html": static_page.report(data).encode(),
     }
     content = summary(data)
-    if states is not None and final is not None:
+    if final is not None:
         content["data"]["final_state"] = asdict(final)
-        files[FINAL_MODEL] = FilePart(states.path(final.number), 0, final.size_bytes)
     if plots and importlib.util.find_spec("matplotlib") is not None:
         from fcil_server.reports.plots import draw
 

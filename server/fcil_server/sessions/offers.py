@@ -17,8 +17,8 @@ from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_server.sessions.peers import Peer
 
-# Clients whose updates arrive, or wait to be opened, at the same time: with the least window each
-# they have half of the memory for transfers.
+# Clients whose updates arrive, or wait to be opened, at the same time: 128 MiB with the least
+# window each, and as much again for stalled ones.
 MOST_ARRIVING = TOTAL_BYTES // MIN_WINDOW_BYTES // 2
 IDLE_S = 5.0  # without data: then the next in line need not wait for this update
 

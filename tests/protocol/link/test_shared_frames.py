@@ -1,8 +1,5 @@
 """Shared frames: bounded in bytes, and the same on both sides of a pipe."""
 
-import gc
-import weakref
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,25 +23,6 @@ def test_one_that_is_larger_than_all_may_be_is_kept_alone():
     assert len(frames.use("b")) == 50
     frames.keep("c", SharedFrame(bytes(5)))
     assert frames.use("b") is None
-
-
-class Held:
-    def __init__(self, frame):
-        self.frame = frame
-
-
-def test_what_a_link_made_of_one_goes_with_it_and_waits_for_no_garbage_collection():
-    frames = SharedFrames(10)
-    frame = frames.keep("a", SharedFrame(bytes(8)))
-    frame.held = Held(frame)
-    gone = weakref.ref(frame.held)
-    del frame
-    gc.disable()
-    try:
-        frames.keep("b", SharedFrame(bytes(8)))
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))

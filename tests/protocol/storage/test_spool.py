@@ -800,18 +800,19 @@ def test_a_purge_whose_names_were_not_synced_syncs_them_when_it_is_called_again(
     assert names == [tmp_path]
 
 
-def test_a_purge_waits_for_who_opens_a_record_and_leaves_it_as_it_was_opened(tmp_path):
+def test_an_opened_record_stays_as_it_was_while_a_purge_moves_it(tmp_path, monkeypatch):
     own = filled(tmp_path, *ABC)
+    monkeypatch.setattr(atomic_files, "_STEP_BYTES", 3)
 
     def reader(part):
         assert own._guard.locked()
         steps = part.steps()
-        return part.size, next(steps), steps
+        return next(steps), steps
 
-    size, first, steps = own.open("c", reader)
+    first, steps = own.open("c", reader)
+    assert len(first) == 3
     own.purge(["a"])
     assert b"".join((first, *steps)) == ABC[2][1]
-    assert size == len(ABC[2][1])
     assert b"".join(own.open("c", FilePart.steps)) == ABC[2][1]
     with pytest.raises(CorruptFile, match="no record 'a'"):
         own.open("a", FilePart.steps)
@@ -859,6 +860,28 @@ def test_a_body_whose_file_is_cut_between_hash_and_copy_is_taken_out_again(tmp_p
     own.append("c", b"after it")
     own.close()
     again = Spool(tmp_path / "spool")
+    assert content(again) == {"a": b"whole", "c": b"after it"}
+    assert not again.recovered
+
+
+def test_a_body_for_which_there_is_no_memory_is_taken_out_again(tmp_path, monkeypatch):
+    own = Spool(tmp_path)
+    own.append("a", b"whole")
+    real, written = segment.write_all, []
+
+    def write(fd, data):
+        written.append(data)
+        if len(written) == 2:
+            raise MemoryError
+        real(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "write_all", write)
+        with pytest.raises(MemoryError):
+            own.append("b", b"body")
+    own.append("c", b"after it")
+    own.close()
+    again = Spool(tmp_path)
     assert content(again) == {"a": b"whole", "c": b"after it"}
     assert not again.recovered
 

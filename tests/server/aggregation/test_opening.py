@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,8 +18,16 @@ from fcil_protocol.errors import CannotOpen, CorruptFile
 from fcil_protocol.payloads.payload import Payload, pack, unpack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
-from fcil_server.aggregation.aggregation import TOGETHER_BYTES, Aggregation, _first_few
+from fcil_server.aggregation import aggregation as aggregations
+from fcil_server.aggregation.aggregation import (
+    LARGE_BYTES,
+    TOGETHER_BYTES,
+    Aggregation,
+    _first_few,
+)
+from fcil_server.aggregation.combining import Combined
 from fcil_server.federation.config import load
+from server.update_rows import update_row
 
 SENDER = "a" * 26
 PAYLOAD = Payload({"w": np.arange(500_000, dtype=np.float32)}, {"n": 3})
@@ -113,7 +122,8 @@ def test_its_record_is_read_step_by_step_and_hashed_only_where_it_does_not_open(
     monkeypatch.setattr(EnvelopeFile, "read", read)
     monkeypatch.setattr(aggregation._spool, "get", hashed.append)
     aggregation.open_update(row)
-    assert sum(sizes) > 4_000_000
+    with aggregation._spool.open(row.record, EnvelopeFile) as stored:
+        assert sum(sizes) == stored.parsed.sealed_bytes > 4_000_000
     assert max(sizes) <= 1 << 20
     assert not hashed
     row.record = "0" * 64
@@ -150,3 +160,24 @@ def test_what_was_sealed_for_another_key_is_not_blamed_on_the_disk(aggregation, 
     row = put(aggregation, keys, recipient=PrivateKeys.generate().public)
     with pytest.raises(CannotOpen):
         aggregation.open_update(row)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"), [((10, LARGE_BYTES - 10), "tidied"), ((5, 6), "asked")]
+)
+def test_what_large_updates_took_goes_back_before_the_worker_takes_memory(
+    aggregation, monkeypatch, sizes, first
+):
+    done = []
+    monkeypatch.setattr(aggregations, "give_back", lambda: done.append("tidied"))
+
+    async def combine(*_):
+        done.append("asked")
+        return Combined(None)
+
+    monkeypatch.setattr(aggregation, "_combine", combine)
+    ctx = SimpleNamespace(kind="train", task=SimpleNamespace(index=0), round=0)
+    rows = [replace(update_row(f"c{n}"), sealed_bytes=size) for n, size in enumerate(sizes)]
+    asyncio.run(aggregation.aggregate(ctx, None, rows, None))
+    assert done[0] == first
+    assert done[-1] == "asked"

@@ -7,7 +7,7 @@ import pytest
 from fcil_protocol.errors import ConfigError
 from fcil_server.lab import plan, report
 from fcil_server.lab.experiment import ClaimSection
-from fcil_server.lab.progress import TimeBudget, describe_plan
+from fcil_server.lab.progress import HowFar, TimeBudget, describe_plan
 from fcil_server.lab.summary import Stat, entries, judge_claim, mean_matrix
 from server.lab.kit import content, experiment
 
@@ -151,9 +151,13 @@ def test_time_left_follows_what_was_measured() -> None:
     assert budget.of(joint) == 40.0  # another one: 10 s expected, four times as slow
     budget.measured(b, 20.0)
     assert budget.of(a) == 30.0
-    assert budget.left([], [(a, 25.0, 0.0)]) == 5.0
-    assert budget.left([], [(a, 100.0, 0.0)]) == 10.0  # overdue: never "no time left"
-    assert budget.left([], [(a, 25.0, 0.25)]) == 75.0  # its own pace, once it shows one
+    assert budget.left([], [(a, 25.0, HowFar())]) == 5.0
+    assert budget.left([], [(a, 100.0, HowFar())]) == 10.0  # overdue: never "no time left"
+    quarter = HowFar(share=0.25, at_s=20.0)
+    assert budget.left([], [(a, 25.0, quarter)]) == 5.0  # its row's time is known
+    assert budget.left([], [(a, 32.0, quarter)]) == 48.0  # and over: its own pace
+    assert budget.left([], [(joint, 22.0, quarter)]) == 58.0  # no time is known of its row
+    assert budget.left([], [(joint, 90.0, quarter)]) == 7.0  # nothing new for 70 s
     assert (
         describe_plan(3, 5, 15.0, 2)
         == "3 cells to run (2 of 5 are there already), about 15.0 s, 2 at a time"

@@ -425,7 +425,39 @@ def test_images_come_in_every_form_and_by_name(tmp_path, monkeypatch) -> None:
 
 def test_a_cells_share_counts_the_rounds_that_are_over() -> None:
     now = {"task": 4, "kind": "train", "round": 2, "rounds": 5}
-    assert cell._how_far(now, 10) == ("task 5 of 10, train round 3 of 5", pytest.approx(0.44))
+    assert cell._how_far(now, 10) == ("task 5 of 10, train round 3 of 5", pytest.approx(0.44), 0.0)
     one = {"task": 4, "kind": "collect", "round": 0, "rounds": 1}
-    assert cell._how_far(one, 10) == ("task 5 of 10", pytest.approx(0.4))
+    assert cell._how_far(one, 10) == ("task 5 of 10", pytest.approx(0.4), 0.0)
+    keys = {"task": 4, "kind": "keys", "round": 1, "rounds": 2}  # of rounds whose number is unknown
+    assert cell._how_far(keys, 10).share == pytest.approx(0.4)
     assert cell._how_far({"task": None}, 10) == HowFar()
+
+
+def test_a_cells_share_never_falls_and_keeps_the_time_of_its_last_rise() -> None:
+    far = HowFar().then(HowFar("train", 0.4), 40.0).then(HowFar("train", 0.4), 45.0)
+    assert far == ("train", 0.4, 40.0)
+    assert far.then(HowFar("finish", 0.3), 50.0) == ("finish", 0.4, 40.0)
+    assert far.then(HowFar(), 50.0).then(HowFar("train", 0.5), 60.0) == ("train", 0.5, 60.0)
+
+
+def test_the_time_left_follows_how_far_a_running_cell_is(tmp_path) -> None:
+    lab, seen = Lab(tmp_path), []
+
+    class Budget(TimeBudget):
+        def left(self, waiting, running=()):
+            seen.extend(far for _, _, far in running)
+            return 0.0
+
+    def run_cell(cell, work, stop, tell):
+        work.room.mkdir()
+        tell(HowFar("half", 0.5))
+        while not any(far.share for far in seen):
+            assert not stop.wait(0.01)
+        return content(cell.name, 50.0)
+
+    runner.run(
+        lab.pending()[:1], lab.known, lab.results, Budget(), lab.show, {},
+        after=lambda: None, run_cell=run_cell,
+    )  # fmt: skip
+    assert {far.text for far in seen} == {"half"}
+    assert all(0.0 <= far.at_s < 60.0 for far in seen)

@@ -346,12 +346,11 @@ class IntakePool:
         """
         if not isinstance(frame, SharedFrame):
             return frame
-        if not isinstance(frame.held, int):
-            frame.held = next(self._numbers)
-        if process.frames.use(frame.held) is None:
-            process.frames.keep(frame.held, frame)
-            pipe.send("frame", frame.held, frame)
-        return frame.held
+        frame.number = frame.number or next(self._numbers)
+        if process.frames.use(frame.number) is None:
+            process.frames.keep(frame.number, frame)
+            pipe.send("frame", frame.number, frame)
+        return frame.number
 
     def cut(self, conn: int) -> None:
         """Shut down the TCP connection of one peer at once."""
