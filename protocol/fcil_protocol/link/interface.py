@@ -28,9 +28,11 @@ class SharedFrame(bytes):
     """A frame for many peers: a link holds its bytes once, however many queues it waits in.
 
     Attributes:
+        message: what the link sends in its place, made when it is first sent.
         number: by which the processes of an `intake_pool` know it; 0: none has it.
     """
 
+    message: object = None
     number = 0
 
 

@@ -43,7 +43,7 @@ from fcil_server.sessions.peers import Peer
 
 RECENT_PARTS = 1_000  # whose sizes are remembered
 CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
-SHARED_BYTES = 16 << 20  # of their chunks, sent last: clients fetch them at about the same time
+SHARED_BYTES = 8 << 20  # of their chunks, sent last: clients fetch them at about the same time
 
 
 @dataclass(frozen=True)
