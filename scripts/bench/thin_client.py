@@ -275,7 +275,7 @@ class Thin:
             if envelope.complete:
                 self._receiver.end(digest)
                 key = unwrap_key(envelope.wrap, envelope.header_bytes, self.keys)
-                open_body(envelope.header, key, envelope.assembly.chunks())
+                open_body(envelope.header, key, envelope.assembly.steps())
                 self._missing.discard(digest)
                 self._held.add(digest)
         for want in self._receiver.wants(time.monotonic()):

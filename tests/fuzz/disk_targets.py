@@ -104,7 +104,7 @@ def assembly(data, sealed=Once(assembly_header)):  # noqa: B008  made once for a
     must(set(one.missing(9)) == {0, 1} - here, "it knows what it lacks")
     must(one.complete == (here >= {0, 1}), "and when it is complete")
     if one.complete:
-        must(b"".join(one.chunks()) == envelope.body, "and then it is the body")
+        must(b"".join(one.steps()) == envelope.body, "and then it is the body")
     return one.complete
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Self
 
 from fcil_protocol.envelopes.header import Header
-from fcil_protocol.errors import CorruptFile, WireError
+from fcil_protocol.errors import WireError
 from fcil_protocol.storage.atomic_files import (
     FilePart,
     Piece,
-    read_at,
+    steps_of,
     storage_errors,
     write_all,
     write_atomic,
@@ -192,38 +192,21 @@ class Assembly:
         """Return the stored chunks by index; none of an envelope in a file."""
         return dict(self._memory)
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield all chunks in order; only when complete.
-
-        Raises:
-            CorruptFile: another process cut the file meanwhile.
-        """
-        assert self.complete, "chunks are read when all are there"
-        if self._path is None:
-            yield from (self._memory[index] for index in range(len(self._have)))
-            return
-        with storage_errors("read", self._path):
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for index in range(len(self._have)):
-                yield self._read(self._path, fd, index)
-        finally:
-            os.close(fd)
-
     def body(self) -> list[Piece]:
         """Return the whole body in pieces: the chunks, or their place in the file."""
         assert self.complete, "a body is there when all chunks are"
         if self._path is None:
-            return list(self.chunks())
-        return [FilePart(self._path, self._offset(0), self.header.sealed_bytes)]
+            return [self._memory[index] for index in range(len(self._have))]
+        place = (self._path, self._offset(0), self.header.sealed_bytes)
+        return [FilePart(*place, if_shorter="It is fetched again.")]
 
-    def _read(self, path: Path, fd: int, index: int) -> bytes:
-        size = self.header.chunk_size(index)
-        with storage_errors("read", path):
-            chunk = read_at(fd, self._offset(index), size)
-        if len(chunk) != size:
-            raise CorruptFile(f"{path} is shorter than it was.", action="It is fetched again.")
-        return chunk
+    def steps(self) -> Iterator[bytes | bytearray | memoryview]:
+        """Yield the whole body in order, a file's at most 1 MiB at a time.
+
+        Raises:
+            CorruptFile: another process cut the file meanwhile.
+        """
+        return steps_of(self.body())
 
     def finish(self, path: Path) -> None:
         """Give the complete file, with its head, its final name; only once.
@@ -235,7 +218,7 @@ class Assembly:
         """
         assert self.complete, "a file is finished when all chunks are there"
         if self._path is None:
-            write_atomic(path, self._head, *self.chunks(), sync=False)
+            write_atomic(path, self._head, *self.body(), sync=False)
         else:
             with storage_errors("write", path):
                 self._path.replace(path)

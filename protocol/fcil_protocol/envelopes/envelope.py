@@ -37,7 +37,12 @@ from fcil_protocol.envelopes.header import (
     parse_header,
     sealed_size,
 )
-from fcil_protocol.envelopes.stored_envelope import StoredEnvelope, read_envelope, write_envelope
+from fcil_protocol.envelopes.stored_envelope import (
+    Body,
+    StoredEnvelope,
+    read_envelope,
+    write_envelope,
+)
 from fcil_protocol.errors import BadSignature, CannotOpen, TooLarge, TrustError
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, Secret, verify_signature
 
@@ -212,7 +217,7 @@ def verify_header(header: bytes, signature: bytes, signer: PublicKeys) -> None:
         raise BadSignature(f"a header names key {named} but is signed by {signer.fingerprint}.")
 
 
-def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryview]) -> memoryview:
+def open_body(header: Header, key: ContentKey, chunks: Iterable[Body]) -> memoryview:
     """Decrypt a sealed body, piece by piece in order.
 
     Returns:
@@ -235,7 +240,7 @@ def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryvi
 def open_to(
     header: Header,
     key: ContentKey,
-    chunks: Iterable[bytes | memoryview],
+    chunks: Iterable[Body],
     write: Callable[[bytes], object],
 ) -> None:
     """Decrypt a sealed body to a destination, such as memory shared with a worker.

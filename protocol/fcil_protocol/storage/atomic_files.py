@@ -92,11 +92,13 @@ class FilePart:
 
     Attributes:
         offset, size: in bytes.
+        if_shorter: the remedy that the error names if the file has become shorter.
     """
 
     path: Path
     offset: int
     size: int
+    if_shorter: str = "Check its disk."
 
     def __len__(self) -> int:
         return self.size
@@ -117,7 +119,7 @@ class FilePart:
                     data = read_at(fd, self.offset + start, wanted)
                 if len(data) != wanted:
                     raise CorruptFile(
-                        f"{self.path} is shorter than it was.", action="Check its disk."
+                        f"{self.path} is shorter than it was.", action=self.if_shorter
                     )
                 yield data
         finally:

@@ -52,7 +52,7 @@ from fcil_server.federation.config import Config
 from fcil_server.ledger.rows import UpdateRow
 
 TOGETHER_BYTES = 4 << 20  # sealed updates that go to the worker in one message
-LARGE_BYTES = 32 << 20  # sealed updates of a round, from which on the memory is tidied after them
+LARGE_BYTES = 32 << 20  # sealed updates of a round: with as many, free memory is given back
 Opened = MemoryFile | bytes  # an update on its way to the worker
 
 _CORRECT = "Correct the method's aggregator if it is yours; else report it to its author."

@@ -452,7 +452,7 @@ class Intake:
 
     def _open(self, envelope: IncomingEnvelope) -> Payload:
         key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
-        return unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
+        return unpack(open_body(envelope.header, key, envelope.assembly.steps()))
 
     def _open_inventory(self, envelope: IncomingEnvelope) -> Payload:
         payload = self._open(envelope)

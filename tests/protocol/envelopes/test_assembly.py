@@ -57,8 +57,8 @@ def test_chunks_in_order_give_the_body(path):
     assert whole.complete
     assert whole.missing(1) == []
     assert whole.received_bytes == len(SEALED.body)
-    assert b"".join(whole.chunks()) == SEALED.body
-    assert open_body(HEADER, KEY, whole.chunks()) == PLAIN
+    assert b"".join(whole.steps()) == SEALED.body
+    assert open_body(HEADER, KEY, whole.steps()) == PLAIN
 
 
 def test_chunks_may_be_views(path):
@@ -68,7 +68,7 @@ def test_chunks_may_be_views(path):
         buffer = bytearray(SEALED.chunk(index))
         whole.put(index, memoryview(buffer))
         buffer[:] = bytes(len(buffer))
-    assert b"".join(whole.chunks()) == SEALED.body
+    assert b"".join(whole.steps()) == SEALED.body
 
 
 def test_chunks_in_any_order_and_twice_give_the_same_body(tmp_path):
@@ -85,7 +85,7 @@ def test_chunks_in_any_order_and_twice_give_the_same_body(tmp_path):
             seen.add(index)
             assert whole.missing(COUNT) == [i for i in ALL if i not in seen]
             assert whole.received_bytes == sum(HEADER.chunk_size(i) for i in seen)
-        assert b"".join(whole.chunks()) == SEALED.body
+        assert b"".join(whole.steps()) == SEALED.body
         whole.discard()
 
     holds()
@@ -132,7 +132,7 @@ def test_a_message_may_carry_several_chunks(path):
     assert part.missing(COUNT) == [0, 1, 2, 7, 8, 9]
     assert part.put(7, SEALED.body[7 * CHUNK :])
     assert part.put(0, SEALED.body[: 3 * CHUNK])
-    assert b"".join(part.chunks()) == SEALED.body
+    assert b"".join(part.steps()) == SEALED.body
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_of_a_message_that_does_not_fit_to_its_end_what_fits_is_kept(
     assert [i for i in ALL if i not in part.missing(COUNT)] == kept
     for i in part.missing(COUNT):
         part.put(i, bytes(SEALED.chunk(i)))
-    assert b"".join(part.chunks()) == SEALED.body
+    assert b"".join(part.steps()) == SEALED.body
 
 
 def flip(data, at):
@@ -168,7 +168,7 @@ def test_a_wrong_second_copy_does_not_replace_a_true_chunk(path):
         part.put(4, bytes(CHUNK))
     for index in ALL:
         part.put(index, bytes(SEALED.chunk(index)))
-    assert b"".join(part.chunks()) == SEALED.body
+    assert b"".join(part.steps()) == SEALED.body
 
 
 def test_discard_forgets_all_and_removes_the_file(path):
@@ -183,7 +183,7 @@ def test_discard_forgets_all_and_removes_the_file(path):
 
 def test_an_incomplete_body_is_not_handed_out(path):
     with pytest.raises(AssertionError):
-        b"".join(Assembly(HEADER, path=path).chunks())
+        b"".join(Assembly(HEADER, path=path).steps())
 
 
 # --- in a file ------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert part.received_bytes == 3 * CHUNK + HEADER.chunk_size(9)
     for index in part.missing(COUNT):
         part.put(index, bytes(SEALED.chunk(index)))
-    assert b"".join(part.chunks()) == SEALED.body
+    assert b"".join(part.steps()) == SEALED.body
 
 
 def test_chunks_that_a_power_cut_damaged_are_missing_again(tmp_path):
@@ -243,7 +243,7 @@ def test_a_finished_file_is_what_stands_before_the_body_and_the_body(path, tmp_p
     whole = Assembly(HEADER, path=path, head=b"before")
     for index in reversed(ALL):
         whole.put(index, bytes(SEALED.chunk(index)))
-    assert b"".join(whole.chunks()) == SEALED.body
+    assert b"".join(whole.steps()) == SEALED.body
     whole.finish(tmp_path / "done")
     assert (tmp_path / "done").read_bytes() == b"before" + SEALED.body
     assert [p.name for p in tmp_path.iterdir()] == ["done"]
@@ -291,7 +291,7 @@ def test_without_fallocate_the_file_is_made_all_the_same(tmp_path, monkeypatch):
     whole = Assembly(HEADER, path=tmp_path / "x")
     for index in reversed(ALL):
         whole.put(index, bytes(SEALED.chunk(index)))
-    assert b"".join(whole.chunks()) == SEALED.body
+    assert b"".join(whole.steps()) == SEALED.body
 
 
 def test_a_chunk_that_could_not_be_written_is_still_missing(tmp_path, monkeypatch):
@@ -314,7 +314,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
     whole = Assembly(HEADER, path=tmp_path / "x")
     for index in ALL:
         whole.put(index, bytes(SEALED.chunk(index)))
-    assert b"".join(whole.chunks()) == SEALED.body
+    assert b"".join(whole.steps()) == SEALED.body
 
 
 def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path):
@@ -323,7 +323,7 @@ def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path):
         whole.put(index, bytes(SEALED.chunk(index)))
     os.truncate(tmp_path / "x", 3 * CHUNK)
     with pytest.raises(CorruptFile, match="shorter"):
-        b"".join(whole.chunks())
+        b"".join(whole.steps())
 
 
 def test_an_announced_size_takes_no_memory_before_chunks_come():

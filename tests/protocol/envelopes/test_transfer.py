@@ -263,7 +263,7 @@ def test_a_complete_envelope_keeps_what_belongs_to_it() -> None:
     side = made.end(DIGEST)
     assert side is not None
     assert side.complete
-    assert b"".join(side.assembly.chunks()) == SEALED.body
+    assert b"".join(side.assembly.steps()) == SEALED.body
     assert (side.header_bytes, side.signature, side.wrap) == (
         SEALED.header,
         SEALED.signature,
@@ -410,6 +410,6 @@ def test_whatever_happens_on_the_way_the_bytes_of_the_sender_arrive_and_no_other
             line.ask()
         whole = line.receiver.end(DIGEST)
         assert whole is not None
-        assert b"".join(whole.assembly.chunks()) == SEALED.body
+        assert b"".join(whole.assembly.steps()) == SEALED.body
         assert line.receiver.pace.in_flight == 0
         assert all(REFUSAL.search(message) for message in line.refused)

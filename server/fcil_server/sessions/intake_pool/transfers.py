@@ -382,7 +382,7 @@ class RoundTransfers:
         if not envelope.complete:
             self._ask(client)
             return
-        chunks = list(envelope.assembly.chunks())
+        chunks = [chunk for _, chunk in sorted(envelope.assembly.in_memory().items())]
         blobs = client.updates[envelope.digest].blobs
         self._forget(client, envelope.digest)
         client.left = envelope.digest

@@ -465,7 +465,7 @@ class Summing:
     def _add(self, envelope: IncomingEnvelope, order: RoundTerms, total: RunningSum) -> None:
         """Open an update, check it, and add it; runs in a thread."""
         key = unwrap_key(envelope.wrap, envelope.header_bytes, self._keys)
-        payload = unpack(open_body(envelope.header, key, envelope.assembly.chunks()))
+        payload = unpack(open_body(envelope.header, key, envelope.assembly.steps()))
         order.add(total, envelope.digest, payload)
 
     # --- sums -----------------------------------------------------------------------------------
