@@ -17,8 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from processes import children, cpu_s, peak_mb, with_method
@@ -27,18 +25,21 @@ from fcil_adapters.contract import Context, TaskInfo, registry
 from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_protocol.envelopes.envelope import seal, wrap_key
 from fcil_protocol.envelopes.header import Core
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RunId, UpdateId
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.staleness import NO_OLDER_STATES
 from fcil_server.federation.config import load
+from fcil_server.ledger.enums import UpdateStatus
+from fcil_server.ledger.rows import UpdateRow
 
 METHOD = Path(__file__).parent / "payload_method"
 
 
-def fill(spool: Spool, keys: PrivateKeys, clients: int, values: int) -> list[Any]:
-    """Put sealed updates into a spool; return what the ledger would know of them."""
+def fill(spool: Spool, keys: PrivateKeys, clients: int, values: int) -> list[UpdateRow]:
+    """Put sealed updates into a spool; return their rows, as of a ledger."""
     rows = []
     for k in range(clients):
         drawn = np.random.default_rng(k).random(values, np.float32)
@@ -50,9 +51,14 @@ def fill(spool: Spool, keys: PrivateKeys, clients: int, values: int) -> list[Any
         )  # fmt: skip
         sealed, key = seal(pack(payload), core, keys)
         wrap = wrap_key(key, sealed.header, keys.public)
-        update = sealed.parsed.update_id
+        update, size = UpdateId(sealed.parsed.update_id), len(sealed.body)
         spool.append(update, sealed.stored(wrap).to_bytes())
-        rows.append(SimpleNamespace(client=ClientId(f"{k:026d}"), samples=1, update_id=update))
+        row = UpdateRow(
+            run=RunId("r"), client=ClientId(f"{k:026d}"), task=0, kind="train", round=0,
+            update_id=update, accepted_at=0.0, samples=1, tensor_bytes=size, sealed_bytes=size,
+            status=UpdateStatus.ACCEPTED, reason="", train_loss=None, train_accuracy=None,
+        )  # fmt: skip
+        rows.append(row)
     spool.sync()
     return rows
 
@@ -77,7 +83,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     for _ in range(args.repeat + 1):
         (worker,) = children(os.getpid())
         began = time.perf_counter(), cpu_s(os.getpid()), cpu_s(worker)
-        await aggregation.aggregate(ctx, state, rows)
+        combined = await aggregation.aggregate(ctx, state, rows, NO_OLDER_STATES)
+        assert combined.state is not None
+        assert not combined.excluded
         seconds.append(time.perf_counter() - began[0])
         cpu.append(cpu_s(os.getpid()) - began[1])
         worker_cpu.append(cpu_s(worker) - began[2])
