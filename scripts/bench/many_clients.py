@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from processes import children, cpu_s, is_intake, peak_mb, status_mb
+from processes import PeakMemory, children, cpu_s, is_intake, peak_mb, status_mb
 from thin_client import CLASSES, Thin
 
 from fcil_protocol.ids import new_client_id
@@ -216,6 +216,7 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
             site = Site(federation, sums=args.relay == "sums") if args.relay else None
             members = site.enrol(args.clients) if site else _enrol(federation, args.clients)
             empty = status_mb(pid) or 0.0
+            together = at_end.enter_context(PeakMemory(pid))
             step = -(-len(members) // args.processes)
             groups = [members[i : i + step] for i in range(0, len(members), step)]
             began = time.monotonic()
@@ -275,6 +276,7 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
     print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
     memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
     print(f"server: {memory}; {used:.1f} CPU s")
+    print(f"the server and all its processes: {together.mb:.0f} MB at most")
     assert to_start is not None, "a run that is done has opened a round"
     each = (used - to_start) / sum(counted) * 1e3
     alone = (own - own_to_start) / sum(counted) * 1e3

@@ -111,6 +111,7 @@ class Thin:
             news = await self.link.recv()
             if isinstance(news, LinkNews):
                 if news.state == "up":
+                    self._receiver.lose()
                     self._greet("", "")
                 elif self.acked + len(self.refused) > self.rounds:
                     # The server ends, and its goodbye was lost.
@@ -146,6 +147,9 @@ class Thin:
         match message:
             case Welcome():
                 self.welcome = message
+                window = min(message.credit, MAX_WINDOW_BYTES)
+                self.link.allow(window)
+                self._receiver.pace.most_bytes = window
                 if message.summing_relay is not None:
                     self.relay = PublicKeys.from_fields(message.summing_relay.model_dump())
                 if message.session_key is not None:
