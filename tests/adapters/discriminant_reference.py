@@ -21,8 +21,11 @@ def log_posteriors(mixture, x, rank, shares) -> np.ndarray:
     for pi, gaussians in zip(mixture.pi, mixture.gaussians, strict=True):
         mean = sum(p * g.mean for p, g in zip(pi, gaussians, strict=True))
         apart = [np.outer(g.mean - mean, g.mean - mean) for g in gaussians]
-        whole = [g.covariance() + a for g, a in zip(gaussians, apart, strict=True)]
-        parts = [g.factor.T @ g.factor + a for g, a in zip(gaussians, apart, strict=True)]
+        several = [g.count > 1 for g in gaussians]
+        whole = [g.covariance() * s + a for g, s, a in zip(gaussians, several, apart, strict=True)]
+        parts = [
+            g.factor.T @ g.factor * s + a for g, s, a in zip(gaussians, several, apart, strict=True)
+        ]
         covariances.append(sum(p * s for p, s in zip(pi, whole, strict=True)))
         values, vectors = np.linalg.eigh(sum(p * s for p, s in zip(pi, parts, strict=True)))
         count = sum(g.count for g in gaussians)

@@ -11,6 +11,7 @@ from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update
 from fcil_adapters.numerics.scores import quadratic
 from fcil_adapters.toolkit.gaussians.discriminants import (
+    Moments,
     linear_discriminant,
     quadratic_discriminant,
 )
@@ -176,6 +177,28 @@ class TestQuadratic:
         np.testing.assert_allclose(from_first(scores), from_first(wanted), rtol=1e-6, atol=1e-8)
         assert not found.turn[2].any(), "seven images are too few for a covariance"
         assert found.turn[0].any()
+
+    @pytest.mark.parametrize("sizes", [(1,) * 40, (1, 1, 5, 9), (1,)])
+    def test_a_class_of_single_images_has_the_scatter_of_its_images(self, sizes):
+        """Against the images: what drawing lends to one image would count its scatter twice."""
+        rng = np.random.default_rng(5)
+        owned = [rng.normal(size=(n, 6)) * (1, 2, 3, 1, 2, 3) for n in sizes]
+        other = rng.normal(size=(30, 6))
+        entries = [ClassEntry(0, 1, str(client_id(99)), describe(other, "full", 2))]
+        for k, x in enumerate(owned):
+            entries.append(ClassEntry(0, 0, str(client_id(k)), describe(x, "full", 2)))
+        found = Moments.of(make_mixture(entries, (0, 1), "counts"))
+        count = sum(sizes)
+        mean = np.concatenate(owned).mean(0)
+        wanted = np.zeros((6, 6))
+        for x in owned:
+            away = x.mean(0) - mean
+            scatter = np.cov(x.T) if len(x) > 1 else np.zeros((6, 6))
+            wanted += len(x) / count * (scatter + np.outer(away, away))
+        got = found.rows[0].T @ found.rows[0]
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        both = (count * wanted + 30 * np.cov(other.T)) / (count + 30)
+        np.testing.assert_allclose(found.within, both, rtol=1e-5, atol=1e-6)
 
     def test_without_a_covariance_of_its_own_it_is_linear(self):
         mixture = self.mixture()

@@ -32,7 +32,10 @@ class Moments:
 
     @classmethod
     def of(cls, mixture: Mixture) -> Moments:
-        """Compute them; a class's covariance is that of the images of all its clients together."""
+        """Compute them; a class's covariance is that of the images of all its clients together.
+
+        What a mixture lends to a client with one image is for drawing features, and not used here.
+        """
         means = np.stack([mixture.mean(c) for c in mixture.classes])  # (C, d)
         rows: list[F64] = []
         rest: F64 = np.zeros(means.shape[1])
@@ -41,8 +44,10 @@ class Moments:
         ):
             parts = []
             for share, gaussian in zip(pi, own, strict=True):
-                apart = (gaussian.mean - mean)[None]  # (1, d)
-                parts += [np.sqrt(share) * gaussian.factor, np.sqrt(share) * apart]
+                parts.append(np.sqrt(share) * (gaussian.mean - mean)[None])  # (1, d)
+                if gaussian.count == 1:
+                    continue  # its distance from the mean is its whole part of the covariance
+                parts.append(np.sqrt(share) * gaussian.factor)
                 rest = rest + float(omega * share) * gaussian.rest.astype(np.float64)
             rows.append(np.concatenate(parts).astype(np.float64))
         stacked = np.concatenate(
