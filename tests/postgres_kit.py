@@ -3,9 +3,12 @@
 import contextlib
 import os
 import secrets
+import select
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from fcil_server.ledger.databases.sqlite import LEDGER_NAME
 
 PROGRAMS = "FCIL_POSTGRES"  # names the folder with initdb and postgres
 _DEBIAN = Path("/usr/lib/postgresql")
+_SOCKET = ".s.PGSQL.5432"
 
 
 def programs() -> Path:
@@ -39,6 +43,7 @@ class Cluster:
         port: of the address.
 
     Attributes:
+        folder: of its socket and its data.
         url: of its database, by the address if there is one.
         local_url: by the socket.
     """
@@ -51,7 +56,7 @@ class Cluster:
         address: str = "",
         port: int = 5432,
     ) -> None:
-        self._folder, self._bin, self._before = folder, bin_folder, before
+        self.folder, self._bin, self._before = folder, bin_folder, before
         self.local_url = f"postgresql://fcil@:{port}/postgres?host={folder}"
         self.url = f"postgresql://fcil@{address}:{port}/postgres" if address else self.local_url
         # Postgres refuses to run as root.
@@ -73,7 +78,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start it, and return when it accepts connections."""
-        log = str(self._folder / "log")
+        log = str(self.folder / "log")
         self._run("pg_ctl", "-D", self._data, "-o", self._options, "-l", log, "-w", "start")
 
     def stop(self, mode: str = "immediate") -> None:
@@ -129,3 +134,54 @@ def cluster(address: str = "", port: int = 5432) -> Iterator[Cluster]:
             started.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class CutCommits:
+    """Passes connections on to a Postgres; once told, cuts one after its COMMIT, without a reply.
+
+    Attributes:
+        url: of the database, through this.
+        cuts: cut the next connection that commits.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._folder = tempfile.mkdtemp(prefix="pg-", dir="/tmp")
+        self.url = f"postgresql://fcil@:5432/postgres?host={self._folder}"
+        self.cuts = False
+        self._behind = str(cluster.folder / _SOCKET)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(Path(self._folder, _SOCKET)))
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Pass no further connections on; those that are open must have ended."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._pass, args=(client,)))
+            self._threads[-1].start()
+
+    def _pass(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            server.connect(self._behind)
+            cut = False
+            while True:
+                ready, _, _ = select.select((client, server), (), ())
+                for one in ready:
+                    data = one.recv(1 << 16)
+                    if not data or (cut and one is server):
+                        return
+                    if one is client and self.cuts and b"COMMIT" in data:
+                        self.cuts, cut = False, True
+                    (server if one is client else client).sendall(data)

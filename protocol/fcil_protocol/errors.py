@@ -38,6 +38,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   |   +-- Surplus        surplus               1
     +-- StorageError           storage_failed        1
     |   +-- DiskFull           disk_full             1
+    |   +-- CommitUnknown      commit_unknown        1
     |   +-- CorruptFile        corrupt_file          1
     |   +-- Locked             locked                2
     +-- WorkerError            worker_failed         1
@@ -425,6 +426,15 @@ class DiskFull(StorageError):
     """
 
     code = "disk_full"
+
+
+class CommitUnknown(StorageError):
+    """The connection to the ledger was lost during a commit, which may hold or not.
+
+    Start the server again once Postgres answers: it finds out, and no acknowledged update is lost.
+    """
+
+    code = "commit_unknown"
 
 
 class CorruptFile(StorageError):

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
+    WRAP_BYTES,
     Core,
     Header,
     open_body,
@@ -37,6 +38,8 @@ from fcil_protocol.envelopes.stored_envelope import head_of
 from fcil_protocol.envelopes.transfer import IncomingEnvelope, Receiver, unrequested_chunks
 from fcil_protocol.envelopes.window import ASKED_BYTES, share
 from fcil_protocol.errors import (
+    AlreadyHave,
+    CommitUnknown,
     CorruptFile,
     FcilError,
     SchemaMismatch,
@@ -138,7 +141,11 @@ class Intake:
 
     def offer(self, peer: Peer, received: Received, message: Update) -> None:
         """Check the header of an update and ask for its chunks, or Ack a stored one."""
-        data, signature, *_ = received.blobs
+        data, signature, wrap, *_ = received.blobs
+        if len(wrap) != WRAP_BYTES:
+            raise WireError(
+                f"an update has a wrapped key of {len(wrap)} bytes, expected {WRAP_BYTES}."
+            )
         verify_header(data, signature, peer.keys)
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
@@ -444,10 +451,14 @@ class Intake:
         head = head_of(
             envelope.header_bytes, envelope.signature, envelope.wrap, header.sealed_bytes
         )
-        if envelope.digest in self._spool:
-            # The server was killed between the spool and the ledger: it was never acknowledged.
+        body = (head, *envelope.assembly.body())
+        try:
+            self._spool.append(envelope.digest, *body)
+        except AlreadyHave:
+            # The server was killed, or failed, between the spool and the ledger: it was never
+            # acknowledged.
             self._spool.remove([envelope.digest])
-        self._spool.append(envelope.digest, head, *envelope.assembly.body())
+            self._spool.append(envelope.digest, *body)
         return accepted
 
     def _open(self, envelope: IncomingEnvelope) -> Payload:
@@ -507,7 +518,11 @@ class Intake:
             await turns.yield_if_long()
 
     def _commit_few(self, few: Sequence[Accepted]) -> list[FcilError | None]:
-        """Commit updates to the ledger in one transaction; return for each why it is refused."""
+        """Commit updates to the ledger in one transaction; return for each why it is refused.
+
+        Raises:
+            CommitUnknown: it may have them or not; no update may be refused, or leave the spool.
+        """
         faults: list[FcilError | None] = []
         try:
             with self._ports.together():
@@ -519,6 +534,8 @@ class Intake:
                         faults.append(as_fcil_error(error))
                     else:
                         faults.append(None)
+        except CommitUnknown:
+            raise  # the ledger may have them: their records stay, and the next start decides
         except FcilError as error:  # nothing of it is in the ledger
             return [*(fault or error for fault in faults), *[error] * (len(few) - len(faults))]
         return faults

@@ -94,7 +94,11 @@ class IntakePorts(Protocol):
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """Let all that is `stored` inside be committed at its end, or, on an error, nothing."""
+        """Let all that is `stored` inside be committed at its end, or, on an error, nothing.
+
+        Raises:
+            CommitUnknown: at its end, if the ledger may have all of it or nothing.
+        """
         ...
 
     def stored(self, accepted: Accepted) -> None:

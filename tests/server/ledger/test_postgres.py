@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import postgres_kit
 import sample_run
 from fcil_protocol.errors import (
+    CommitUnknown,
     CorruptFile,
     FcilError,
     InternalError,
@@ -265,6 +266,20 @@ def test_the_claim_goes_with_the_connection_and_so_does_the_right_to_write(moved
     first.close()
     with closing(Federation.open_stopped(moved)) as second:
         assert second.ledger.runs.get(RUN).seed != 99
+
+
+def test_a_commit_whose_reply_is_lost_is_unknown_and_another_error_is_not(directory, cluster):
+    with closing(postgres_kit.CutCommits(cluster)) as line:
+        move_ledger(directory, line.url, "ann")
+        with closing(Ledger(directory / LEDGER_NAME)) as first:
+            line.cuts = True
+            with pytest.raises(CommitUnknown, match="cannot be used"), first.transaction():
+                first.database.execute("UPDATE runs SET seed = 99")
+            with pytest.raises(StorageError) as later, first.transaction():
+                raise AssertionError("there is no transaction")
+            assert not isinstance(later.value, CommitUnknown), "nothing was to be committed"
+        with closing(Ledger(directory / LEDGER_NAME)) as second:
+            assert second.runs.get(RUN).seed == 99, "it holds"
 
 
 def fail_in_it(ledger):

@@ -273,6 +273,20 @@ def test_one_that_arrives_whole_again_is_answered_once_by_the_newest_session(ser
     play(story)
 
 
+def test_a_wrapped_key_of_another_length_is_refused_with_the_header(server):
+    """It would stay in memory until the update has arrived, where nothing counts it."""
+
+    async def story():
+        sealed, one = inventory(), peer()
+        message = Update(digest=sealed.parsed.update_id)
+        blobs = (sealed.header, sealed.signature, bytes(2_000_000))
+        with pytest.raises(WireError, match="wrapped key of 2000000 bytes, expected 1168"):
+            server.intake.offer(one, Received(message, b"", b"", blobs), message)
+        assert not server.sent
+
+    play(story)
+
+
 def test_one_that_arrives_whole_in_another_clients_name_is_refused(server):
     async def story():
         sealed = inventory("b" * 26)

@@ -17,6 +17,7 @@ from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import (
     AlreadyHave,
+    CommitUnknown,
     DiskFull,
     InternalError,
     SchemaMismatch,
@@ -360,6 +361,46 @@ def test_of_a_transaction_that_fails_nobody_gets_an_ack_and_nothing_stays_in_the
         await scene.send("d" * 26)
         await scene.intake.drain()
         assert (scene.log[-1], scene.committed) == ("ack d", ["d"])
+
+    play(story)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_record_that_was_never_committed_gives_way_to_the_same_update(scene, durable):
+    """As after a kill, or a defect, between the spool and the ledger."""
+
+    async def story():
+        sealed = update("a" * 26)
+        scene.spool.append(sealed.parsed.update_id, b"of before")
+        if durable:
+            scene.spool.sync()
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        assert (scene.log[-1], scene.committed) == ("ack a", ["a"])
+        assert scene.spool.get(sealed.parsed.update_id) != b"of before"
+
+    play(story)
+
+
+def test_of_a_commit_that_may_hold_nobody_gets_an_answer_and_all_stays_in_the_spool(scene):
+    """The server ends with it: the next start finds the records that the ledger may name."""
+    lost = CommitUnknown("the connection was lost.")
+
+    @contextlib.contextmanager
+    def fails():
+        yield
+        raise lost
+
+    scene.ports.together = fails
+
+    async def story():
+        scene.go_on.clear()
+        sent = [await scene.send(client * 26) for client in "abc"]
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert not [line for line in scene.log if line.startswith(("ack", "nack", "refused"))]
+        assert (scene.failed, scene.committed) == ([lost], [])
+        assert len(scene.spool.keys()) == len(sent)
 
     play(story)
 

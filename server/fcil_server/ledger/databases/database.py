@@ -242,21 +242,24 @@ class Database(abc.ABC):
 
         Raises:
             StorageError: the database has ended it, or the one around it, after an earlier failure.
+            CommitUnknown: the connection was lost as it was committed.
         """
+        commit: Callable[[], object]
         if self._depth:
             self._join(durable=durable)
             level = f"level{self._depth}"
-            commit, undo = f"RELEASE {level}", [f"ROLLBACK TO {level}", f"RELEASE {level}"]
+            commit = functools.partial(self.execute, f"RELEASE {level}")
+            undo = [f"ROLLBACK TO {level}", f"RELEASE {level}"]
             self.execute(f"SAVEPOINT {level}")
         else:
-            commit, undo = "COMMIT", ["ROLLBACK"]
+            commit, undo = self._commit, ["ROLLBACK"]
             self._durable = durable
             self._begin(waits=durable and waits)
         self._depth += 1
         try:
             yield
             self._refuse_ended()
-            self.execute(commit)
+            commit()
         except BaseException:
             # The database itself ends the transaction on some failures, such as a full disk.
             if self.in_transaction:
@@ -265,6 +268,9 @@ class Database(abc.ABC):
             raise
         finally:
             self._depth -= 1
+
+    def _commit(self) -> object:
+        return self.execute("COMMIT")
 
     def _join(self, *, durable: bool) -> None:
         """Check that the transaction is still open, else a statement would begin one of its own."""

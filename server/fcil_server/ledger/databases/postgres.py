@@ -24,7 +24,14 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from fcil_protocol.errors import FcilError, InternalError, Locked, StorageError, UsageError
+from fcil_protocol.errors import (
+    CommitUnknown,
+    FcilError,
+    InternalError,
+    Locked,
+    StorageError,
+    UsageError,
+)
 from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.ledger.databases import sqlite_errors
 from fcil_server.ledger.databases.database import Args, Database, Row, changed_table
@@ -160,6 +167,14 @@ class PostgresDatabase(Database):
 
     def _begin(self, *, waits: bool) -> None:
         self.execute(f"BEGIN; SET LOCAL synchronous_commit = {'on' if waits else 'off'}")
+
+    def _commit(self) -> object:
+        try:
+            return super()._commit()
+        except StorageError as error:
+            if self._db.closed:
+                raise CommitUnknown(error.message, action=error.action) from error
+            raise
 
     def _begin_moment(self) -> None:
         self.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

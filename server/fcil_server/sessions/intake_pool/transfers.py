@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fcil_protocol.envelopes.assembly import Assembly
 from fcil_protocol.envelopes.envelope import (
+    WRAP_BYTES,
     ContentKey,
     Header,
     parse_header,
@@ -317,7 +318,9 @@ class RoundTransfers:
             return True
         if len(received.blobs) != 3 or message.digest == client.left:
             return False
-        data, signature, _ = received.blobs
+        data, signature, wrap = received.blobs
+        if len(wrap) != WRAP_BYTES:
+            return False
         header = parse_header(data, max_plain_bytes=UPDATE_BYTES)
         offer = _Offer(header, received.blobs)
         fits = _round_of(header) == self._round and header.core.base == self._base
@@ -370,7 +373,10 @@ class RoundTransfers:
         except WireError as error:
             if not envelope.retries:
                 self._forget(client, message.digest)
-            self._faulty(client.conn, "" if envelope.retries else message.digest, error)
+                self._faulty(client.conn, message.digest, error)
+                self._call_next()
+                return True
+            self._faulty(client.conn, "", error)
         self._continue(client, envelope)
         return True
 
@@ -412,17 +418,29 @@ class RoundTransfers:
     def revive(self) -> None:
         """Ask again for requested chunks that never came over a live connection.
 
-        Clients that send nothing make room for the next in line.
+        Clients that send nothing make room for the next in line: theirs does not count, and where
+        that is not enough, the server resumes what they have offered.
         """
-        now, self._idle_bytes = _now(), 0
+        now, idle = _now(), list[ClientTransfers]()
         for client in list(self._clients.values()):
             if not client.receiver.under_way:
                 continue
             if client.receiver.pace.idle_s(now) >= IDLE_S:
-                self._idle_bytes += sum(offer.size for offer in client.updates.values())
+                idle.append(client)
             if client.receiver.revive(now):
                 self._ask(client)
+        self._idle_bytes = sum(map(_size, idle))
         self._call_next()
+        for client in idle:
+            if not self._line:
+                return
+            self._idle_bytes -= _size(client)
+            client.left = next(iter(client.updates))
+            self._hand_back(client)
+
+
+def _size(client: ClientTransfers) -> int:
+    return sum(offer.size for offer in client.updates.values())
 
 
 def _round_of(header: Header) -> RoundKey:

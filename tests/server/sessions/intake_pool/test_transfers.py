@@ -212,6 +212,37 @@ def test_a_chunk_that_does_not_fit_is_requested_again_and_at_last_refused():
     in_a_loop(story)
 
 
+def test_the_chunks_before_one_that_does_not_fit_complete_no_update_that_was_given_up(monkeypatch):
+    async def story():
+        two = Two(monkeypatch)
+        process, sealed = two.process, two.first
+        digest, last = sealed.parsed.update_id, len(sealed.parsed.hashes) - 1
+        assert two.offer()
+        for _ in range(MAX_SPOILED):
+            assert process.take(Chunk(digest=digest, index=0), bytes(CHUNK))
+        for index in range(last):
+            assert process.take(Chunk(digest=digest, index=index), sealed.chunk(index))
+        two.asked()
+        whole = [*sealed.chunk(last), *bytes(CHUNK)]
+        assert process.take(Chunk(digest=digest, index=last), bytes(whole))
+        assert process.faults[-1][1] == digest
+        assert not process.whole
+        assert CONN + 1 in two.asked(), "the next in line has its room at once"
+
+    in_a_loop(story)
+
+
+def test_a_wrapped_key_of_another_length_is_left_to_the_server_to_refuse():
+    async def story():
+        process = Process()
+        sealed, (header, signature, wrap) = sealed_update()
+        update = Update(digest=sealed.parsed.update_id)
+        assert not process.take(update, header, signature, wrap + b" " * 2_000_000)
+        assert not process.sent
+
+    in_a_loop(story)
+
+
 def test_a_client_has_one_update_under_way_and_none_after_its_end():
     async def story():
         process = Process()
@@ -321,6 +352,30 @@ def test_a_client_that_sends_nothing_keeps_no_other_waiting(monkeypatch, how):
             monkeypatch.setattr(transfers_module, "IDLE_S", 0.0)
             two.process.transfers.revive()
         assert CONN + 1 in two.asked()
+
+    in_a_loop(story)
+
+
+def test_clients_that_offer_and_send_nothing_leave_the_memory_to_the_next_in_line(monkeypatch):
+    """However many they are, and more than the memory that idle updates have of their own."""
+
+    async def story():
+        two = Two(monkeypatch)  # memory for one update, and for as much that is idle
+        idle = [Process() for _ in range(3)]
+        monkeypatch.setattr(transfers_module, "IDLE_S", 0.0)
+        for conn, one in enumerate(idle, CONN + 2):
+            two.process.transfers.begin(conn, one.server.hand_over(), CLIENT.public, "")
+            sealed, blobs = sealed_update()
+            frames = one.client.frames(Update(digest=sealed.parsed.update_id), *blobs)
+            assert two.process.transfers.take(conn, frames)
+            two.process.transfers.revive()
+        assert two.offer()
+        two.asked()
+        two.process.transfers.revive()
+        assert CONN + 1 in two.asked()
+        # What was given up is the server's, with the session's other messages.
+        first = two.first.parsed
+        assert not two.process.take(Chunk(digest=first.update_id, index=0), two.first.chunk(0))
 
     in_a_loop(story)
 

@@ -119,7 +119,8 @@ class Offer:
         core = Core(**{**fields, **core})
         self.sealed, key = seal(plain, core, CLIENT, chunk_bytes=chunk_bytes)
         self.wrap = wrap_key(key, self.sealed.header, RELAY.public) if wrap is None else wrap
-        self.blobs = (self.sealed.header, self.sealed.signature, b"for the server")
+        for_server = wrap_key(key, self.sealed.header, SERVER.public)
+        self.blobs = (self.sealed.header, self.sealed.signature, for_server)
         self.digest = self.sealed.parsed.update_id
         self.chunks = range(len(self.sealed.parsed.hashes))
 
