@@ -482,12 +482,31 @@ class TestGroups:
         once, again = (draw_groups(fed.context("train"), labels) for _ in range(2))
         assert once.tolist() == again.tolist() != (np.arange(40) % 20).tolist()
 
+    def test_a_later_round_of_the_same_images_shows_the_same_groups(self):
+        """Others would give the server the differences between groups, down to single images."""
+        ctx = federation([DATA], group=2).context("train")
+        labels = np.zeros(40, dtype=np.int64)
+        once, again = (draw_groups(replace(ctx, round=n), labels) for n in (0, 1))
+        assert once.tolist() == again.tolist()
+
+    @pytest.mark.parametrize(("groups", "fits"), [(0, False), (1, True), (2, True), (3, False)])
+    def test_a_number_of_groups_that_the_images_do_not_make_is_refused(self, groups, fits):
+        """Less than they make is what a sum of clients' uploads has."""
+        fed = federation([toy_images({0: 9})], group=4)
+        fed.open(make_tasks((0,))[0])
+        sent = fed.upload("train", 0).tensors
+        assert sent["groups"].tolist() == [2]
+        wrong = Payload({**sent, "groups": np.array([groups])})
+        faults = forms.upload_faults(fed.hparams, wrong, fed.task)
+        assert faults == ([] if fits else [f"'groups' is {groups}, expected 1 to 2"])
+
     def test_a_class_smaller_than_a_group_is_refused(self):
         fed = federation([toy_images({0: 4})], group=4)
         fed.open(make_tasks((0,))[0])
         sent = fed.upload("train", 0).tensors
-        wrong = Payload({**sent, "count": np.array([3]), "n": np.array([3])})
-        (fault,) = forms.upload_faults(fed.hparams, wrong, fed.task)
+        few = {"count": np.array([3]), "n": np.array([3]), "groups": np.array([0])}
+        wrong = Payload({**sent, **few})
+        fault, _ = forms.upload_faults(fed.hparams, wrong, fed.task)
         assert fault == "'count' has a class with fewer images than a group of 4"
 
     def test_they_give_nearly_the_classifier_of_all_images(self):

@@ -19,7 +19,6 @@ from fcil_adapters.numerics.weighted_sums import COUNT, IMAGES, count_sum, sum_s
 from fcil_adapters.toolkit.closed_form.options import AnalyticHparams
 from fcil_adapters.toolkit.closed_form.sums import (
     F64,
-    I64,
     LOW,
     ProductSums,
     joined,
@@ -27,6 +26,7 @@ from fcil_adapters.toolkit.closed_form.sums import (
 )
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
+GROUPS = "groups"  # how many rows of an upload are in G, where these are groups of images
 
 
 def largest_height(h: AnalyticHparams, width: int) -> int:
@@ -50,20 +50,21 @@ def read_upload(h: AnalyticHparams, payload: Payload) -> ProductSums:
         payload.i64("classes")[order],
         joined(tensors, "sum")[order],
         counts.astype(np.float64),
-        float(group_counts(h, counts).sum()),
+        float(payload.i64(GROUPS)[0] if h.group else counts.sum()),
     )
 
 
 def additive_sums(h: AnalyticHparams) -> Additive | None:
     """Return the sums of uploads in any form; None where the options make them no sums."""
-    if h.group or h.truncate or h.counts_unlabelled or h.weights == "capped":
-        return None  # groups are counted client by client, and a truncated factor is cut by each
-    specs = (
+    if h.truncate or h.counts_unlabelled or h.weights == "capped":
+        return None  # a truncated factor is cut by each client
+    specs = [
         sum_spec(TensorSpec(TRIANGLE, Kind.GRAM, ("triangle_size",))),
         sum_spec(TensorSpec("sum", Kind.GRAM, ("c", "D"))),
         count_sum(COUNT, "c"),
         count_sum(IMAGES),
-    )
+        *([count_sum(GROUPS)] if h.group else ()),
+    ]
 
     def read(payload: Payload) -> dict[str, F64]:
         sums = read_upload(h, payload)
@@ -74,6 +75,7 @@ def additive_sums(h: AnalyticHparams) -> Additive | None:
             "sum": sums.sums[order],
             COUNT: sums.counts[order],
             IMAGES: images,
+            **({GROUPS: np.array([sums.observations])} if h.group else {}),
         }
 
     def write(sums: Sums, classes: tuple[int, ...]) -> Payload:
@@ -84,6 +86,7 @@ def additive_sums(h: AnalyticHparams) -> Additive | None:
                 "classes": np.asarray(classes, np.int64),
                 COUNT: np.rint(sums[COUNT]).astype(np.int64),
                 "n": np.rint(sums[IMAGES]).astype(np.int64),
+                **({GROUPS: np.rint(sums[GROUPS]).astype(np.int64)} if h.group else {}),
             }
         )
 
@@ -91,12 +94,7 @@ def additive_sums(h: AnalyticHparams) -> Additive | None:
         NoisedSum("sum", 1, ("sum", "sum" + LOW)),
         NoisedSum(TRIANGLE, 2, tuple(n + low for n in (TRIANGLE, FACTOR) for low in ("", LOW))),
     )
-    return Additive(specs, read, write, noised)
-
-
-def group_counts(h: AnalyticHparams, counts: I64) -> I64:
-    """Return how many rows the images of each class (c,) become: groups, or the images."""
-    return counts // h.group if h.group else counts
+    return Additive(tuple(specs), read, write, noised)
 
 
 def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
@@ -114,6 +112,11 @@ def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[
     absent = counts == 0
     if ((counts > 0) & (counts < h.group)).any():
         faults.append(f"'count' has a class with fewer images than a group of {h.group}")
+    if h.group:
+        groups, most = int(payload.i64(GROUPS)[0]), int((counts // h.group).sum())
+        least = int((counts > 0).sum())  # a sum of many clients' has fewer than its counts allow
+        if not least <= groups <= most:
+            faults.append(f"'groups' is {groups}, expected {least} to {most}")
     if joined(payload.tensors, "sum")[absent].any():
         faults.append("'sum' holds more than zero for a class without images")
     if REST in payload.tensors and (joined(payload.tensors, REST) < 0).any():

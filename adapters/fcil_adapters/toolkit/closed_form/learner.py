@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,6 +82,8 @@ class SumsLearner:
         sent["classes"] = np.asarray(classes, dtype=np.int64)
         sent["count"] = counts
         sent["n"] = counts.sum(dtype=np.int64).reshape(1)
+        if h.group:
+            sent[forms.GROUPS] = np.array([groups], dtype=np.int64)
         return Payload(sent)
 
 
@@ -88,12 +91,13 @@ def draw_groups(ctx: Context, labels: I64) -> I64:
     """Return each image's group (N,), from 0; -1: it stays at home.
 
     A class's images are divided at random into as many groups as have ``group`` images each; the
-    rest is distributed among them. Without groups every image has one of its own.
+    rest is distributed among them. Without groups every image has one of its own. They are the same
+    in every round of a kind: two uploads of the same images tell no more than one.
     """
     size = ctx.hparams.group
     if not size:
         return np.arange(len(labels), dtype=np.int64)
-    rng = ctx.rng(_GROUPS)
+    rng = replace(ctx, round=0).rng(_GROUPS)
     found = np.full(len(labels), -1, dtype=np.int64)
     first = 0
     for c in np.unique(labels):

@@ -28,6 +28,7 @@ from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.numerics.weighted_sums import with_common_bytes
 from fcil_adapters.toolkit.closed_form.forms import (
     FACTOR,
+    GROUPS,
     REST,
     TRIANGLE,
     additive_sums,
@@ -91,7 +92,8 @@ def sums_exchanges(
 def _upload(
     h: AnalyticHparams, more: tuple[TensorSpec, ...], height: str, classes: str
 ) -> PayloadSchema:
-    counts = (count_spec("classes", classes), count_spec("count", classes), count_spec("n", 1))
+    counts = [count_spec("classes", classes), count_spec("count", classes), count_spec("n", 1)]
+    counts += [count_spec(GROUPS, 1)] if h.group else []
     specs = (*_sum_specs(h, height, classes), *counts, *more)
     return PayloadSchema(specs, at_most=((height, "most"),))
 
