@@ -42,19 +42,20 @@ def package_digest(package: str) -> str:
     return _digest((path.relative_to(root).as_posix(), path) for path in root.rglob("*.py"))
 
 
-def method_digest(method: Method, manifest: str) -> str:
-    """Return the SHA-256 over a method's modules and all that they import (hex).
+def method_digest(method: Method, manifest: str, callers: Collection[str] = ()) -> str:
+    """Return the SHA-256 over a method's modules, its callers, and all that they import (hex).
 
-    Counted are the modules of the method's own package and of ``fcil_adapters``, imports within
+    Counted are the modules of the packages of these, and of ``fcil_adapters``, imports within
     functions too: what a learner, an aggregator and a model compute follows from them, from the
     options, and from libraries, whose versions a result names apart.
 
     Args:
         method: the method.
         manifest: the module with its manifest (`registry.module_of`).
+        callers: modules that call the method.
     """
     halves = (method.learner, method.aggregator, method.model)
-    starts = {manifest, *(half.partition(":")[0] for half in halves)}
+    starts = {manifest, *callers, *(half.partition(":")[0] for half in halves)}
     within = {_OURS, *(start.partition(".")[0] for start in starts)}
     found: dict[str, Path] = {}
     pending = [name for start in starts for name in _with_parents(start)]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fcil_adapters
+import fcil_client
 from fcil_adapters.contract import source_code
 from fcil_adapters.contract.registry import load_method, method_names, module_of
+from fcil_server.lab.plan import WORKERS
 
 ROOT = Path(fcil_adapters.__file__).parent
+CLIENT = Path(fcil_client.__file__).parent
 
 
 @pytest.fixture
@@ -27,9 +31,9 @@ def copy(tmp_path, monkeypatch):
     return target
 
 
-def digest(name: str = "pilora") -> str:
+def digest(name: str = "pilora", callers: Sequence[str] = ()) -> str:
     source_code._imports.cache_clear()
-    return source_code.method_digest(load_method(name), module_of(name))
+    return source_code.method_digest(load_method(name), module_of(name), callers)
 
 
 def change(path: Path) -> None:
@@ -79,6 +83,37 @@ def test_relative_imports_count(copy):
     before = digest()
     change(copy / "methods" / "hgp" / "head.py")
     assert digest() != before
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "worker/evaluation.py",
+        "images/decoding.py",
+        "backbones/engines.py",
+        "numerics/outliers.py",
+        "numerics/relay_sums.py",
+    ],
+)
+def test_the_code_of_a_cell_is_also_what_calls_the_method(copy, module):
+    alone, called = digest(), digest(callers=WORKERS)
+    change(copy / module)
+    assert digest(callers=WORKERS) != called
+    assert digest() == alone
+
+
+def test_a_callers_own_package_counts(monkeypatch, tmp_path):
+    target = tmp_path / "fcil_client"
+    shutil.copytree(CLIENT, target, ignore=shutil.ignore_patterns("__pycache__"))
+    real = source_code._root
+    monkeypatch.setattr(
+        source_code, "_root", lambda package: target if package == CLIENT.name else real(package)
+    )
+    before = digest(callers=WORKERS)
+    change(target / "cli" / "show_status.py")
+    assert digest(callers=WORKERS) == before, "no result follows from it"
+    change(target / "data" / "split.py")
+    assert digest(callers=WORKERS) != before
 
 
 @pytest.mark.full
