@@ -129,6 +129,7 @@ class Backbone:
             setattr(view.get_submodule(owner), leaf, parameter)
         made = Backbone(view, replace(self.info, digest=digest), self.device, self.positions)
         made.alive = self.alive
+        made.memory.store = self.memory.store  # where its digest keeps its features apart
         self.variant = made
         return made
 
@@ -439,8 +440,9 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 def precision_of(choice: str, device: str) -> Precision:
     """Return the precision that a choice means on a device.
 
-    ``auto``: fp32, as long as ``amp`` is untested on a GPU. ``amp``: bf16 where the device computes
-    with it, else fp16 with scaled losses.
+    ``auto``: fp32, as long as no accuracy with ``amp`` has been measured on a GPU. ``amp``: bf16 on
+    processors, which is slow where they emulate it, and on GPUs that compute with it; else fp16
+    with scaled losses.
 
     Raises:
         ConfigError: the choice is unknown.

@@ -12,6 +12,8 @@ import pytest
 from adapters.frozen_kit import exact_analytic, pooled
 from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbones.backbone import load_backbone
+from fcil_adapters.backbones.feature_cache import FeatureMemory
+from fcil_adapters.backbones.frozen_features import plain_features
 from fcil_adapters.backbones.onnx_backbone import load_onnx_backbone
 from fcil_adapters.contract import Kind, Payload, Update
 from fcil_adapters.contract.half_precision import Forms
@@ -124,6 +126,23 @@ class TestMerging:
             assert np.abs(seen[one] - seen[other]).max() > 1e-2
         np.testing.assert_array_equal(through_memory(backbone), plain)
         np.testing.assert_array_equal(backbone.features(SEEN), plain)
+
+    def test_an_experiments_store_has_the_features_of_both_weights(self, backbone, monkeypatch):
+        class Shelf(dict):
+            def get(self, keys):
+                return {k: self[k] for k in keys if k in self}
+
+            put = dict.update
+
+        monkeypatch.setattr(backbone.memory, "store", Shelf())
+        weights = merging.merged_weights(backbone, self.H, drawn(backbone, self.H))
+        made = backbone.with_weights(weights, merging.merged_digest(backbone.info, weights))
+        wanted = plain_features(made, SEEN)
+        assert np.abs(wanted - plain_features(backbone, SEEN)).max() > 1e-2
+        made.memory = FeatureMemory()  # as in another process
+        made.memory.store = backbone.memory.store
+        monkeypatch.setattr(made, "features", lambda _: pytest.fail("computed again"))
+        np.testing.assert_array_equal(plain_features(made, SEEN), wanted)
 
     def test_other_weights_than_the_servers_are_refused_before_the_first_image(self, backbone):
         with pytest.raises(BackboneMismatch, match="and 222222222222 on the server"):
