@@ -52,11 +52,16 @@ MASKED_SAMPLE = {SERVER: 24, CLIENT: 16}
 MASKED_STATES = {1: "mask_keys", 2: "mask_shares", 3: "train", 4: "mask_vote", 5: "unmask"}
 
 
-def survive(scene, tmp_path, program, part, clients="ab", **more):
-    """Run one federation through a part of the walk; return where somebody was killed."""
-    extra = {"round__rounds_per_task": 4} if program in REST else {}
+def survive(scene, tmp_path, program, part, clients="ab", *, extra=None, **more):
+    """Run one federation through a part of the walk; return where somebody was killed.
+
+    Args:
+        extra: settings of the disturbed run alone, which change no state.
+    """
+    rounds = {"round__rounds_per_task": 4} if program in REST else {}
     more |= {"rest": REST.get(program, 0)}
-    expected = scene.undisturbed(**extra)
+    expected = scene.undisturbed(**rounds)
+    extra = rounds | (extra or {})
     with scene.copy() as federation:
         done = tmp_path / "done"
         env = planted(tmp_path, walk_plan(federation, program, done, part, **more))
