@@ -137,17 +137,17 @@ def cluster(address: str = "", port: int = 5432) -> Iterator[Cluster]:
 
 
 class CutCommits:
-    """Passes connections on to a Postgres; once told, cuts one after its COMMIT, without a reply.
+    """Passes connections on to a Postgres; and cuts one after its COMMIT, without a reply.
 
     Attributes:
         url: of the database, through this.
-        cuts: cut the next connection that commits.
+        armed: cut the next connection that commits.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._folder = tempfile.mkdtemp(prefix="pg-", dir="/tmp")
         self.url = f"postgresql://fcil@:5432/postgres?host={self._folder}"
-        self.cuts = False
+        self.armed = False
         self._behind = str(cluster.folder / _SOCKET)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(Path(self._folder, _SOCKET)))
@@ -182,6 +182,6 @@ class CutCommits:
                     data = one.recv(1 << 16)
                     if not data or (cut and one is server):
                         return
-                    if one is client and self.cuts and b"COMMIT" in data:
-                        self.cuts, cut = False, True
+                    if one is client and self.armed and b"COMMIT" in data:
+                        self.armed, cut = False, True
                     (server if one is client else client).sendall(data)

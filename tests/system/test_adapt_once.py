@@ -12,7 +12,7 @@ from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_protocol.process import control_socket
 from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.reports.results.run_data import collect
-from system.analytic_kit import ENGINE, TOLERANCE, WIDTH, newest_state, outcome
+from system.analytic_kit import ENGINE, WIDTH, newest_state, outcome
 from system.kit import command, member, open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.timeout(900)]
@@ -26,6 +26,11 @@ OPTIONS = {
     "adapt": {"rounds": 2, "epochs": 1, "augment": "jitter"},
 }
 TORCH = ("--threads", "1", "--engine", "torch")
+
+
+# As in analytic_kit, but the condition depends on what the LoRA has learned, which differs from run
+# to run: up to 1.1e-4 is measured. An update too many or too few is worth 1e-2 and more.
+TOLERANCE = 1e-3
 
 
 def arguments(**more):

@@ -116,7 +116,8 @@ class Backbone:
     def with_weights(self, weights: Mapping[str, NDArray[np.float32]], digest: str) -> Backbone:
         """Return a backbone with some weights replaced, which shares the others.
 
-        It has a memory of features of its own, and replaces the last one made here (`variant`).
+        It has a memory of features of its own, shares the store, and replaces the last one made
+        here (`variant`).
 
         Args:
             weights: by their names in the state dict.
@@ -129,7 +130,7 @@ class Backbone:
             setattr(view.get_submodule(owner), leaf, parameter)
         made = Backbone(view, replace(self.info, digest=digest), self.device, self.positions)
         made.alive = self.alive
-        made.memory.store = self.memory.store  # where its digest keeps its features apart
+        made.memory.store = self.memory.store  # its keys contain the digest
         self.variant = made
         return made
 

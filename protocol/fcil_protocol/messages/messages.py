@@ -18,7 +18,7 @@ from pydantic import (
     SerializationInfo,
 )
 
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import CommitUnknown, FcilError, StorageError
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.trust.session_keys import SESSION_KEY_BYTES
 
@@ -371,8 +371,10 @@ class Nack(Message):
 
 def nack_of(error: FcilError, digest: str = "") -> Nack:
     """Return the Nack that reports an error to a peer."""
+    # To a peer it is the server's disk like any other failure there: it waits, and tries again.
+    code = StorageError.code if isinstance(error, CommitUnknown) else error.code
     return Nack(
-        code=error.code,
+        code=code,
         text=error.message[:2000],
         action=(error.action or type(error).default_action())[:2000],
         digest=digest,

@@ -130,6 +130,8 @@ class Dispatch:
         if incoming.chunks is not None:
             update = ReceivedUpdate(digest, incoming.frames)
             self._context.intake.keep_partial(peer, update, incoming.chunks)
+            if incoming.goes_on:
+                self._inbox.put(peer, Received(Update(digest=digest), b"", b"", update.blobs[:3]))
         elif incoming.fault is None:
             self._inbox.put(peer, ReceivedUpdate(digest, incoming.frames))
         elif digest:

@@ -18,8 +18,7 @@ from fcil_server.federation.config import Config
 from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, RowSection
 
 RESULT_VERSION = 1  # of a cell's file; cells of another version are computed again
-# The processes that call methods: images, splits, features, evaluation and rounds lie in what they
-# import.
+# The processes that call methods; images, splits, features and evaluation are in what they import.
 WORKERS = ("fcil_client.rounds.worker", "fcil_server.aggregation.worker")
 DEADLINE_S = 7 * 86_400.0  # no experiment leaves a slow client behind
 GRACE_S = 600.0
@@ -130,8 +129,8 @@ class Cell:
 
 @lru_cache
 def _code_of(method: str) -> str:
-    known = registry.load_method(method), registry.module_of(method)
-    return source_code.method_digest(*known, WORKERS)
+    manifest = registry.module_of(method)
+    return source_code.method_digest(registry.load_method(method), manifest, WORKERS)
 
 
 def make(experiment: Experiment) -> list[Cell]:

@@ -188,7 +188,7 @@ class Intake:
         self._await_opening(peer, IncomingEnvelope(update.blobs[:3], assembly), whole=True)
 
     def keep_partial(self, peer: Peer, update: ReceivedUpdate, indices: Sequence[int]) -> None:
-        """Keep chunks of an update whose connection has ended; its client sends the others."""
+        """Keep chunks of an update that an intake process gave up; its client has the others."""
         header = parse_header(update.blobs[0], max_plain_bytes=self._max_payload_bytes)
         digest = update.digest
         if digest in self._pending or digest in self._complete or self._ports.recorded(digest):
@@ -455,8 +455,8 @@ class Intake:
         try:
             self._spool.append(envelope.digest, *body)
         except AlreadyHave:
-            # The server was killed, or failed, between the spool and the ledger: it was never
-            # acknowledged.
+            # The server was killed, or failed, between the spool and the ledger: the record was
+            # never acknowledged.
             self._spool.remove([envelope.digest])
             self._spool.append(envelope.digest, *body)
         return accepted

@@ -272,8 +272,8 @@ def test_a_commit_whose_reply_is_lost_is_unknown_and_another_error_is_not(direct
     with closing(postgres_kit.CutCommits(cluster)) as line:
         move_ledger(directory, line.url, "ann")
         with closing(Ledger(directory / LEDGER_NAME)) as first:
-            line.cuts = True
-            with pytest.raises(CommitUnknown, match="cannot be used"), first.transaction():
+            line.armed = True
+            with pytest.raises(CommitUnknown, match="may hold or not"), first.transaction():
                 first.database.execute("UPDATE runs SET seed = 99")
             with pytest.raises(StorageError) as later, first.transaction():
                 raise AssertionError("there is no transaction")

@@ -382,7 +382,7 @@ def test_a_record_that_was_never_committed_gives_way_to_the_same_update(scene, d
     play(story)
 
 
-def test_of_a_commit_that_may_hold_nobody_gets_an_answer_and_all_stays_in_the_spool(scene):
+def test_of_a_commit_that_may_hold_no_client_gets_an_answer_and_all_stays_in_the_spool(scene):
     """The server ends with it: the next start finds the records that the ledger may name."""
     lost = CommitUnknown("the connection was lost.")
 

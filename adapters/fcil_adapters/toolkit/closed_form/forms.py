@@ -26,7 +26,7 @@ from fcil_adapters.toolkit.closed_form.sums import (
 )
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
-GROUPS = "groups"  # how many rows of an upload are in G, where these are groups of images
+GROUPS = "groups"  # number of groups of images, the rows of G; only with `group`
 
 
 def largest_height(h: AnalyticHparams, width: int) -> int:

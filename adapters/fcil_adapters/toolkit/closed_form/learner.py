@@ -92,7 +92,7 @@ def draw_groups(ctx: Context, labels: I64) -> I64:
 
     A class's images are divided at random into as many groups as have ``group`` images each; the
     rest is distributed among them. Without groups every image has one of its own. They are the same
-    in every round of a kind: two uploads of the same images tell no more than one.
+    in every round of a task and kind: two uploads of the same images tell no more than one.
     """
     size = ctx.hparams.group
     if not size:

@@ -3,7 +3,7 @@
 A client sends n_k, n_k mean_k and n_k (cov_k + mean_k mean_k^T). Their sums give the mean and the
 covariance of all images of a class together, which is all that `discriminants.Moments` reads of a
 mixture. Single Gaussians are lost, so a head that draws features would draw others. A client with
-one image of a class adds no covariance, here and there.
+one image of a class adds no covariance, in a mixture neither.
 """
 
 from __future__ import annotations

@@ -171,9 +171,12 @@ class PostgresDatabase(Database):
     def _commit(self) -> object:
         try:
             return super()._commit()
-        except StorageError as error:
+        except FcilError as error:
             if self._db.closed:
-                raise CommitUnknown(error.message, action=error.action) from error
+                raise CommitUnknown(
+                    f"the connection to {self.place} was lost during a commit, which may hold or "
+                    "not."
+                ) from error
             raise
 
     def _begin_moment(self) -> None:

@@ -51,13 +51,15 @@ class PassedOn(Incoming):
         heard: number of the newest message of this session that the process has taken itself.
         update: digest of an update that the process has received and verified; the frames are its
             header, signature, wrap and chunks.
-        chunks: numbers of those chunks, if the connection has ended before the others came.
+        chunks: numbers of those chunks, if the process has given it up before the others came.
+        goes_on: its connection goes on, and the others are requested here.
         fault: the error of such an update; with an empty digest, of a chunk, requested again.
     """
 
     heard: int = 0
     update: str | None = None
     chunks: tuple[int, ...] | None = None
+    goes_on: bool = False
     fault: FcilError | None = None
 
 
@@ -270,8 +272,11 @@ class IntakePool:
                 process.updates += 1
                 self._put(_passed(process, conn, frames, update=digest))
             case "lost":
-                conn, digest, frames, chunks = words
-                self._put(_passed(process, conn, frames, update=digest, chunks=tuple(chunks)))
+                conn, digest, frames, chunks, goes_on = words
+                came = tuple(chunks)
+                self._put(
+                    _passed(process, conn, frames, update=digest, chunks=came, goes_on=goes_on)
+                )
             case "fault":
                 conn, digest, *error = words
                 fault = from_code(*error)

@@ -120,8 +120,11 @@ class IntakeProcess:
         flows = self._transfers.take_flows(conn)
         self._pipe.send("update", conn, digest, [*blobs, *chunks], flows)
 
-    def _lost(self, conn: int, digest: str, blobs: Frames, chunks: dict[int, bytes]) -> None:
-        self._pipe.send("lost", conn, digest, [*blobs, *chunks.values()], list(chunks))
+    def _lost(
+        self, conn: int, digest: str, blobs: Frames, chunks: dict[int, bytes], goes_on: bool
+    ) -> None:
+        frames = [*blobs, *chunks.values()]
+        self._pipe.send("lost", conn, digest, frames, list(chunks), goes_on)
 
     def _faulty(self, conn: int, digest: str, error: FcilError) -> None:
         self._pipe.send("fault", conn, digest, error.code, error.message, error.action)

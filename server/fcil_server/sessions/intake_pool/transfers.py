@@ -148,7 +148,8 @@ class RoundTransfers:
         send: sends a message over a connection; False if its client does not read.
         begun: receives connection and digest of an update whose chunks are requested here.
         arrived: takes an update with all its chunks: connection, digest, blobs, chunks.
-        lost: takes what came of an update before its connection ended: the same, chunks by index.
+        lost: takes what came of an update that is given up here: the same, with the chunks by
+            index, and True if its connection goes on.
         faulty: takes the error of an update's chunk: connection, digest, error.
     """
 
@@ -160,7 +161,7 @@ class RoundTransfers:
         send: Callable[[int, Frames], bool],
         begun: Callable[[int, str], None],
         arrived: Callable[[int, str, Frames, Frames], None],
-        lost: Callable[[int, str, Frames, dict[int, bytes]], None],
+        lost: Callable[[int, str, Frames, dict[int, bytes], bool], None],
         faulty: Callable[[int, str, FcilError], None],
     ) -> None:
         self._credit = credit
@@ -195,12 +196,18 @@ class RoundTransfers:
         if client is not None:
             self._hand_back(client)
 
-    def _hand_back(self, client: ClientTransfers) -> None:
-        """Leave a client's update to the server, with the chunks that came."""
+    def _hand_back(self, client: ClientTransfers, *, goes_on: bool = False) -> None:
+        """Leave a client's update to the server, with the chunks that came.
+
+        Args:
+            client: whose session it is.
+            goes_on: the session does, and the server asks for the other chunks.
+        """
         self._line.pop(client.conn, None)
         for digest, envelope in client.receiver.under_way.items():
-            if chunks := envelope.assembly.in_memory():
-                self._lost(client.conn, digest, client.updates[digest].blobs, chunks)
+            chunks = envelope.assembly.in_memory()
+            if chunks or goes_on:
+                self._lost(client.conn, digest, client.updates[digest].blobs, chunks, goes_on)
         self._forget_updates(client)
         self._call_next()
 
@@ -418,8 +425,8 @@ class RoundTransfers:
     def revive(self) -> None:
         """Ask again for requested chunks that never came over a live connection.
 
-        Clients that send nothing make room for the next in line: theirs does not count, and where
-        that is not enough, the server resumes what they have offered.
+        Clients that send nothing make room for the next in line: their memory does not count, and
+        where that is too little, the server receives their updates instead.
         """
         now, idle = _now(), list[ClientTransfers]()
         for client in list(self._clients.values()):
@@ -432,11 +439,11 @@ class RoundTransfers:
         self._idle_bytes = sum(map(_size, idle))
         self._call_next()
         for client in idle:
-            if not self._line:
+            if not self._line or self._idle_bytes <= self._most_bytes:
                 return
             self._idle_bytes -= _size(client)
             client.left = next(iter(client.updates))
-            self._hand_back(client)
+            self._hand_back(client, goes_on=True)
 
 
 def _size(client: ClientTransfers) -> int:

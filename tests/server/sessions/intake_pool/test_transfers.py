@@ -253,8 +253,8 @@ def test_a_client_has_one_update_under_way_and_none_after_its_end():
         assert not process.take(Chunk(digest=first.parsed.update_id, index=0), first.chunk(0))
         assert process.take(Chunk(digest=second.parsed.update_id, index=0), second.chunk(0))
         process.transfers.end(CONN)
-        ((conn, digest, head, chunks),) = process.lost
-        assert (conn, digest, head) == (CONN, second.parsed.update_id, blobs)
+        ((conn, digest, head, chunks, goes_on),) = process.lost
+        assert (conn, digest, head, goes_on) == (CONN, second.parsed.update_id, blobs, False)
         assert chunks == {0: second.chunk(0)}
         assert process.transfers._arriving_bytes == 0
         assert not process.take(Chunk(digest=second.parsed.update_id, index=1), second.chunk(1))
@@ -375,7 +375,32 @@ def test_clients_that_offer_and_send_nothing_leave_the_memory_to_the_next_in_lin
         assert CONN + 1 in two.asked()
         # What was given up is the server's, with the session's other messages.
         first = two.first.parsed
+        (given_up, *_) = two.process.lost
+        assert (given_up[0], given_up[1], given_up[3:]) == (CONN, first.update_id, ({}, True))
         assert not two.process.take(Chunk(digest=first.update_id, index=0), two.first.chunk(0))
+
+    in_a_loop(story)
+
+
+def test_a_slow_client_is_not_given_up_where_that_makes_no_room(monkeypatch):
+    """Its memory does not count while idle clients have no more than their own."""
+
+    async def story():
+        two = Two(monkeypatch)
+        fast, third = Process(), Process()
+        monkeypatch.setattr(transfers_module, "IDLE_S", 0.0)
+        two.process.transfers.revive()  # the first is idle: another has room
+        for conn, one in ((CONN + 2, fast), (CONN + 3, third)):
+            two.process.transfers.begin(conn, one.server.hand_over(), CLIENT.public, "")
+            sealed, blobs = sealed_update()
+            frames = one.client.frames(Update(digest=sealed.parsed.update_id), *blobs)
+            assert two.process.transfers.take(conn, frames)
+        monkeypatch.setattr(transfers_module, "IDLE_S", 3600.0)
+        now = transfers_module._now()
+        two.process.transfers._clients[CONN].receiver.pace._news = now - 7200
+        two.process.transfers.revive()
+        assert not two.process.lost
+        assert CONN + 3 in two.process.transfers._line
 
     in_a_loop(story)
 
