@@ -422,6 +422,10 @@ def test_another_users_answer_is_not_asked_for(
     def work() -> None:
         with pytest.raises(TrustError, match="user 4321 listens in the place of the daemon"):
             control.ask(tmp_path, "status")
+        with socket.socket(socket.AF_UNIX) as later:  # answered, once the first was accepted
+            later.connect(str(control.socket_path(tmp_path)))
+            later.shutdown(socket.SHUT_WR)
+            assert b"may not control this daemon" in later.recv(1000)
 
     monkeypatch.setattr(control, "_user_of", lambda _: 4321)
     with_daemon(tmp_path, note, work)
