@@ -47,10 +47,11 @@ def newest_state(federation):
     return store.load(store.numbers()[-1])
 
 
-def outcome(federation, folders, adapted=lambda backbone, _state: backbone):
+def outcome(federation, folders, adapted=lambda backbone, _state: backbone, **chosen):
     """Return the classifier of the newest run and that of one machine with all train images.
 
-    ``adapted`` makes of the plain backbone the one whose features were summed.
+    ``adapted`` makes of the plain backbone the one whose features were summed; ``chosen`` are the
+    run's options of the solution.
     """
     with open_ledger(federation) as ledger:
         data = collect(ledger, ledger.runs.newest().run_id)
@@ -60,7 +61,7 @@ def outcome(federation, folders, adapted=lambda backbone, _state: backbone):
     doors = [door(federation, folder, names, backbone) for folder in folders]
     labels = np.concatenate([labels for labels, _ in doors])
     features = np.concatenate([features for _, features in doors])
-    h = AnalyticHparams(projection=WIDTH)
+    h = AnalyticHparams(projection=WIDTH, **chosen)
     phi = make_lift(h, backbone.info.dim, state.i64("seed"))(features)
     _, weight, _ = exact_analytic(h, phi, labels)
     counts = np.bincount(labels, minlength=len(names)).tolist()
