@@ -6,8 +6,8 @@ intake processes.
 
 import pytest
 
-from faults.kit import SERVER, Keeper, Scene, keeps_its_promises, planted, rule
-from faults.test_crash_walk import NAMED_KILLS, survive
+from faults.kit import Scene
+from faults.test_crash_walk import NAMED_KILLS, survive, survive_named
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 
@@ -23,18 +23,7 @@ def pool_scene(tmp_path_factory):
 
 
 def test_the_server_killed_where_an_update_could_be_lost_or_counted_twice(pool_scene, tmp_path):
-    extra = {"round__rounds_per_task": 3}
-    hits, expected = tmp_path / "hits", pool_scene.undisturbed(**extra)
-    with pool_scene.copy() as federation:
-        rules = [
-            rule(op, where, place=place, when=when, name=name, depth=8 if "_commit" in place else 3)
-            for name, (op, where, place, when) in KILLS.items()
-        ]
-        plan = {"program": SERVER, "root": str(federation.directory), "turns": 1}
-        env = planted(tmp_path, plan | {"hits": str(hits), "rules": rules})
-        Keeper(federation, pool_scene, server_env=env, extra=extra | PROCESSES).run()
-        assert hits.read_text().split() == list(KILLS)
-        keeps_its_promises(federation, expected)
+    survive_named(pool_scene, tmp_path, KILLS, **PROCESSES)
 
 
 def test_an_intake_process_killed_at_every_message(pool_scene, tmp_path):
