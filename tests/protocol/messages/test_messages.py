@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcil_protocol.errors import FcilError, TooLarge, WireError
+from fcil_protocol.errors import CommitUnknown, DiskFull, FcilError, TooLarge, WireError
 from fcil_protocol.messages.frames import (
     MAX_BLOBS,
     MAX_BODY_BYTES,
@@ -53,6 +53,7 @@ from fcil_protocol.messages.messages import (
     Verdict,
     Want,
     Welcome,
+    nack_of,
 )
 
 EXAMPLES = int(os.environ.get("FCIL_FUZZ_EXAMPLES", "150"))
@@ -594,3 +595,9 @@ def test_a_body_that_is_nested_without_end_is_refused_in_a_whole_sentence() -> N
     body = b"\x81\xa1t" + b"\x91" * 100_000 + b"\xc0"
     with pytest.raises(WireError, match=r"is not msgpack: [A-Z]\w+\.$"):
         parse((body, b""))
+
+
+def test_a_commit_that_may_hold_is_to_a_peer_a_failure_of_the_servers_disk() -> None:
+    """Clients wait and try again then; of a code that they do not know they would not."""
+    assert nack_of(CommitUnknown("it was lost.")).code == "storage_failed"
+    assert nack_of(DiskFull("it is full.")).code == "disk_full"

@@ -21,8 +21,11 @@ from fcil_protocol.payloads.builtin import INVENTORY
 from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.storage.spool import Spool
 from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.daemon.dispatch import Dispatch
 from fcil_server.sessions import intake as intake_module
+from fcil_server.sessions.inbox import Inbox
 from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.intake_pool.pool import PassedOn
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import ReceivedUpdate
 
@@ -306,6 +309,26 @@ def test_no_message_is_read_while_too_many_arrive_whole(server, monkeypatch):
         assert not server.announced
         await server.intake.has_room()
         assert server.announced
+
+    play(story)
+
+
+def test_of_an_update_that_an_intake_process_gave_up_the_other_chunks_are_asked_for_at_once(server):
+    """Its client goes on with its connection, and hears nothing from the process any more."""
+
+    async def story():
+        sealed, one = inventory(), peer()
+        one.ready = True
+        inbox = Inbox(server.intake, alive=None, refuse=None, cut=None, most_bytes=1 << 20)
+        context = SimpleNamespace(
+            peers=SimpleNamespace(by_conn=lambda _: one), intake=server.intake
+        )
+        desk = SimpleNamespace(_context=context, _inbox=inbox)
+        update = update_of(sealed, 0, 2)
+        for goes_on in (False, True):
+            passed = PassedOn(b"", 1, b"", update.blobs, chunks=(0, 2), goes_on=goes_on)
+            Dispatch._take_update(desk, passed, update.digest)
+            assert server.wanted()[:3] == ([1, 3, 4] if goes_on else [])
 
     play(story)
 
