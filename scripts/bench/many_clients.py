@@ -216,7 +216,7 @@ def measure(args: argparse.Namespace, directory: Path, places: Places | None = N
             site = Site(federation, sums=args.relay == "sums") if args.relay else None
             members = site.enrol(args.clients) if site else _enrol(federation, args.clients)
             empty = status_mb(pid) or 0.0
-            together = at_end.enter_context(PeakMemory(pid))
+            together = at_end.enter_context(PeakMemory(pid, every_s=0.2))
             step = -(-len(members) // args.processes)
             groups = [members[i : i + step] for i in range(0, len(members), step)]
             began = time.monotonic()

@@ -29,17 +29,20 @@ def peak_mb(*pids: int) -> float:
 class PeakMemory:
     """The most that a process and its children have together; memory that they share counts once.
 
-    It looks every 20 ms: use it as a context, and read ``mb`` afterwards.
+    Use it as a context, and read ``mb`` afterwards.
+
+    Args:
+        every_s: between two looks; each holds up the memory management of the processes.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, every_s: float = 0.02) -> None:
         self.mb = 0.0
-        self._pid = pid
+        self._pid, self._every_s = pid, every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
-        while not self._over.wait(0.02):
+        while not self._over.wait(self._every_s):
             together = sum(_pss_mb(pid) for pid in (self._pid, *children(self._pid)))
             self.mb = max(self.mb, together)
 

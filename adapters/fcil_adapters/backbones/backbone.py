@@ -442,8 +442,8 @@ def precision_of(choice: str, device: str) -> Precision:
     """Return the precision that a choice means on a device.
 
     ``auto``: fp32, as long as no accuracy with ``amp`` has been measured on a GPU. ``amp``: bf16 on
-    processors, which is slow where they emulate it, and on GPUs that compute with it; else fp16
-    with scaled losses.
+    processors, some of which emulate it, and on GPUs that compute with it; else fp16 with scaled
+    losses.
 
     Raises:
         ConfigError: the choice is unknown.
