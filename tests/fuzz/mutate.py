@@ -21,8 +21,40 @@ def mutate(form, data, dice):
     """Return an input with one value changed in its first piece; None if it is not of the form."""
     first, cut, rest = data.partition(CUT)
     with contextlib.suppress(Exception):  # damaged by an earlier change, or no longer encodable
-        return ENCODINGS[form](first, dice) + cut + rest
+        tree, encode = dice.choice(list(TREES[form](first)))
+        return encode(changed(tree, dice)) + cut + rest
     return None
+
+
+def each_replaced(form, data):
+    """Yield an input for each value in its first piece and each odd one that takes its place.
+
+    Of a list's items, two stand for all. Nothing comes of an input that is not of the form.
+    """
+    first, cut, rest = data.partition(CUT)
+    trees = []
+    with contextlib.suppress(Exception):  # as in `mutate`
+        trees = list(TREES[form](first))
+    for tree, encode in trees:
+        for path in _paths(tree):
+            for odd in (*ODD, *BYTES):
+                with contextlib.suppress(OverflowError, TypeError, ValueError):  # not in this form
+                    yield encode(_replaced(tree, path, odd)) + cut + rest
+
+
+def _paths(tree, path=()):
+    yield path
+    items = len(tree) if isinstance(tree, list) else 0
+    for key in tree if isinstance(tree, dict) else range(min(items, 2)):
+        yield from _paths(tree[key], (*path, key))
+
+
+def _replaced(tree, path, value):
+    if not path:
+        return value
+    made = tree.copy()
+    made[path[0]] = _replaced(tree[path[0]], path[1:], value)
+    return made
 
 
 def changed(tree, dice):
@@ -68,31 +100,46 @@ def near(value, dice):
             return value
 
 
-def _msgpack(data, dice):
+def _msgpack(data):
     tree = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    yield tree, _packed
     for key in ("core", "body"):  # a map within the map
-        if isinstance(tree.get(key), bytes) and dice.random() < 0.5:
-            tree[key] = _msgpack(tree[key], dice)
-            return msgpack.packb(tree)
-    return msgpack.packb(changed(tree, dice), unicode_errors="surrogatepass")
+        if isinstance(tree, dict) and isinstance(tree.get(key), bytes):
+            for inner, encode in _msgpack(tree[key]):
+                yield (
+                    inner,
+                    lambda made, key=key, encode=encode: _packed({**tree, key: encode(made)}),
+                )
 
 
-def _json(data, dice):
-    tree = changed(json.loads(data), dice)
-    return json.dumps(tree, ensure_ascii=dice.random() < 0.5).encode("utf-8", "surrogatepass")
+def _packed(tree):
+    return msgpack.packb(tree, unicode_errors="surrogatepass")
 
 
-def _safetensors(data, dice):
+def _json(data):
+    tree = json.loads(data)
+    yield tree, lambda made: json.dumps(made).encode()
+    yield tree, lambda made: json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _safetensors(data):
     (size,) = struct.unpack_from("<Q", data)
-    tree = json.loads(data[8 : 8 + size])
+    tree, tensors = json.loads(data[8 : 8 + size]), data[8 + size :]
+
+    def encode(made):
+        head = json.dumps(made).encode()
+        head += b" " * (-len(head) % 8)
+        return struct.pack("<Q", len(head)) + head + tensors
+
+    yield tree, encode
     meta = tree.get("__metadata__", {})
-    if "fcil" in meta and dice.random() < 0.5:
-        meta["fcil"] = _json(meta["fcil"].encode(), dice).decode("utf-8", "surrogatepass")
-    else:
-        tree = changed(tree, dice)
-    head = json.dumps(tree).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + data[8 + size :]
+    if "fcil" in meta:
+        inner = json.loads(meta["fcil"])
+        yield (
+            inner,
+            lambda made: encode({**tree, "__metadata__": {**meta, "fcil": json.dumps(made)}}),
+        )
 
 
-ENCODINGS = {"msgpack": _msgpack, "json": _json, "safetensors": _safetensors}
+# form -> the trees of an input, each with what makes an input of it again
+TREES = {"msgpack": _msgpack, "json": _json, "safetensors": _safetensors}

@@ -12,7 +12,7 @@ import pytest
 
 from fcil_protocol.errors import InternalError, WireError
 from fuzz.harness import DEEP, Finding, Target, check
-from fuzz.mutate import mutate
+from fuzz.mutate import each_replaced, mutate
 from fuzz.targets import TARGETS
 
 FINDINGS = Path(__file__).parent / "findings"
@@ -70,6 +70,18 @@ def test_seeds_with_other_values_break_no_promise(one):
             check(one, changed)
             data = changed if len(changed) < one.max_bytes and dice.random() < 0.5 else seed
     assert made > DAMAGED / 2
+
+
+@pytest.mark.full
+def test_no_odd_value_in_any_place_breaks_a_promise(one):
+    if not one.form:
+        return
+    made = 0
+    for seed in one.seeds():
+        for data in each_replaced(one.form, seed):
+            check(one, data)
+            made += 1
+    assert made > 100
 
 
 def test_no_bytes_and_any_bytes_break_no_promise(one):

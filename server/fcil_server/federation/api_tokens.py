@@ -30,6 +30,7 @@ MAX_TOKENS = 100
 MAX_TOKEN_CHARS = 128  # that are compared at all
 _changes = threading.Lock()  # one change at a time; other processes wait for the directory's lock
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile("[0-9a-f]{64}")
 _REMEDY = "Remove it, and make new ones with: fcil-server token new NAME"
 
 
@@ -106,11 +107,13 @@ def read_tokens(directory: Path) -> list[ApiToken]:
 
 
 def _token(row: dict[str, Any]) -> ApiToken:
+    if not (_NAME.fullmatch(row["name"]) and _DIGEST.fullmatch(row["digest"])):
+        raise ValueError("no name and digest of a token")
     expires = row["expires_at"]
     return ApiToken(
-        name=str(row["name"]),
+        name=row["name"],
         role=TokenRole(row["role"]),
-        digest=str(row["digest"]),
+        digest=row["digest"],
         made_at=float(row["made_at"]),
         expires_at=None if expires is None else float(expires),
     )
