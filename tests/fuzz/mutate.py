@@ -35,11 +35,15 @@ def each_replaced(form, data):
     trees = []
     with contextlib.suppress(Exception):  # as in `mutate`
         trees = list(TREES[form](first))
+    seen = set()  # two encodings of a tree are often the same
     for tree, encode in trees:
         for path in _paths(tree):
             for odd in (*ODD, *BYTES):
                 with contextlib.suppress(OverflowError, TypeError, ValueError):  # not in this form
-                    yield encode(_replaced(tree, path, odd)) + cut + rest
+                    made = encode(_replaced(tree, path, odd))
+                    if hash(made) not in seen:
+                        seen.add(hash(made))
+                        yield made + cut + rest
 
 
 def _paths(tree, path=()):
@@ -104,12 +108,9 @@ def _msgpack(data):
     tree = msgpack.unpackb(data, raw=False, strict_map_key=False)
     yield tree, _packed
     for key in ("core", "body"):  # a map within the map
-        if isinstance(tree, dict) and isinstance(tree.get(key), bytes):
-            for inner, encode in _msgpack(tree[key]):
-                yield (
-                    inner,
-                    lambda made, key=key, encode=encode: _packed({**tree, key: encode(made)}),
-                )
+        with contextlib.suppress(Exception):  # none, or a damaged one
+            inner = msgpack.unpackb(tree[key], raw=False, strict_map_key=False)
+            yield inner, lambda made, key=key: _packed({**tree, key: _packed(made)})
 
 
 def _packed(tree):
@@ -134,11 +135,13 @@ def _safetensors(data):
     yield tree, encode
     meta = tree.get("__metadata__", {})
     if "fcil" in meta:
-        inner = json.loads(meta["fcil"])
-        yield (
-            inner,
-            lambda made: encode({**tree, "__metadata__": {**meta, "fcil": json.dumps(made)}}),
-        )
+        for inner, text in _json(meta["fcil"]):
+
+            def whole(made, text=text):
+                told = text(made).decode("utf-8", "surrogatepass")
+                return encode({**tree, "__metadata__": {**meta, "fcil": told}})
+
+            yield inner, whole
 
 
 # form -> the trees of an input, each with what makes an input of it again
